@@ -1,11 +1,13 @@
 """What a black box keeps of a record that is too long for it."""
 
+import itertools
 import time
 
 import pytest
 
 from lockstep.tools.explain import sampler
 from lockstep.tools.explain.black_box import BlackBox, read_box
+from lockstep.tools.explain.flight_recorder import Counts
 from lockstep.tools.explain.frames import MOST_FRAMES
 from lockstep.tools.explain.sampler import Sampler, fail_current, shortened
 
@@ -59,3 +61,13 @@ def test_of_a_record_that_is_too_long_what_is_worth_most_is_kept(tmp_path):
     assert len(short["stack"]) >= 10
     assert short["recent"] == record["recent"]
     assert short["error"].endswith("ä: the end")
+
+
+def test_a_collective_that_has_ended_is_progress_at_whatever_line_the_rank_is_seen(tmp_path, monkeypatch):
+    path, done = tmp_path / "rank-0.box", itertools.count()
+    monkeypatch.setattr(sampler, "counts", lambda: Counts(next(done), {}))
+    own = Sampler(path, {"rank": 0}, lambda: {"activity": "in the script"}, lambda: 0)
+    time.sleep(1.2)  # at one line
+    record = read_box(path)
+    own.close("finished")
+    assert record["time_s"] == record["since_s"], record

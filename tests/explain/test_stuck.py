@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.base.reports import MISMATCH
 from lockstep.base.reports import WAITING as WAITING_KIND
 from lockstep.base.tracebacks.frames import OURS
 from lockstep.tools.explain.process import ProcessFacts
@@ -234,3 +235,36 @@ def test_one_that_wakes_up_again_and_again_is_told_of_without_a_warning_until_tw
     assert report_of([polling, silent, rank(1, WAITING)]).is_warning, "one of them does nothing"
     late = rank(0, [["/home/me/train.py", 7, "poll"]], since_s=50.0 - BUSY_S, wakes=100)
     assert report_of([late, rank(1, WAITING, since_s=50.0 - BUSY_S)]).is_warning
+
+
+ECHO = "Traceback (most recent call last):\nRuntimeError: Timed out waiting 50ms for recv operation to complete"
+
+
+def test_a_rank_that_has_failed_by_a_timeout_waits_and_one_that_failed_by_itself_is_missing():
+    def at(number):
+        return {"text": "all_reduce", "number": number, "group": "0"}
+
+    group = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "new_group"], ["/home/me/train.py", 9, "<module>"]]
+    begins = rank(0, group)
+    timed_out = [rank(number, WAITING, "failed", collective=at(7), error=ECHO) for number in (1, 2, 3)]
+    report = report_of([begins, *timed_out])
+    assert (report.kind, report.ranks) == (MISMATCH, (0,))
+    failed = rank(1, WAITING, "failed", collective=at(7), error="Traceback (most recent call last):\nValueError: boom")
+    report = report_of([rank(0, WAITING, collective=at(7)), failed])
+    assert (report.kind, report.ranks, report.cause) == (WAITING_KIND, (1,), "failed")
+
+
+def test_ranks_with_an_earlier_number_are_not_late_where_an_earlier_call_differs():
+    def waits(number, at, recent):
+        collective = {"text": f"all_reduce number {at}", "number": at, "group": "0"}
+        backward = [["/site-packages/torch/autograd/graph.py", 5, "run"], ["/home/me/train.py", 5, "<module>"]]
+        return rank(number, backward, collective=collective, begun={"0": at}, recent=recent)
+
+    one, five = "all_reduce (shape [1] of float)", "all_reduce (shape [5] of float)"
+    behind = [waits(number, 47, [[47, five, "0", "", ""]]) for number in (0, 1)]
+    ahead = waits(2, 48, [[47, one, "0", "all_reduce", "train.py:7 in <module>"], [48, five, "0", "", ""]])
+    report = report_of([*behind, ahead])
+    assert (report.kind, report.ranks, report.cause) == (MISMATCH, (2,), "size")
+    assert report.places[2] == "train.py:7 in <module>"
+    alike = waits(2, 48, [[47, five, "0", "", ""], [48, five, "0", "", ""]])
+    assert report_of([*behind, alike]).kind == WAITING_KIND

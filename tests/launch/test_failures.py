@@ -14,6 +14,8 @@ from launch_helpers import is_running, read_pids
 from lockstep.base.errors import LaunchError
 from lockstep.base.reports import PARTED
 from lockstep.launch import failures
+from lockstep.launch.echoes import is_echo_in
+from lockstep.launch.failure_reports import reports_of
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -171,6 +173,10 @@ def test_a_rank_that_ended_well_and_too_early_is_named_and_not_the_echo_of_that(
     words = words.format(script=tmp_path / "script.py")
     assert text.startswith(f"rank 1 of 2 on {os.uname().nodename} ended first: {words}"), text
     assert [failure.rank for failure in ended.outcome.failures] == [1, 0]
+    early, _ = reports_of(ended.outcome.failures)
+    assert (early.ranks, early.cause) == ((1,), "ended early")
+    assert early.places == {0: f"{tmp_path / 'script.py'}:14 in <module>"}, "where it was still needed"
+    assert early.places[0] in text
     assert "Traceback" not in text
     assert "GLHF" not in text
     assert ended.outcome.failures[0].exit_status == 1
@@ -429,3 +435,15 @@ def test_a_process_that_crashes_while_a_library_aborts_it_has_been_aborted():
     assert failures.has_aborted(failure("SIGSEGV", "Fatal Python error: Aborted\n"))
     assert not failures.has_aborted(failure("SIGSEGV", "Fatal Python error: Segmentation fault\n"))
     assert not failures.has_aborted(failure("SIGABRT", "Fatal Python error: Aborted\n\nCurrent thread 0x01:\n"))
+
+
+def test_a_traceback_is_that_of_an_echo_only_if_no_other_error_is_in_it():
+    head = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\n'
+    echo = f"{head}RuntimeError: Timed out waiting 900ms for recv operation to complete\n"
+    own = f"{head}ValueError: boom\n"
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert is_echo_in(echo)
+    assert is_echo_in(f"{echo}{link}{head}lockstep.base.errors.PeerError: another rank did not come\n")
+    assert not is_echo_in(f"{own}{link}{echo}")
+    assert not is_echo_in(own)
+    assert not is_echo_in("")

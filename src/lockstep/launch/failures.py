@@ -14,7 +14,6 @@ from pathlib import Path
 
 from lockstep.base import exit_status
 from lockstep.base.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
-from lockstep.base.reports import FAILED, Report
 from lockstep.base.stopping import AUDIT_STATUS, AuditFailed
 from lockstep.base.tracebacks.excerpt import excerpt, first_line, message_of, plain_message, without_noise
 from lockstep.base.tracebacks.frames import owner
@@ -198,18 +197,11 @@ def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
     return Failure(rank=rank, kind="", message=how, is_of_all=True, waited=report, exit_status=status)
 
 
-def as_report(failure: Failure) -> Report:
-    """The failure in fields. Its place is the innermost line of the user's code in its traceback."""
-    places = [(file, int(line), name) for file, line, name in _LINE.findall(failure.text) if owner(file) == "user"]
+def place_of(failure: Failure) -> str:
+    """The innermost line of the user's code in its traceback, as ``FILE:LINE in FUNCTION``; empty: there is none."""
+    places = [f"{file}:{line} in {name}" for file, line, name in _LINE.findall(failure.text) if owner(file) == "user"]
     # A traceback ends with the innermost frame, and faulthandler's begins with it.
-    at = places[-1 if "most recent call last" in failure.text else 0] if places else None
-    return Report(
-        kind=FAILED,
-        text=failure.summary(),
-        ranks=(failure.rank,),
-        cause=failure.kind or ("ended early" if failure.ended_early else ""),
-        places={} if at is None else {failure.rank: f"{at[0]}:{at[1]} in {at[2]}"},
-    )
+    return places[-1 if "most recent call last" in failure.text else 0] if places else ""
 
 
 def fault_path(private_dir: str, rank: int) -> Path:
@@ -302,10 +294,16 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
         said = [(failure, failure.summary()) for failure in rest]
         lines = [
             f"  rank {failure.rank} on {failure.host}: {'the same error' if text == first.summary() else text}"
+            f"{_where(failure) if first.ended_early else ''}"
             for failure, text in said
         ]
         parts.append("\n".join(["failed after it:", *lines]))
     return "\n\n".join(parts)
+
+
+def _where(failure: Failure) -> str:
+    """Of a rank that still needed one that ended, where it did, as a clause."""
+    return f" (at {place})" if (place := place_of(failure)) else ""
 
 
 def headline(first: Failure, nproc: int) -> str:

@@ -11,12 +11,13 @@ import socket
 import time
 from dataclasses import dataclass
 
-from lockstep.base import reports
 from lockstep.base.errors import LaunchError
 from lockstep.base.observers import Observers
+from lockstep.base.reports import note
 from lockstep.base.stopping import catches
 from lockstep.launch import ending, failures, restarts
 from lockstep.launch.explained import ExplainedFailures
+from lockstep.launch.failure_reports import reports_of
 from lockstep.launch.failures import Failure
 from lockstep.launch.forked import ForkedWorkers
 from lockstep.launch.lingering import Lingering
@@ -83,8 +84,8 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
         finally:
             sweep(watch.workers.sessions, spec.private_dir, succeeded=succeeded)
         outcome = watch.outcome()
-    for failure in outcome.failures:
-        reports.note(failures.as_report(failure))
+    for report in reports_of(outcome.failures):
+        note(report)
     return outcome
 
 

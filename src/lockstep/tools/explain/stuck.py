@@ -323,9 +323,8 @@ def _aspect(waiting: Sequence[RankReport]) -> str:
 
 def _wait_in(reports: Sequence[RankReport], difference: Difference) -> bool:
     """Whether ranks wait in the collective that differs, so that it is known already where they called it."""
-    return difference.number in [
-        (report.record["collective"] or {}).get("number") for report in reports if report.rank in difference.calls
-    ]
+    pending = {(report.record["collective"] or {}).get("number") for report in reports if report.rank in difference.calls}
+    return pending == {difference.number}
 
 
 def _odd(groups: Sequence[Sequence[RankReport]]) -> tuple[int, ...]:
