@@ -242,7 +242,7 @@ ECHO = "Traceback (most recent call last):\nRuntimeError: Timed out waiting 50ms
 
 def test_a_rank_that_has_failed_by_a_timeout_waits_and_one_that_failed_by_itself_is_missing():
     def at(number):
-        return {"text": "all_reduce", "number": number, "group": "0"}
+        return {"text": f"all_reduce number {number}", "number": number, "group": "0"}
 
     group = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "new_group"], ["/home/me/train.py", 9, "<module>"]]
     begins = rank(0, group)
