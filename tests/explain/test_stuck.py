@@ -210,6 +210,17 @@ def test_one_that_no_longer_reports_is_in_no_collective_that_it_was_last_seen_in
     assert who_waits([rank(0, WAITING, collective=reduce), unproven]) is None, "it may just have had no processor"
 
 
+def test_the_threads_that_have_died_are_told_of_a_rank_that_is_waited_for_and_of_no_other():
+    at, dead = [["/home/me/train.py", 7, "batch"]], {"thread": "work", "error": "KeyError: 'x' (train.py:3)", "time_s": 1.0}
+    missing = [rank(1, at, still_s=20.0), rank(2, at, still_s=20.0, died=[dead])]
+    report = report_of([rank(0, WAITING, died=[{**dead, "error": "OSError"}]), *missing])
+    assert (report.kind, report.ranks) == (WAITING_KIND, (1, 2))
+    after_rank_2 = report.text.partition("rank 2 on")[2].partition("rank 1 on")[0]
+    assert "`work`" in after_rank_2
+    assert report.text.count(dead["error"]) == after_rank_2.count(dead["error"]) == 1
+    assert "OSError" not in report.text
+
+
 def test_ranks_that_all_wait_for_their_own_loaders_are_reported_with_the_line():
     loading = [
         ["/site-packages/torch/utils/data/dataloader.py", 1300, "_try_get_data"],

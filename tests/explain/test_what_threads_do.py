@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lockstep.tools.explain.threads import handled_by
+from lockstep.tools.explain.threads import dead_threads, handled_by, see_threads_die
 
 
 class SilentError(Exception):
@@ -38,3 +38,24 @@ def test_what_a_thread_handles_is_told_with_its_line_and_nothing_is_once_it_has(
     assert told.startswith(words)
     assert ("test_what_threads_do.py:" in told) == (error is not None)
     assert handled_by(thread.ident) == handled_by(threading.get_ident()) == ""
+
+
+def test_the_exceptions_of_which_threads_die_are_kept_and_reach_the_hook_of_the_script(monkeypatch):
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+    see_threads_die()
+    see_threads_die()
+
+    def upload(error):
+        raise error
+
+    for error in (KeyError("weights"), SystemExit(1), SilentError(), RuntimeError("no space left\nthere")):
+        thread = threading.Thread(target=upload, args=(error,))
+        thread.start()
+        thread.join()
+    assert seen == [KeyError, SystemExit, SilentError, RuntimeError]
+    silent, newest = dead_threads()
+    assert (silent["thread"], newest["thread"]) == ("upload", "upload")
+    assert silent["error"].startswith("SilentError (")
+    assert newest["error"].startswith("RuntimeError: no space left (")
+    assert "test_what_threads_do.py:" in newest["error"]

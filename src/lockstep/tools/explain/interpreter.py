@@ -78,6 +78,11 @@ def stack_file(path: Path) -> StackFile:
     return _own[1]
 
 
+def fields_of_fork(thread_id: int) -> dict[str, Any]:
+    """``StackFile.fields`` for this fork of a process that has one, into which this one writes as well."""
+    return {} if _own is None else _own[1].fields(thread_id)
+
+
 _own: tuple[int, StackFile] | None = None
 
 

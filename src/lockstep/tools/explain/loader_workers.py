@@ -13,6 +13,7 @@ from lockstep.base.shapes import Count, Seconds
 from lockstep.base.tracebacks.frames import OURS, Frame
 from lockstep.journal.measure.split import LOADING
 from lockstep.tools.explain.frames import users_location
+from lockstep.tools.explain.interpreter import holds_lock, stack_now
 
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")
@@ -44,6 +45,13 @@ class WorkerRecord(_Sampled, total=False):
     waits_in: str
     in_samples: bool
     reader: Frame | None
+    sampler: Count
+    switches: Count
+    thread: int
+    stack_file: str
+    stack_fd: Count
+    is_now: bool
+    """Whether the stack is the present one, asked for while C code holds the GIL."""
 
 
 def waits_for_loader(stack: Sequence[Sequence[Any]]) -> bool:
@@ -114,6 +122,19 @@ def in_task(stack: Sequence[Frame]) -> tuple[list[Frame], bool]:
     return list(takewhile(lambda frame: _WORKER_ROOM not in frame[0] and not frame[0].startswith(_FETCHING), stack)), is_idle
 
 
+def with_stack_now(record: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
+    """The record of a worker with its present stack, if C code holds the lock of its interpreter; else the same. May block for
+    some seconds.
+
+    ``now_s``: since 1970.
+    """
+    since_s = now_s - float(record["time_s"])
+    if since_s < _LATE_S or record.get("state") in ("stopped", *_GONE) or not holds_lock(record, since_s):
+        return record
+    stack, _ = in_task(stack_now(record))
+    return {**record, "stack": stack, "is_idle": False, "is_now": True} if stack else record
+
+
 @dataclass(frozen=True)
 class LoaderWorker:
     """A worker that its rank may be waiting for, from the rank's record."""
@@ -147,6 +168,8 @@ class LoaderWorker:
         """Why no batch comes from it, in a word; empty: it is not known to be held up."""
         if error := str(self.record["error"]):
             return _cause_of(error)
+        if self.record.get("is_now"):
+            return "holds_gil"
         state = self.record.get("state", "")
         if state in _GONE:
             return "dead"
@@ -164,6 +187,7 @@ class LoaderWorker:
             "sleeping": f"sleeps, for {self.still_s:.0f} s",
             "lock": f"waits for a lock, for {self.still_s:.0f} s",
             "flock": f"waits for a lock of a file, for {self.still_s:.0f} s",
+            "holds_gil": f"C code, called at this line, holds the GIL, for {self.late_s:.0f} s",
         }.get(self.cause, "")
         if error:
             said = f"could not hand over a batch, which is lost: {error}. {_REMEDIES.get(self.cause, '')}".strip()

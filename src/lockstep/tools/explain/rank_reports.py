@@ -19,7 +19,7 @@ from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.file_locks import FLOCK, FileLock, awaited_lock
 from lockstep.tools.explain.frames import folded, is_own, shortened, users_location
 from lockstep.tools.explain.interpreter import holds_lock, stack_now
-from lockstep.tools.explain.loader_workers import LoaderWorker, waits_for_loader
+from lockstep.tools.explain.loader_workers import LoaderWorker, waits_for_loader, with_stack_now
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
 from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
@@ -311,7 +311,17 @@ class RankReport:
         lines = _shown(frames, short=short, fold=fold)
         for worker in self.workers:
             lines += [worker.describe(), *(f"  {line}" for line in _shown(worker.frames, short=short, fold=fold))]
-        return [*lines, self._awaits["words"]] if self._awaits else lines
+        return [*lines, *([self._awaits["words"]] if self._awaits else []), *self._dead_threads()]
+
+    def _dead_threads(self) -> list[str]:
+        """A line for each thread of it that has died, and does no more what the main thread may wait for."""
+        if self.is_waiting:
+            return []
+        now_s = float(self.record["time_s"]) + self.late_s
+        return [
+            f"a thread of it, `{dead['thread']}`, has died of {dead['error']}, {max(0.0, now_s - dead['time_s']):.0f} s ago"
+            for dead in self.record.get("died", ())
+        ]
 
 
 def _held_by(holder: Mapping[str, Any], *, short: bool, fold: bool) -> list[str]:
@@ -399,7 +409,7 @@ def read_reports(run_dir: Path, now_s: float) -> list[RankReport]:
         run_dir: of the run, or a launch's private directory.
         now_s: seconds since 1970.
     """
-    reports = [_report(record, now_s) for record in read_records(run_dir)]
+    reports = [_report(record, now_s) for record in _with_workers_now(read_records(run_dir), now_s)]
     held = [report for report in reports if report.holds_lock]
     now = {report.rank: frames for report in held[:_MOST_ASKED] if (frames := stack_now(report.record))}
     ranks = {int(report.record["pid"]): report.rank for report in reports if report.is_here}
@@ -411,6 +421,20 @@ def read_reports(run_dir: Path, now_s: float) -> list[RankReport]:
         else replace(report, held_by=ranks.get(report.lock.holder))
         for report in reports
     ]
+
+
+def _with_workers_now(records: Sequence[Mapping[str, Any]], now_s: float) -> list[Mapping[str, Any]]:
+    """The same, with the present stacks of those loader workers of this machine that do not answer."""
+    found: list[Mapping[str, Any]] = []
+    asked = 0
+    for record in records:
+        workers = record.get("workers", ())
+        if not workers or asked == _MOST_ASKED or not record["machine"] or record["machine"] != shared_by("pid"):
+            found.append(record)
+            continue
+        asked += 1
+        found.append({**record, "workers": [with_stack_now(worker, now_s) for worker in workers[:_MOST_ASKED]]})
+    return found
 
 
 def _report(record: Mapping[str, Any], now_s: float) -> RankReport:
@@ -449,7 +473,8 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
         held = tuple(str(holder["stack"]) or holder["what"] for holder in report.ending.get("holders", ()))
         is_there = report.state == "finished" and report.facts is not None
         workers = tuple((worker.cause, tuple(worker.frames), worker.record["error"]) for worker in report.workers)
-        place = (report.state, is_there, tuple(report.frames), what, report.handles, held, workers)
+        died = tuple(dead["error"] for dead in report.record.get("died", ()))
+        place = (report.state, is_there, tuple(report.frames), what, report.handles, held, workers, died)
         groups.setdefault(place, []).append(report)
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
 

@@ -8,6 +8,7 @@ from lockstep.base.shapes import MOST_RANKS, Count, Ranks, Seconds
 from lockstep.base.tracebacks.frames import Frame
 from lockstep.tools.explain.loader_workers import WorkerRecord
 from lockstep.tools.explain.spent import Block
+from lockstep.tools.explain.threads import DeadThread
 
 
 class _Called(TypedDict):
@@ -89,6 +90,7 @@ class Record(_Needed, total=False):
     status: int
     handled: str
     wakes: int
+    died: list[DeadThread]
     workers: list[WorkerRecord]
     awaits: _Awaits
     package: str

@@ -34,7 +34,7 @@ from lockstep.tools.explain.locks import awaited_by
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.recorded_calls import record_calls
 from lockstep.tools.explain.spent import Spent
-from lockstep.tools.explain.threads import handled_by
+from lockstep.tools.explain.threads import dead_threads, handled_by, see_threads_die
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.world.machine.identity import shared_by
 
@@ -167,6 +167,7 @@ class Sampler:
         self._halted = threading.Event()
         self._running = threading.Lock()
         """Held by the sampler's thread."""
+        see_threads_die()
         self.resume()
         _current = self
 
@@ -304,6 +305,7 @@ class Sampler:
             **({"wakes": switched - self._switched} if switched is not None and self._switched is not None else {}),
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
+            **({"died": died} if (died := dead_threads()) else {}),
             **({"message": self._message} if self._message else {}),
             **({"workers": self._workers} if self._workers else {}),
             **({"awaits": self._awaits} if self._awaits else {}),

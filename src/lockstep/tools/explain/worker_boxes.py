@@ -25,6 +25,7 @@ from lockstep.base import worker_note
 from lockstep.base.shapes import fits
 from lockstep.tools.explain.black_box import in_slot, newest_in
 from lockstep.tools.explain.frames import stack_of
+from lockstep.tools.explain.interpreter import SIGNAL, fields_of_fork
 from lockstep.tools.explain.loader_workers import WorkerRecord, in_task, is_starting_worker, reader_of, workers_of
 from lockstep.tools.explain.process import facts_of, waits_in
 
@@ -37,6 +38,8 @@ _MOST_OF_ERROR = 400
 """Characters of a message."""
 _MOST_WORKERS = 4
 """Workers that a record tells of."""
+_LATE_S = 3.0
+"""One whose record is older than this does not run Python code, whatever it did then."""
 _BEGINS_S = 60.0
 """A worker that has not written anything for this long does not exist."""
 
@@ -82,7 +85,8 @@ class _WorkerSampler:
         self._write(time.time(), is_idle=False)
         _when_feeding_fails(self._note)
         # Signals are the main thread's: in another one they would find other handlers, and no mask of the script's.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # But the one that asks for a stack is sent to this thread, and nothing else uses it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {SIGNAL})
         try:
             _thread.start_new_thread(self._run, ())
         finally:
@@ -115,6 +119,7 @@ class _WorkerSampler:
             "is_idle": is_idle,
             "stack": self._stack[:_MOST_FRAMES],
             "error": self._error,
+            **(fields_of_fork(self._thread_id) if threading.get_ident() != self._thread_id else {}),
         }
         try:
             self._box.write(record)
@@ -175,13 +180,14 @@ def in_child() -> None:
 
 def look_at_workers(loader: Any) -> list[dict[str, Any]]:
     """What the workers of a loader's iterator do that it may be waiting for, as values of JSON (see ``WorkerRecord``): those
-    that are at a batch, do not run, or have lost a batch."""
+    that are at a batch, do not run or answer, or have lost a batch."""
     known = {record["pid"]: record for box in _boxes if (record := box.read())}
     found = []
     for pid in workers_of(loader):
         facts = facts_of(pid)
         state = "gone" if facts is None else facts.state
         record = known.get(pid, {"pid": pid, "time_s": 0.0, "since_s": 0.0, "is_idle": False, "stack": [], "error": ""})
-        if not record["is_idle"] or record["error"] or state in ("gone", "zombie", "stopped"):
+        is_silent = bool(record["time_s"]) and time.time() - record["time_s"] > _LATE_S
+        if not record["is_idle"] or is_silent or record["error"] or state in ("gone", "zombie", "stopped"):
             found.append({**record, "state": state, "waits_in": waits_in(pid), "reader": reader_of(loader)})
     return sorted(found, key=lambda record: (not record["error"], record["state"] == "sleeping"))[:_MOST_WORKERS]
