@@ -1,6 +1,7 @@
 """What a rank's record tells of the loader workers that it waits for, and what counts as progress there."""
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstep.base.reports import LOADER
 from lockstep.tools.explain.black_box import read_box
-from lockstep.tools.explain.loader_workers import batches_of, loader_at, workers_of
+from lockstep.tools.explain.loader_workers import LoaderWorker, batches_of, loader_at, with_stack_now, workers_of
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.explain.sampler import Sampler
 
@@ -60,6 +61,13 @@ class Slow(Dataset):
     def __getitem__(self, index):
         time.sleep(0.4)
         return torch.zeros(1)
+
+
+class Held(Slow):
+    """Its first sample is in C code that keeps the lock of the interpreter."""
+
+    def __getitem__(self, index):
+        return ctypes.PyDLL(None).sleep(60)
 
 
 @contextlib.contextmanager
@@ -126,6 +134,25 @@ def longest_wait():
                 ages.append(record["time_s"] - record["since_s"])
             time.sleep(0.1)
     return max(ages)
+
+
+def present_stack():
+    """What is known in the end of a worker that does not answer: its cause, and its innermost frame."""
+    with box_of_a_reader(DataLoader(Held(), batch_size=None, num_workers=1)) as path:
+
+        def asked():
+            workers = (read_box(path) or {}).get("workers") or [{"time_s": time.time()}]
+            record = with_stack_now(workers[0], time.time())
+            return record if record.get("is_now") else None
+
+        worker = LoaderWorker(1, until(asked), 0.0, 0.0)
+        return worker.cause, worker.frames[0]
+
+
+@pytest.mark.long
+def test_a_worker_whose_interpreter_does_not_answer_is_shown_at_its_present_line(crew):
+    [(cause, frame)] = crew(1, present_stack)
+    assert (cause, frame[0], frame[2]) == ("holds_gil", __file__, "__getitem__")
 
 
 def test_each_worker_that_brings_no_batch_is_named_with_why_and_its_line(crew):
