@@ -136,6 +136,20 @@ def longest_wait():
     return max(ages)
 
 
+def longest_idle():
+    """For how long a thread seems to wait, and to be idle, whose worker takes 0.4 s for each of the 11 samples of a batch."""
+    begin, waits, idle = time.time(), [], []
+    with box_of_a_reader(DataLoader(Slow(), batch_size=11, num_workers=1)) as path:
+        while time.time() - begin < 4:
+            record = read_box(path)
+            if record is not None:
+                report = RankReport(record, "running", 0.0)
+                waits.append(report.still_s)
+                idle.append(report.idle_s)
+            time.sleep(0.1)
+    return max(waits), max(idle)
+
+
 def present_stack():
     """What is known in the end of a worker that does not answer: its cause, and its innermost frame."""
     with box_of_a_reader(DataLoader(Held(), batch_size=None, num_workers=1)) as path:
@@ -168,6 +182,12 @@ def test_each_worker_that_brings_no_batch_is_named_with_why_and_its_line(crew):
 
 def test_a_batch_taken_is_progress_also_where_the_thread_stays_at_one_line(crew):
     assert crew(1, longest_wait)[0] < 1.5
+
+
+def test_a_sample_read_is_work_also_where_the_worker_stays_at_one_line(crew):
+    waits, idle = crew(1, longest_idle)[0]
+    assert waits > 2.5
+    assert idle < 2.2  # two looks of the rank, of what the worker has seen
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -18,6 +18,7 @@ from lockstep.tools.explain.interpreter import holds_lock, stack_now
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")
 _WORKER_ROOM = "/torch/utils/data/_utils/"
+_FETCHER = f"{_WORKER_ROOM}fetch.py"
 _FETCHING = f"{OURS}data/"
 _WORKER_LOOP = "_worker_loop"
 _QUEUE = "/multiprocessing/queues.py"
@@ -78,7 +79,7 @@ def loader_at(frame: FrameType | None) -> Any:
 
 
 # Private attributes of PyTorch: nothing public tells that a batch has come while a thread is seen at one line again and again,
-# nor which processes are the workers.
+# nor which processes are the workers, or which sample they are at.
 
 
 def batches_of(loader: Any) -> int:
@@ -102,6 +103,19 @@ def reader_of(loader: Any) -> Frame | None:
         dataset = getattr(dataset, "dataset", None)
     code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
     return None if code is None else (code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def sample_at(frame: FrameType | None) -> object:
+    """What tells apart the samples that a worker reads one after the other, with this innermost frame; None: it is not known.
+
+    Each may take a while, at one line.
+    """
+    while frame is not None and not frame.f_code.co_filename.endswith(_FETCHER):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    index, read = frame.f_locals.get("idx"), frame.f_locals.get("data")
+    return len(read) if isinstance(read, list) else index if isinstance(index, int) else id(index)
 
 
 def is_starting_worker(frame: FrameType | None) -> bool:

@@ -292,7 +292,7 @@ class Sampler:
             **self._about,
             "time_s": now,
             "since_s": self._same_since_s,
-            "worked_s": self._work.worked_s,
+            "worked_s": max((self._work.worked_s, *(worker["since_s"] for worker in self._workers))),
             **({"work": self._work.newest} if self._work.newest else {}),
             "spent": self._spent.blocks,
             "spent_now": self._spent.current(at.get("num_done", 0)),

@@ -26,7 +26,7 @@ from lockstep.base.shapes import fits
 from lockstep.tools.explain.black_box import in_slot, newest_in
 from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.interpreter import SIGNAL, fields_of_fork
-from lockstep.tools.explain.loader_workers import WorkerRecord, in_task, is_starting_worker, reader_of, workers_of
+from lockstep.tools.explain.loader_workers import WorkerRecord, in_task, is_starting_worker, reader_of, sample_at, workers_of
 from lockstep.tools.explain.process import facts_of, waits_in
 
 EVERY_S = 0.5
@@ -80,6 +80,7 @@ class _WorkerSampler:
         self._box = box
         self._thread_id, self._pid = threading.get_ident(), os.getpid()
         self._stack: Any = []
+        self._sample: object = None
         self._since_s = time.time()
         self._error = ""
         self._write(time.time(), is_idle=False)
@@ -106,9 +107,11 @@ class _WorkerSampler:
 
     def _look(self) -> None:
         now = time.time()
-        stack, is_idle = in_task(stack_of(sys._current_frames().get(self._thread_id)))
-        if not is_idle and stack != self._stack:  # else it keeps where it was last at work
-            self._stack, self._since_s = stack, now
+        frame = sys._current_frames().get(self._thread_id)
+        (stack, is_idle), sample = in_task(stack_of(frame)), sample_at(frame)
+        del frame  # and what it holds
+        if not is_idle and (stack, sample) != (self._stack, self._sample):  # else it keeps where it was last at work
+            self._stack, self._sample, self._since_s = stack, sample, now
         self._write(now, is_idle=is_idle)
 
     def _write(self, now: float, *, is_idle: bool) -> None:
