@@ -76,6 +76,12 @@ def test_the_earliest_difference_of_all_groups_is_found_with_the_ranks_that_diff
     assert has_gone_on({**called, 1: [*called[1], noted(8, SUM)]}, found)
 
 
+def test_no_rank_differs_from_most_while_the_calls_of_too_many_are_not_known():
+    two, three = (first_difference({rank: [noted(7, MAX if rank == 1 else SUM)] for rank in range(n)}) for n in (2, 3))
+    assert [two.odd_among(2), two.odd_among(3)] == [(0, 1), ()]
+    assert [three.odd_among(3), three.odd_among(4)] == [(1,), ()]
+
+
 def test_calls_are_not_compared_that_may_not_belong_together():
     assert first_difference({0: [noted(7, SUM)], 1: [noted(8, MAX)]}) is None
     assert first_difference({0: [noted(7, SUM)], 1: [noted(7, MAX, life=1)]}) is None, "of another group of that name"

@@ -66,6 +66,11 @@ class Difference:
             return tuple(sorted(self.calls))
         return tuple(rank for rank in sorted(self.calls) if rank not in most)
 
+    def odd_among(self, num_ranks: int) -> tuple[int, ...]:
+        """The same of so many ranks, where the calls of some may not be known: none without a majority of all."""
+        odd, num_known = self.odd_ranks, len(self.calls)
+        return odd if num_known >= num_ranks or 2 * (num_known - len(odd)) > num_ranks else ()
+
     def lines(self, stacks: Mapping[int, Sequence[Frame]] | None = None) -> list[str]:
         """Which ranks called what, and where. ``stacks``: of ranks, which tell where if nothing else does."""
         said: dict[str, list[int]] = {}

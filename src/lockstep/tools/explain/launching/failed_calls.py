@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.base.reports import MISMATCH, Report
@@ -12,8 +12,8 @@ from lockstep.launch import failures
 from lockstep.launch.failures import Failure
 from lockstep.tools.explain.frames import users_location
 from lockstep.tools.explain.launching.compared_calls import ComparedCalls
-from lockstep.tools.explain.mismatch import Difference, at_failure, in_words
-from lockstep.tools.explain.rank_reports import read_records
+from lockstep.tools.explain.mismatch import at_failure, in_words
+from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, read_records
 
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 
@@ -35,19 +35,15 @@ def report_of(reported: Sequence[Failure], calls: ComparedCalls, directory: Path
     first, lines = found
     places = {rank: at for rank, stack in stacks.items() if (at := users_location(stack))}
     called = {} if first is None else first.calls
+    members = latest if first is not None and first.group == DEFAULT_GROUP else called  # of others they are not known
     return Report(
         kind=MISMATCH,
         text="\n".join(lines),
-        ranks=() if first is None or _may_be_another(first, latest) else first.odd_ranks,
+        ranks=() if first is None else first.odd_among(len(members)),
         cause="" if first is None else first.aspect,
         places=places | {rank: call.at for rank, call in called.items() if call.at},
         calls={rank: in_words(call) for rank, call in called.items()},
     )
-
-
-def _may_be_another(first: Difference, ranks: Collection[int]) -> bool:
-    """Whether no call is that of most ranks, and a rank's is not known: it may be the one that differs."""
-    return len(first.odd_ranks) == len(first.calls) < len(ranks)
 
 
 def frames_of(failure: Failure) -> list[Frame]:
