@@ -46,6 +46,7 @@ def test_a_file_that_two_ranks_save_is_told_of_once_with_the_line(reports_of, tm
     assert set(report["places"].values()) == {f"{tmp_path}/train.py:16 in <module>"}
 
 
+@pytest.mark.long
 def test_one_that_ranks_save_in_turns_is_not(reports_of):
     assert reports_of("in turns") == []
 
