@@ -124,6 +124,8 @@ def test_a_fault_is_reported_with_its_ranks_lines_and_cause(seen, require, row, 
     assert found.end_s < END_S, found.errors
     told = [report for report in found.reports if report["kind"] != FAILED]  # what failed is an effect here
     assert told, f"nothing but {found.reports}: {found.errors}"
+    known = [(report["kind"], report["ranks"], report["cause"]) for report in told]
+    assert len(known) == len({str(each) for each in known}), f"noted again: {known}"
     report, others = told[0], [rank for rank in range(nproc) if rank != culprit]
     shown = f"{report}\n{found.errors}"
     assert (report["kind"], report["cause"]) == (row.kind, row.cause), shown

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -84,6 +85,27 @@ def note(report: Report) -> None:
             os.write(fd, f"{json.dumps(line)}\n".encode())
         finally:
             os.close(fd)
+
+
+def num_noted() -> int:
+    """The size of the file of this launch, in bytes; 0: there is none, or it cannot be read again."""
+    with contextlib.suppress(OSError, KeyError):
+        found = Path(os.environ[REPORTS]).stat()
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return 0
+
+
+def is_noted(report: Report, since: int) -> bool:
+    """Whether the same was noted already, by any process, behind so many bytes of the file: of the same ranks, with the same
+    cause. It may have lasted longer since."""
+    if num_noted() <= since:
+        return False
+    with contextlib.suppress(OSError, KeyError, ValueError), Path(os.environ[REPORTS]).open("rb") as file:
+        file.seek(since)
+        noted = map(json.loads, file)
+        mine = report.kind, sorted(report.ranks), report.cause
+        return any((each["kind"], sorted(each["ranks"]), each["cause"]) == mine for each in noted)
+    return False
 
 
 @contextmanager

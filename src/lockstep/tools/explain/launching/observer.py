@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.base.reports import Report, note, publish
+from lockstep.base.reports import Report, is_noted, note, num_noted, publish
 from lockstep.base.stopping import say
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import JoinedRun, Launch, Observer
@@ -37,7 +37,8 @@ class Explainer(Observer):
         self._dir = Path(launch.private_dir)
         self._calls = ComparedCalls(self._dir, launch.ranks, self._publish)
         self._mismatch: Report | None = None
-        self._published: list[Report] = []
+        self._before = num_noted()
+        """The size of the file of reports."""
         self._statuses: dict[int, int] = {}
         self._causes = Causes()
         self._alone = Alone(launch)
@@ -62,8 +63,7 @@ class Explainer(Observer):
         """Note what was told with the failures, unless it is noted already."""
         explained = self._watching.explained if any(self._statuses.values()) else None
         told = self._mismatch or explained
-        known = [(report.kind, set(report.ranks), report.cause) for report in self._published]
-        if told is not None and (told.kind, set(told.ranks), told.cause) not in known:
+        if told is not None and not is_noted(told, since=self._before):
             note(told)
 
     def ended(self, rank: int, status: int) -> None:
@@ -128,7 +128,6 @@ class Explainer(Observer):
 
     def _publish(self, report: Report | None) -> None:
         if report is not None and not self._closed.is_set():
-            self._published.append(report)
             publish(report)
 
     def _say(self, text: str) -> None:
