@@ -16,7 +16,7 @@ def reports_of(failures: Sequence[Failure]) -> Iterator[Report]:
         yield Report(
             kind=FAILED,
             text="\n\n".join(filter(None, (failure.summary(), failure.explanation, failure.remark))),
-            ranks=(failure.rank,),
+            ranks=() if failure.is_of_all else (failure.rank,),  # the report of what ended them says which
             cause=failure.kind or ("ended early" if failure.ended_early else ""),
             places={each.rank: place for each in shown if (place := place_of(each))},
         )
