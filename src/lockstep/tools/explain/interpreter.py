@@ -49,12 +49,14 @@ class StackFile:
     """
 
     def __init__(self, path: Path) -> None:
+        global _is_registered
         self._path, self._fd = path.absolute(), -1
-        if is_left_alone(SIGNAL):
+        if is_left_alone(SIGNAL) or (_is_registered and signal.getsignal(SIGNAL) is signal.SIG_DFL):
             self._fd = open_to_write(
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644, within=self._path.parents[1]
             )
             faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
+            _is_registered = True
 
     def fields(self, thread_id: int) -> dict[str, Any]:
         """What ``holds_lock`` and ``stack_now`` need in a record. Called from the sampler's thread.
@@ -84,6 +86,8 @@ def fields_of_fork(thread_id: int) -> dict[str, Any]:
 
 
 _own: tuple[int, StackFile] | None = None
+_is_registered = False
+"""Whether this process, or the one that it was forked from, answers the signal already: a fork does so into its own file."""
 
 
 def holds_lock(record: Mapping[str, Any], since_s: float) -> bool:

@@ -32,6 +32,8 @@ from lockstep.tools.explain.process import facts_of, waits_in
 EVERY_S = 0.5
 _FIRST_S = 0.02
 """The delay of the first look; that of each further one is twice as long."""
+_FIRST_WRITE_S = 0.2
+"""How long a worker waits for the thread that samples it to begin, once."""
 _SLOT_BYTES = 1 << 12
 _MOST_FRAMES, _FEWEST_FRAMES = 12, 3
 _MOST_OF_ERROR = 400
@@ -83,6 +85,7 @@ class _WorkerSampler:
         self._sample: object = None
         self._since_s = time.time()
         self._error = ""
+        self._has_begun = threading.Event()
         self._write(time.time(), is_idle=False)
         _when_feeding_fails(self._note)
         # Signals are the main thread's: in another one they would find other handlers, and no mask of the script's.
@@ -92,6 +95,8 @@ class _WorkerSampler:
             _thread.start_new_thread(self._run, ())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # What the worker does first may hold the interpreter's lock: nothing could be asked of a thread that has not begun.
+        self._has_begun.wait(_FIRST_WRITE_S)
 
     def _note(self, error: BaseException) -> None:
         if not self._error:  # others follow from the first
@@ -99,6 +104,9 @@ class _WorkerSampler:
 
     def _run(self) -> None:
         pause_s = _FIRST_S
+        with contextlib.suppress(Exception):
+            self._write(time.time(), is_idle=False)
+        self._has_begun.set()
         while True:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, EVERY_S)
