@@ -212,7 +212,7 @@ def test_damaged_weights_are_not_exported(mine, call, tmp_path):
 @pytest.mark.parametrize(
     ("args", "status", "said"),
     [
-        (("x.safetensors", "--model", "modle"), 2, "'modle': choose one of model, model-2, average"),
+        (("x.safetensors", "--model", "modle"), 2, "choose one of model, model-2, average"),
         (("x.pt",), 2, "give it a name that ends in .safetensors"),
         (("no/x.safetensors",), 1, "could not be written"),
         (("folder.safetensors",), 2, "is a directory"),

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from lockstep.base.tracebacks.frames import owner
-
 _WAYS_OUT = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 
 
@@ -96,6 +94,8 @@ def asked_at() -> str:
 
 
 def _users_line(frame: FrameType | None) -> tuple[str, int, str] | None:
+    from lockstep.base.tracebacks.frames import owner  # not where nothing but this module is imported: pytest's plug-in
+
     while frame is not None and owner(frame.f_code.co_filename) != "user":
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -350,6 +350,8 @@ def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
     if "num_done" in doing:  # a script that does not use lockstep
         collectives = counted(doing["num_done"], "collective") if doing["num_done"] else ""
         at = f"after {collectives}" if collectives else "before its first collective"
+        if "ending" in record and not collectives:  # it called none
+            at = ""
         if step:
             at = f"after step {step} ({collectives or '0 collectives'})"
     return at, f", {at}" if at else ""
