@@ -53,12 +53,13 @@ class Row:
         """Of the script."""
         return SCRIPTS / f"{self.script}.py"
 
-    def line(self, mark: str) -> int:
-        """The number of the only line that ends with this mark."""
-        [number] = [
+    def lines_of(self, mark: str) -> set[int]:
+        """The numbers of the lines that end with this mark: several if it depends on the moment which one is reported."""
+        numbers = {
             number for number, line in enumerate(self.path.read_text().splitlines(), 1) if re.search(rf"# {mark}\b", line)
-        ]
-        return number
+        }
+        assert numbers, f"no line of {self.path} has the mark {mark}"
+        return numbers
 
 
 BOTH = {CULPRIT: "CULPRIT", OTHERS: "OTHERS"}

@@ -14,7 +14,7 @@ data = TensorDataset(torch.randn(1200, 4), torch.randn(1200, 1))
 held_out = DataLoader(data, 24)
 model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 12))
 for _ in team.epochs(2):
-    for batch in loader:
+    for batch in loader:  # OTHERS, while they agree on the next step
         for x, y in batch.shards:  # OTHERS
             loss = (model(x) - y).square().mean()
             team.backward(loss)
