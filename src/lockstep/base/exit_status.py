@@ -93,11 +93,12 @@ def asked_at() -> str:
     return "" if _asked_at is None else "{}:{} in {}".format(*_asked_at)
 
 
-def _users_line(frame: FrameType | None) -> tuple[str, int, str] | None:
-    from lockstep.base.tracebacks.frames import owner  # not where nothing but this module is imported: pytest's plug-in
+def _users_line(caller: FrameType) -> tuple[str, int, str] | None:
+    from lockstep.base.tracebacks.frames import (
+        users_frame,  # not where this module is all that is imported: pytest's plug-in
+    )
 
-    while frame is not None and owner(frame.f_code.co_filename) != "user":
-        frame = frame.f_back
+    frame = users_frame(caller)
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 

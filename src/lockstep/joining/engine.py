@@ -183,7 +183,7 @@ class Engine:
             self.clock.mark,
             functools.partial(shared.gather, collectives=collectives, device=self.devices[0]),
         )
-        self.phases.tells = self.is_main and self.world.world_size > 1
+        self.phases.may_warn_of_loader = self.is_main and self.world.world_size > 1
         self.meetings = Meetings(self.world.world_size, group_store(), config.timeout_s)
         self.loop = Loop(
             self.phases,

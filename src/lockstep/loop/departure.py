@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 
 from lockstep.base import exit_status
-from lockstep.base.tracebacks.frames import owner
+from lockstep.base.tracebacks.frames import owner, users_frame
 
 EXCEPTION, EXIT, ENDED, PASSED_OVER = "exception", "sys.exit", "its own end", "continue"
 _STATEMENTS = ("break", "return")
@@ -42,7 +42,7 @@ def departure(step: int, comes_next: tuple[int, int], *, exhausted: bool) -> Dep
     """
     cause, place = ENDED if exhausted else "", ""
     with contextlib.suppress(Exception):
-        if (frame := _users(sys._getframe(1))) is not None:
+        if (frame := users_frame(sys._getframe(1))) is not None:
             place = _place(frame.f_code, frame.f_lineno)
             if not exhausted and not (cause := _statement(frame)):
                 cause, place = _error_in(frame) or ("", place)
@@ -51,14 +51,8 @@ def departure(step: int, comes_next: tuple[int, int], *, exhausted: bool) -> Dep
 
 def passed_over(step: int) -> Departure:
     """A step whose shards the script has not run, as its loop asks for the next."""
-    frame = _users(sys._getframe(1))
+    frame = users_frame(sys._getframe(1))
     return Departure(step, PASSED_OVER, "" if frame is None else _place(frame.f_code, frame.f_lineno), step, 0)
-
-
-def _users(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and owner(frame.f_code.co_filename) != "user":
-        frame = frame.f_back
-    return frame
 
 
 def _place(code: CodeType, line: int) -> str:

@@ -93,7 +93,7 @@ class Phases:
         """The step that was left inside ``batch.shards``, until that has been reported; 0: none."""
         self.has_loader = False
         """Whether a training loader was prepared."""
-        self.tells = False
+        self.may_warn_of_loader = False
         """Whether this process is one of several, and the one to say that a loader is missing."""
         self.evaluated: list[EvaluationBatch] = []
         """The batches of evaluations over whose shards loops run, in the order in which these began."""
@@ -509,9 +509,13 @@ class Phases:
 
     def _check_loader(self, optimizer: Optimizer) -> None:
         """Warn once of a step with gradients where no loader was prepared. (Without, it only makes the optimizer's state.)"""
-        if self.has_loader or not self.tells or all(parameter.grad is None for parameter in parameters_of(optimizer)):
+        if (
+            self.has_loader
+            or not self.may_warn_of_loader
+            or all(parameter.grad is None for parameter in parameters_of(optimizer))
+        ):
             return
-        self.tells = False
+        self.may_warn_of_loader = False
         say(refusals.no_loader(_step_of(optimizer)))
 
 

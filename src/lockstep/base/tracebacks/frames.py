@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from types import FrameType
 
 OURS = str(Path(__file__).parents[2]) + "/"
 """The directory of lockstep itself."""
@@ -45,6 +46,13 @@ def package_of(file: str) -> str:
     if file.startswith(OURS):
         return "lockstep"
     return Path(package).stem if (package := _package(file)) else "" if owner(file) == "user" else "Python"
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's code, from ``frame`` outwards; None: there is none."""
+    while frame is not None and owner(frame.f_code.co_filename) != "user":
+        frame = frame.f_back
+    return frame
 
 
 def short_path(file: str) -> str:
