@@ -12,7 +12,8 @@ import psutil
 
 from lockstep.launch.server import ForkServer
 from lockstep.testing import ranks
-from lockstep.tools.explain.rank_reports import grouped, read_reports, run_joined, title
+from lockstep.tools.explain.rank_reports import grouped, title
+from lockstep.tools.explain.reading import read_reports, run_joined
 
 _EVERY_S = 0.02
 

@@ -16,7 +16,8 @@ from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.launch.private import live_launches
 from lockstep.tools.explain.black_box import DIRECTORY
-from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, run_joined, title
+from lockstep.tools.explain.rank_reports import RankReport, grouped, title
+from lockstep.tools.explain.reading import read_reports, run_joined
 from lockstep.world.machine.sizes import name_ranks
 
 _EPILOG = """

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.tools.explain.rank_reports import RankReport, read_records
+from lockstep.tools.explain.rank_reports import RankReport
+from lockstep.tools.explain.reading import read_records
 from lockstep.world.machine.sizes import size
 
 

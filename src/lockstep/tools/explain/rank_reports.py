@@ -13,36 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.regular import size_of
-from lockstep.base.shapes import fits
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
-from lockstep.tools.explain.black_box import DIRECTORY, read_box
-from lockstep.tools.explain.file_locks import FLOCK, FileLock, awaited_lock
+from lockstep.tools.explain.file_locks import FLOCK, FileLock
 from lockstep.tools.explain.frames import folded, is_own, shortened, users_location
-from lockstep.tools.explain.interpreter import holds_lock, stack_now
-from lockstep.tools.explain.loader_workers import LoaderWorker, waits_for_loader, with_stack_now
-from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
-from lockstep.tools.explain.record import Record
-from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
+from lockstep.tools.explain.loader_workers import LoaderWorker, waits_for_loader
+from lockstep.tools.explain.process import ProcessFacts
+from lockstep.tools.explain.sampler import is_communicating, waits_at
 from lockstep.tools.explain.work import BUSY_BYTES, COMPUTES, LEAST_SHARE, READS_OR_WRITES
-from lockstep.world.machine.identity import shared_by
 from lockstep.world.machine.sizes import counted, name_ranks
 
-LATE_S = 6 * EVERY_S
-_LATE_ELSEWHERE_S = 30.0
-"""A process whose record is older than this has stopped reporting; of another machine, whose file system may keep old ones."""
-_MOST_ASKED = 4
-"""Ranks whose present stack is asked for in one look."""
 _LAUNCH = f"{OURS}launch/"
 _WAITING_CODE = (OURS, "/torch/", "/multiprocessing/", "/selectors.py", "/threading.py", "/queue.py")
 """Code in which a script waits."""
-_STILL_S = 2.0
+STILL_S = 2.0
 """A rank that has not moved for this long is examined more closely."""
 _RECENT_S = 10.0
 """What was done longer ago than this is over."""
 _MOST_SOURCE_BYTES = 1 << 24
 _LEAST_WAKES, _MOST_BETWEEN_S = 3, 5.0
 """A thread that polls wakes up so often, and at least once in so many seconds."""
-_ALIVE = ("running", "late")
+ALIVE = ("running", "late")
+"""States of a process that runs."""
 POLLS = "polls"
 """The cause of one that polls: see ``RankReport.polls``."""
 DEFAULT_GROUP = "0"
@@ -90,7 +81,7 @@ class RankReport:
         """Whether it waits for other ranks."""
         if self.state == "late":  # what it last reported is over
             return self.is_now and is_communicating(self.frames)
-        if self.state not in _ALIVE or self.is_behind or (self.ending and not is_communicating(self.frames)):
+        if self.state not in ALIVE or self.is_behind or (self.ending and not is_communicating(self.frames)):
             return False
         return waits_at(self.frames, self.record["collective"])
 
@@ -107,7 +98,7 @@ class RankReport:
     def ending(self) -> Mapping[str, Any]:
         """Of a process whose program is over: ``how`` that ended; when, ``since_s``, in seconds since 1970; and the ``holders``
         of the process. Empty: its program runs, or the process is gone."""
-        return self.record.get("ending", {}) if self.state in _ALIVE else {}
+        return self.record.get("ending", {}) if self.state in ALIVE else {}
 
     @property
     def ending_s(self) -> float:
@@ -167,7 +158,7 @@ class RankReport:
     @property
     def cause(self) -> str:
         """Why it does not go on, in one word, as far as that is known; empty: it is not, or it works."""
-        if self.state not in _ALIVE:
+        if self.state not in ALIVE:
             return self.state
         if self.facts is not None and self.facts.why_blocked():
             return "disk"
@@ -197,7 +188,7 @@ class RankReport:
             return f"dead: {self._why_gone()} {at}"
         if self.state == "stopped":
             return f"stopped by a signal {at}: `kill -CONT {self.record['pid']}` resumes it"
-        if self.state not in _ALIVE:
+        if self.state not in ALIVE:
             status = f", with status {self.record['status']}" if self.record.get("status", -1) >= 0 else ""
             return f"{self.state}{f' {at}' if at else ''}{status}{self._whether_there()}"
         if self.state == "late":
@@ -213,7 +204,7 @@ class RankReport:
         activity = str(self.record["doing"]["activity"])
         if self.is_waiting:
             activity = f"waiting {f'in {self.call}' if self.call else 'for the other ranks'}"
-        elif waits_for_loader(self.frames) and self.still_s < _STILL_S:
+        elif waits_for_loader(self.frames) and self.still_s < STILL_S:
             activity = "getting batches from its loader"
         elif waits_for_loader(self.frames):
             activity = "waiting for its loader workers"
@@ -235,7 +226,7 @@ class RankReport:
     @property
     def _works(self) -> str:
         """What is done while its main thread does not move, as far as it is seen, as a clause."""
-        is_still = self.still_s >= _STILL_S and not self.is_waiting
+        is_still = self.still_s >= STILL_S and not self.is_waiting
         work = self.work or ("it wakes up again and again, and may be at work" if self.cause == POLLS else "")
         return f"; {work}" if is_still and work else ""
 
@@ -369,20 +360,6 @@ def _shown(frames: Sequence[Frame], *, short: bool, fold: bool) -> list[str]:
     return lines
 
 
-def read_records(run_dir: Path) -> list[dict[str, Any]]:
-    """The newest record of each rank of a run's latest launch, in rank order.
-
-    ``run_dir`` may also be a launch's private directory: ranks that have joined a run are then looked up in the run's.
-    """
-    records = [record for path in (run_dir / DIRECTORY).glob("rank-*.box") if (record := _read(path)) is not None]
-    if any("program" in record for record in records):
-        records = [(_read(Path(record["joined"])) or record) if "joined" in record else record for record in records]
-    elif records:
-        newest = max(records, key=lambda record: float(record.get("began_s", 0.0)))  # an earlier one may have had more ranks
-        records = [record for record in records if record.get("launch") == newest.get("launch")]
-    return sorted(records, key=lambda record: int(record["rank"]))
-
-
 def _source(file: str, line: int) -> str:
     """A line of a program; empty: it cannot be read. A record may name any file, whose lines a report would pass on."""
     with contextlib.suppress(OSError, ValueError):
@@ -390,80 +367,6 @@ def _source(file: str, line: int) -> str:
             size_of(Path(file), _MOST_SOURCE_BYTES)
             return linecache.getline(file, line).strip()
     return ""
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    record = read_box(path)
-    return record if fits(record, Record) else None
-
-
-def run_joined(private_dir: Path) -> Path | None:
-    """The directory of the run that a launch's ranks have joined; None: some have not, or they have joined several."""
-    records = [_read(path) or {} for path in (private_dir / DIRECTORY).glob("rank-*.box")]
-    joined = {str(Path(record["joined"]).parents[1]) if "joined" in record else "" for record in records}
-    return Path(min(joined)) if len(joined) == 1 and joined != {""} else None
-
-
-def read_reports(run_dir: Path, now_s: float) -> list[RankReport]:
-    """What the ranks of a run's latest launch are doing, in rank order.
-
-    Args:
-        run_dir: of the run, or a launch's private directory.
-        now_s: seconds since 1970.
-    """
-    reports = [_report(record, now_s) for record in _with_workers_now(read_records(run_dir), now_s)]
-    held = [report for report in reports if report.holds_lock]
-    now = {report.rank: frames for report in held[:_MOST_ASKED] if (frames := stack_now(report.record))}
-    ranks = {int(report.record["pid"]): report.rank for report in reports if report.is_here}
-    return [
-        replace(report, record={**report.record, "stack": now[report.rank], "collective": None}, is_now=True)
-        if report.rank in now
-        else report
-        if report.lock is None
-        else replace(report, held_by=ranks.get(report.lock.holder))
-        for report in reports
-    ]
-
-
-def _with_workers_now(records: Sequence[Mapping[str, Any]], now_s: float) -> list[Mapping[str, Any]]:
-    """The same, with the present stacks of those loader workers of this machine that do not answer."""
-    found: list[Mapping[str, Any]] = []
-    asked = 0
-    for record in records:
-        workers = record.get("workers", ())
-        if not workers or asked == _MOST_ASKED or not record["machine"] or record["machine"] != shared_by("pid"):
-            found.append(record)
-            continue
-        asked += 1
-        found.append({**record, "workers": [with_stack_now(worker, now_s) for worker in workers[:_MOST_ASKED]]})
-    return found
-
-
-def _report(record: Mapping[str, Any], now_s: float) -> RankReport:
-    late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
-    is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
-    pid = int(record["pid"])
-    state = state_of(pid, float(record["time_s"])) if is_here else "running"
-    if record["ended"] is not None:
-        facts = facts_of(pid) if is_here and state != "gone" else None
-        return RankReport(record, record["ended"], late_s, is_here, facts)
-    if "status" in record or state == "gone":
-        return RankReport(record, _state_at_end(record), late_s, is_here)
-    if state == "running" and late_s > (LATE_S if is_here else _LATE_ELSEWHERE_S):
-        held = is_here and holds_lock(record, late_s + EVERY_S)
-        return RankReport(record, "late", late_s, is_here, facts_of(pid) if is_here else None, held)
-    report = RankReport(record, state, late_s, is_here)
-    if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
-        return report
-    return replace(report, facts=facts_of(pid), lock=awaited_lock(pid, record.get("awaits", {}).get("file", "")))
-
-
-def _state_at_end(record: Mapping[str, Any]) -> str:
-    """The state of a process that is gone."""
-    status = record.get("status")
-    if status is None:
-        return "finished" if "ending" in record else "gone"
-    return "gone" if status < 0 else "failed" if status else "finished"
 
 
 def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:

@@ -19,7 +19,7 @@ from lockstep.listener import Listener, Stage
 from lockstep.loop.meeting import Parting
 from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.parted import parted
-from lockstep.tools.explain.rank_reports import read_reports
+from lockstep.tools.explain.reading import read_reports
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import Sampler, about_process
 from lockstep.tools.explain.stuck import StuckWatch, limit_s

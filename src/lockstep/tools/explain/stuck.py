@@ -21,7 +21,8 @@ from lockstep.tools.explain.frames import MOST_FRAMES, users_location
 from lockstep.tools.explain.loader_workers import CERTAIN, is_loading
 from lockstep.tools.explain.mismatch import SAME_CALLS, Difference, first_mismatch, in_words
 from lockstep.tools.explain.parted import left_apart
-from lockstep.tools.explain.rank_reports import POLLS, RankReport, grouped, read_reports, title
+from lockstep.tools.explain.rank_reports import POLLS, RankReport, grouped, title
+from lockstep.tools.explain.reading import read_reports
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import call_in, is_communicating, transfer_in
 from lockstep.world.machine.sizes import name_ranks

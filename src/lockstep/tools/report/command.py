@@ -18,7 +18,8 @@ from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 from lockstep.journal.history import read_events
 from lockstep.state.rundir.fixed_settings import read_fixed_settings
-from lockstep.tools.explain.rank_reports import RankReport, read_reports
+from lockstep.tools.explain.rank_reports import RankReport
+from lockstep.tools.explain.reading import read_reports
 from lockstep.tools.report.html import Page, render
 from lockstep.tools.report.run_page import RunRecord, run_page
 from lockstep.tools.runs import inventory

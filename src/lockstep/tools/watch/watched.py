@@ -12,7 +12,8 @@ from lockstep.journal.events import FILE_NAME
 from lockstep.journal.history import Tail
 from lockstep.journal.measure.pass_progress import PassProgress
 from lockstep.state.rundir.lock import holder_of
-from lockstep.tools.explain.rank_reports import RankReport, read_reports
+from lockstep.tools.explain.rank_reports import RankReport
+from lockstep.tools.explain.reading import read_reports
 from lockstep.tools.runs.inventory import RUNNING, read_run
 
 _FRESH_S = 6.0

@@ -47,7 +47,7 @@ class Alone:
     def _judge(self, now_s: float, *, is_over: bool) -> Report | None:
         if self._is_settled:
             return None
-        from lockstep.tools.explain.rank_reports import read_records  # not while the processes start
+        from lockstep.tools.explain.reading import read_records  # not while the processes start
 
         records = read_records(self._dir)
         # (A rank that has joined a run of lockstep's has another record, which does not say.)

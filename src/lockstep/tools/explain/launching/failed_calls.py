@@ -13,7 +13,8 @@ from lockstep.launch.failures import Failure
 from lockstep.tools.explain.frames import users_location
 from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 from lockstep.tools.explain.mismatch import at_failure, in_words
-from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, read_records
+from lockstep.tools.explain.rank_reports import DEFAULT_GROUP
+from lockstep.tools.explain.reading import read_records
 
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 

@@ -10,7 +10,8 @@ from typing import Any
 from lockstep.base.reports import LINGERING, Report, publish
 from lockstep.tools.explain.frames import users_location
 from lockstep.tools.explain.holders import CHILD, CLOSING, THREAD
-from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports
+from lockstep.tools.explain.rank_reports import RankReport, grouped
+from lockstep.tools.explain.reading import read_reports
 from lockstep.world.machine.sizes import name_ranks
 
 _REMEDIES: Mapping[str, str] = {

@@ -81,14 +81,14 @@ class Explainer(Observer):
     def last_seen(self, rank: int) -> str:
         """From its black box."""
         from lockstep.tools.explain.last_seen import last_seen
-        from lockstep.tools.explain.rank_reports import run_joined
+        from lockstep.tools.explain.reading import run_joined
 
         return last_seen(run_joined(self._dir) or self._dir, rank)
 
     def joined(self) -> JoinedRun | None:
         """By the directory of the run."""
         from lockstep.state.checkpoint.store import Store, step_of
-        from lockstep.tools.explain.rank_reports import run_joined
+        from lockstep.tools.explain.reading import run_joined
 
         if (run_dir := run_joined(self._dir)) is None:
             return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep.base.reports import Report
 from lockstep.launch.observer import Launch
-from lockstep.tools.explain.rank_reports import read_records, run_joined
+from lockstep.tools.explain.reading import read_records, run_joined
 from lockstep.tools.explain.slow_scripts import SlowScripts
 
 _SELDOM = 4

@@ -22,7 +22,8 @@ from lockstep.launch import failures
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.loader_workers import waits_for_loader
-from lockstep.tools.explain.rank_reports import LATE_S, RankReport, read_records, read_reports, run_joined
+from lockstep.tools.explain.rank_reports import RankReport
+from lockstep.tools.explain.reading import LATE_S, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
 from lockstep.tools.explain.stuck import BUSY_S, LEAST_S, limit_of_script_s, who_waits
