@@ -3,11 +3,13 @@
 import contextlib
 import os
 import re
+import select
 import sys
 import threading
 import time
 
 import pytest
+from tqdm import tqdm
 
 from lockstep.base.stopping import say
 from lockstep.journal.measure import progress
@@ -174,23 +176,29 @@ def on_terminal(fd):
             os.close(each)
 
 
+def written_to(terminal, mark):
+    """What was written to a terminal, up to this mark and what came with it: a read returns what is there at the moment."""
+    text = ""
+    while not re.search(mark, text):
+        assert select.select([terminal], [], [], 10)[0], f"{mark} did not come: {text!r}"
+        text += os.read(terminal, 5000).decode(errors="replace")
+    return text
+
+
 def test_the_bar_gives_way_to_lines_where_the_script_draws_bars_of_its_own(monkeypatch):
-    tqdm = pytest.importorskip("tqdm").tqdm
     with on_terminal(1) as (terminal, stream):
         monkeypatch.setattr(sys, "stdout", stream)
         with tqdm(total=3, file=stream):
             shown = Shown(Bar)
             shown.run_pass()
-        written = os.read(terminal, 5000).decode()
+        written = written_to(terminal, r"\r\x1b\[2Kepoch 1/2  step 3/3 ")
         assert "\x1b[?25l" not in written, "a live display hides the cursor"
-        assert re.search(r"\r\x1b\[2Kepoch 1/2  step 3/3 ", written)
         shown.run_pass()  # no bar is left
-        assert "━" in os.read(terminal, 5000).decode()
+        assert written_to(terminal, "━")
         monkeypatch.undo()
 
 
 def test_a_bar_that_the_script_writes_into_a_file_is_no_reason_to_give_way(tmp_path, capsys):
-    tqdm = pytest.importorskip("tqdm").tqdm
     with (tmp_path / "log").open("w") as log, tqdm(total=3, file=log):
         Shown(Bar).run_pass()
     assert "━" in capsys.readouterr().out
