@@ -65,6 +65,8 @@ class Strategy:
     """Whether a shard can be computed aside, without a word to other processes."""
     even: bool = False
     """Whether each process must have equally many shards."""
+    shards_parameters: bool = False
+    """Whether a process holds a part of each parameter: all processes gather whole ones."""
     balances: bool = False
     """Whether shards may move between processes during a run, without a change in the answer."""
 
@@ -74,7 +76,9 @@ STRATEGIES = {
     "single": Strategy(sync="lockstep.sync.single", one_process=True, repeats=True, audits=True),
     "ddp": Strategy(sync="lockstep.sync.ddp"),
     "exact": Strategy(sync="lockstep.sync.exact", promises_bits=True, repeats=True, audits=True, balances=True),
-    "fsdp": Strategy(sync="lockstep.sync.fsdp", promises_bits=True, repeats=True, devices="one", even=True),
+    "fsdp": Strategy(
+        sync="lockstep.sync.fsdp", promises_bits=True, repeats=True, devices="one", even=True, shards_parameters=True
+    ),
     "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
     "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
 }

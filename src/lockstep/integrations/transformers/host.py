@@ -39,6 +39,7 @@ from accelerate.state import AcceleratorState, PartialState
 from transformers.trainer_callback import CallbackHandler
 from typing_extensions import override
 
+from lockstep.base.config import STRATEGIES
 from lockstep.base.errors import UsageError
 from lockstep.integrations.transformers.accelerator import LogicalAccelerator
 from lockstep.integrations.transformers.session import team as joined_team
@@ -276,7 +277,7 @@ class HostTrainer(transformers.Trainer):
 
     @override
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        if state_dict is None and self.team.config.strategy == "fsdp":  # a collective
+        if state_dict is None and STRATEGIES[self.team.config.strategy].shards_parameters:  # a collective
             whole: dict[Any, Any] = {}  # by parameter: names that share one must share a tensor, which is then written once
             of = dict(self.model.named_parameters(remove_duplicate=False))
             state_dict = {}
