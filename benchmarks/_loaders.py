@@ -110,7 +110,7 @@ def main() -> None:
             step(team, model, optimizer, batch)
             if team.step == last:
                 break
-    from lockstep.base.digest import digest
+    from lockstep._base.digest import digest
 
     team.print("digest", digest([model.state_dict(), optimizer.state_dict()]))
 

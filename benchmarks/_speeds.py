@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.world.machine.cores import ROOT, own_groups
+from lockstep._world.machine.cores import ROOT, own_groups
 
 WAYS = ("quota", "stops", "competitor")
 _PERIOD_S = 0.01

@@ -23,8 +23,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.base.stopping import AuditFailed
-from lockstep.tools.audit.choice import choose
+from lockstep._base.stopping import AuditFailed
+from lockstep._tools.audit.choice import choose
 
 K = 200
 GOAL = 0.01

@@ -34,8 +34,8 @@ import _harness as harness
 from _crew import Crew, Crews
 from _speeds import WAYS, Speeds, best_way, pin
 
-from lockstep.journal.history import read_events
-from lockstep.plan.balance import fair_sizes
+from lockstep._journal.history import read_events
+from lockstep._plan.balance import fair_sizes
 
 GOAL, GOAL_EQUAL = 0.95, 0.99
 ON, OFF, APART = "balance on", "balance off", "apart"

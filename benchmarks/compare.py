@@ -22,12 +22,12 @@ from pathlib import Path
 
 import _harness as harness
 
-from lockstep.tools.compare import compare
-from lockstep.tools.compare.confidence import Interval, interval_of
-from lockstep.tools.compare.methods import parse_methods
-from lockstep.tools.trials import machine
-from lockstep.tools.trials.study import Task
-from lockstep.world.machine.cores import num_cores
+from lockstep._tools.compare import compare
+from lockstep._tools.compare.confidence import Interval, interval_of
+from lockstep._tools.compare.methods import parse_methods
+from lockstep._tools.trials import machine
+from lockstep._tools.trials.study import Task
+from lockstep._world.machine.cores import num_cores
 
 SCRIPT = """
 import sys, torch, lockstep

@@ -14,13 +14,13 @@ import _harness as harness
 import torch
 from torch import nn
 
-from lockstep.plan.blocks import even_blocks
-from lockstep.plan.shards import plan_step
-from lockstep.state.recovery.fingerprint import Fingerprint
-from lockstep.state.recovery.run_state import RunState
-from lockstep.tools.replay.journal import DigestJournal
-from lockstep.tools.verify.trace.lines import DIRECTORY, TraceWriter, file_of
-from lockstep.tools.verify.trace.subjects import Subjects
+from lockstep._plan.blocks import even_blocks
+from lockstep._plan.shards import plan_step
+from lockstep._state.recovery.fingerprint import Fingerprint
+from lockstep._state.recovery.run_state import RunState
+from lockstep._tools.replay.journal import DigestJournal
+from lockstep._tools.verify.trace.lines import DIRECTORY, TraceWriter, file_of
+from lockstep._tools.verify.trace.subjects import Subjects
 
 STEP_S = 0.005
 GOAL = 0.002

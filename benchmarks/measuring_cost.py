@@ -19,7 +19,7 @@ from typing import Any
 import _harness as harness
 import torch
 
-from lockstep.journal.measure.step_clock import (
+from lockstep._journal.measure.step_clock import (
     BEGINNING,
     CHECKPOINT,
     ENDING,
@@ -33,8 +33,8 @@ from lockstep.journal.measure.step_clock import (
     PartTimer,
     StepClock,
 )
-from lockstep.listener import Listeners, Stage
-from lockstep.tools.explain.slow_ranks import SlowRanks
+from lockstep._listener import Listeners, Stage
+from lockstep._tools.explain.slow_ranks import SlowRanks
 
 GOAL = 1.0
 ALLOWED_US = 10.0

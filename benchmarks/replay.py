@@ -26,9 +26,9 @@ from pathlib import Path
 import _harness as harness
 from _crew import clean_environ
 
-from lockstep.journal.history import read_events
-from lockstep.tools.replay.digests import DIRECTORY, read_digests
-from lockstep.tools.verify.trace.lines import file_of
+from lockstep._journal.history import read_events
+from lockstep._tools.replay.digests import DIRECTORY, read_digests
+from lockstep._tools.verify.trace.lines import file_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))

@@ -1,7 +1,7 @@
 """Small checkpoints, and what to do to their files."""
 
-from lockstep.state.checkpoint.files import checksum
-from lockstep.state.checkpoint.manifest import Manifest
+from lockstep._state.checkpoint.files import checksum
+from lockstep._state.checkpoint.manifest import Manifest
 
 
 def write_files(directory, step, **fields):

@@ -6,11 +6,11 @@ import pytest
 from standing import StandingCrew
 from stuck import telling, told_after
 
-from lockstep.launch import server
-from lockstep.launch.function import launch
-from lockstep.launch.private import private_directory
-from lockstep.launch.spec import Call, LaunchSpec
-from lockstep.sync import exact
+from lockstep._launch import server
+from lockstep._launch.function import launch
+from lockstep._launch.private import private_directory
+from lockstep._launch.spec import Call, LaunchSpec
+from lockstep._sync import exact
 from lockstep.testing import same_at
 
 STUCK_S = 150  # less than the limit of a test, and more than one takes on a slow machine

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.world.comm.horovod import find_horovod
+from lockstep._base.errors import ConfigError
+from lockstep._world.comm.horovod import find_horovod
 
 
 def why_missing():

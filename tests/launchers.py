@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nursery import Nursery
 
-from lockstep.tools.trials import trial
+from lockstep._tools.trials import trial
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,7 @@ def start_cold(tmp_path):
         if isinstance(script, str):
             source, script = script, tmp_path / "script.py"
             script.write_text(textwrap.dedent(source))
-        command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script), *map(str, args)]
+        command = [sys.executable, "-m", "lockstep._cli.main", "run", *options, str(script), *map(str, args)]
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
         started.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **(env or {})}, text=True, **streams))
         return started[-1]

@@ -157,19 +157,19 @@ class Child:
 
 def main(control):
     """Fork launchers until nobody can ask any more. Only they return, with nothing on their stack."""
-    from lockstep.launch import serve
+    from lockstep._launch import serve
 
     COMM.write_text(NAME)
     atexit.register(serve._leave)  # before what torch registers, as in a fork server
     for name in (
         *serve.PRELOAD,
         *serve.PRELOAD_LATER,
-        "lockstep.cli.run",
-        "lockstep.launch.script",
-        "lockstep.launch.elastic.run",
+        "lockstep._cli.run",
+        "lockstep._launch.script",
+        "lockstep._launch.elastic.run",
     ):
         importlib.import_module(name)
-    importlib.import_module("lockstep.base.extensions").names("observers")  # looks for them, once for all
+    importlib.import_module("lockstep._base.extensions").names("observers")  # looks for them, once for all
     gc.freeze()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, lambda *_: reap())  # those that wait for launchers
@@ -219,8 +219,8 @@ def begin(asked, pipe, stdout, stderr):
 
 def run(server, end):
     """Be the launcher, with that fork server; or, if it is 0, be the server; or, if there is none, a script."""
-    from lockstep.launch import serve
-    from lockstep.launch import server as launch_server
+    from lockstep._launch import serve
+    from lockstep._launch import server as launch_server
 
     del sys.path[0]
     if server is None:
@@ -236,7 +236,7 @@ def run(server, end):
     handle.serves_calls = False
     launch_server._kept, launch_server.start_early = handle, lambda: handle
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    importlib.import_module("lockstep.cli.main").main()
+    importlib.import_module("lockstep._cli.main").main()
 
 
 def run_as_python_does():

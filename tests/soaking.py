@@ -21,7 +21,7 @@ from typing import IO
 
 VICTIM = Path(__file__).with_name("recovery") / "victim.py"
 KINDS = ("samples", "generator", "stream", "bookmarked", "ready")
-RUN = [sys.executable, "-m", "lockstep.cli.main", "run"]
+RUN = [sys.executable, "-m", "lockstep._cli.main", "run"]
 SHARDS = 4
 EPOCHS, NUM_SAMPLES, STEPS = 3, 203, 39
 TIMEOUT_S = 60.0

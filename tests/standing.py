@@ -21,10 +21,10 @@ import torch
 from stuck import telling
 
 import lockstep
-from lockstep.base.errors import LaunchError
-from lockstep.base.stopping import SIGNALS
-from lockstep.launch.spec import Call, LaunchSpec, worker_environ
-from lockstep.sync import exact
+from lockstep._base.errors import LaunchError
+from lockstep._base.stopping import SIGNALS
+from lockstep._launch.spec import Call, LaunchSpec, worker_environ
+from lockstep._sync import exact
 
 
 class StandingCrew:

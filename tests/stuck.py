@@ -8,7 +8,7 @@ import threading
 
 import psutil
 
-from lockstep.base.stopping import catches
+from lockstep._base.stopping import catches
 
 
 def telling(fn):

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from lockstep.base.atomic import UNFINISHED, write_atomic
+from lockstep._base.atomic import UNFINISHED, write_atomic
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def test_after_an_error_the_old_content_is_there_and_nothing_else(file, call, er
 
 def test_after_a_kill_the_old_content_is_there_and_what_is_left_is_known_by_its_name(file):
     source = f"""
-        import os, pathlib, signal, lockstep.base.atomic
+        import os, pathlib, signal, lockstep._base.atomic
         os.replace = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-        lockstep.base.atomic.write_atomic(pathlib.Path({str(file)!r}), "after")
+        lockstep._base.atomic.write_atomic(pathlib.Path({str(file)!r}), "after")
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(source)]).returncode == -signal.SIGKILL
     assert file.read_text() == "before"

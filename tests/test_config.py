@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from lockstep.base.config import RunConfig, settle
-from lockstep.base.errors import ConfigError
+from lockstep._base.config import RunConfig, settle
+from lockstep._base.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.base.digest import bit_sum_of_part, bit_sums, digest, sketch, squared_norm
+from lockstep._base.digest import bit_sum_of_part, bit_sums, digest, sketch, squared_norm
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,7 +11,7 @@ import atexit, builtins, os, sys, threading
 from sys import exit as early
 originals = sys.exit, builtins.exit, builtins.quit
 import joining, other
-from lockstep.base.exit_status import ExitStatus
+from lockstep._base.exit_status import ExitStatus
 status = joining.join(ExitStatus)
 atexit.register(lambda: os.write(1, status.now().name.encode()))
 def main(code=None):
@@ -59,7 +59,7 @@ def test_the_end_is_known_where_the_run_begins_inside_the_call_whose_result_is_t
         "from sys import exit as early\n"
         "import lockstep\n"
         "def main(code):\n"
-        "    from lockstep.base.exit_status import ExitStatus\n"
+        "    from lockstep._base.exit_status import ExitStatus\n"
         "    status = ExitStatus()\n"
         "    atexit.register(lambda: (os.write(1, status.now().name.encode()), os._exit(0)))\n"
         "    if code == 0: status.end()\n"
@@ -85,7 +85,7 @@ def test_a_child_of_multiprocessing_knows_its_error(tmp_path):
         "import multiprocessing, os, sys\n"
         "from multiprocessing.util import Finalize\n"
         "def train(code):\n"
-        "    from lockstep.base.exit_status import ExitStatus\n"
+        "    from lockstep._base.exit_status import ExitStatus\n"
         "    status = ExitStatus()\n"
         "    Finalize(None, lambda: os.write(1, status.now().name.encode() + b' '), exitpriority=100)\n"
         "    if code == 'error': raise ValueError\n"

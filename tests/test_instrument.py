@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from lockstep.base.config import options_of_tools, settle
-from lockstep.base.errors import ConfigError
-from lockstep.joining.instrument import make_instruments
-from lockstep.listener import Listener, Listeners, Stage
+from lockstep._base.config import options_of_tools, settle
+from lockstep._base.errors import ConfigError
+from lockstep._joining.instrument import make_instruments
+from lockstep._listener import Listener, Listeners, Stage
 
 
 class Told(Listener):
@@ -70,7 +70,7 @@ def test_what_is_asked_of_an_instrument_that_is_not_there_is_refused():
 
 OPTIONS = """
 from dataclasses import dataclass
-from lockstep.base.option import TRAINING, check_options, option
+from lockstep._base.option import TRAINING, check_options, option
 
 @dataclass(frozen=True, kw_only=True)
 class Strange:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.base import errors
+from lockstep._base import errors
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,7 +48,7 @@ def test_in_a_checkout_that_was_not_installed_the_version_is_unknown(tmp_path):
 def test_help_comes_without_torch():
     program = """
 import sys
-from lockstep.cli.main import main
+from lockstep._cli.main import main
 sys.argv = ["lockstep", *sys.argv[1:]]
 try:
     main()
@@ -84,7 +84,7 @@ def test_the_versions_that_are_promised_are_the_same_everywhere():
 
 @pytest.mark.parametrize(
     "command",
-    [[Path(sys.executable).with_name("lockstep")], [sys.executable, "-m", "lockstep.cli.main"]],
+    [[Path(sys.executable).with_name("lockstep")], [sys.executable, "-m", "lockstep._cli.main"]],
     ids=["lockstep", "python -m"],
 )
 def test_the_command_is_installed(command):

@@ -6,16 +6,16 @@ import socket
 
 import pytest
 
-from lockstep.base.atomic import write_atomic
-from lockstep.base.beneath import check_named, make_directory, remove, rename
-from lockstep.base.regular import MOST_LINE_BYTES, open_to_read, read_bytes, read_lines, size_of
-from lockstep.journal.history import Tail
-from lockstep.journal.writer import EventWriter
-from lockstep.state.checkpoint.files import write_bytes, write_json
-from lockstep.state.rundir.lock import RunLock
-from lockstep.state.rundir.sight import leave_mark
-from lockstep.tools.explain.black_box import BlackBox
-from lockstep.tools.verify.trace.lines import TraceWriter
+from lockstep._base.atomic import write_atomic
+from lockstep._base.beneath import check_named, make_directory, remove, rename
+from lockstep._base.regular import MOST_LINE_BYTES, open_to_read, read_bytes, read_lines, size_of
+from lockstep._journal.history import Tail
+from lockstep._journal.writer import EventWriter
+from lockstep._state.checkpoint.files import write_bytes, write_json
+from lockstep._state.rundir.lock import RunLock
+from lockstep._state.rundir.sight import leave_mark
+from lockstep._tools.explain.black_box import BlackBox
+from lockstep._tools.verify.trace.lines import TraceWriter
 
 pytestmark = pytest.mark.timeout(20)
 

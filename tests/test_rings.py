@@ -86,8 +86,8 @@ def last_line(done):
 @pytest.mark.parametrize(
     ("without", "two", "one"),
     [
-        ((*OUTERMOST, "tools"), ("lockstep run", "2"), ("python",)),
-        ((*OUTERMOST, "tools", "launch"), ("torchrun", "2"), ("python",)),
+        ((*OUTERMOST, "_tools"), ("lockstep run", "2"), ("python",)),
+        ((*OUTERMOST, "_tools", "_launch"), ("torchrun", "2"), ("python",)),
     ],
     ids=["without integrations and tools", "and without launcher"],
 )

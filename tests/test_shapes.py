@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 import pytest
 
-from lockstep.base.shapes import Count, Ranks, Seconds, check, fits, parse
+from lockstep._base.shapes import Count, Ranks, Seconds, check, fits, parse
 
 
 class Needed(TypedDict):

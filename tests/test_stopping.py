@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from lockstep.base.stopping import SAME_S, SIGNALS, StopWatch
+from lockstep._base.stopping import SAME_S, SIGNALS, StopWatch
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -66,7 +66,7 @@ def test_a_handler_that_python_does_not_know_of_stays_too():
     done = run(
         """
         import faulthandler, signal
-        from lockstep.base.stopping import StopWatch
+        from lockstep._base.stopping import StopWatch
         faulthandler.register(signal.SIGUSR1)
         watch = StopWatch(speaks=True)
         watch.begin()
@@ -103,7 +103,7 @@ def test_a_process_that_is_forked_does_not_inherit_it():
     done = run(
         """
         import os, signal
-        from lockstep.base.stopping import SIGNALS, StopWatch
+        from lockstep._base.stopping import SIGNALS, StopWatch
         StopWatch(speaks=True).begin()
         pid = os.fork()
         if pid:
@@ -119,7 +119,7 @@ def test_a_second_signal_does_what_it_would_have_done_without_us():
     done = run(
         f"""
         import signal, time
-        from lockstep.base.stopping import StopWatch
+        from lockstep._base.stopping import StopWatch
         StopWatch(speaks=True).begin()
         signal.raise_signal(signal.SIGTERM)
         time.sleep({SAME_S} + 0.1)
@@ -132,7 +132,7 @@ def test_a_second_signal_does_what_it_would_have_done_without_us():
 
 WORKER = """
 import multiprocessing, subprocess, sys, time
-from lockstep.base.stopping import leave_signals_to_parent
+from lockstep._base.stopping import leave_signals_to_parent
 
 def work(ready):
     leave_signals_to_parent()
@@ -167,7 +167,7 @@ def test_when_all_is_saved_a_signal_does_not_change_the_status_that_says_so():
     done = run(
         """
         import os, signal, subprocess, sys, time
-        from lockstep.base.stopping import SAME_S, StopWatch
+        from lockstep._base.stopping import SAME_S, StopWatch
         watch = StopWatch(speaks=False)
         watch.begin()
         signal.raise_signal(signal.SIGUSR1)

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from lockstep.base.unwinding import frame_left_by_error, may_be_caught
+from lockstep._base.unwinding import frame_left_by_error, may_be_caught
 
 pytestmark = [pytest.mark.quick, pytest.mark.timeout(30)]
 

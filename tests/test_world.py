@@ -3,8 +3,8 @@
 import pytest
 from slurm_variables import ALONE, JOB, TASK
 
-from lockstep.base.errors import ConfigError
-from lockstep.world.environment import CORES, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL, World, read_environment
+from lockstep._base.errors import ConfigError
+from lockstep._world.environment import CORES, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL, World, read_environment
 
 pytestmark = pytest.mark.timeout(20)
 TORCHRUN = {

@@ -2,10 +2,10 @@
 
 import collections
 
-from lockstep.plan.blocks import block
-from lockstep.plan.rounds import bases, plan_rounds
-from lockstep.plan.tree import roots
-from lockstep.sync.exchange import split
+from lockstep._plan.blocks import block
+from lockstep._plan.rounds import bases, plan_rounds
+from lockstep._plan.tree import roots
+from lockstep._sync.exchange import split
 
 
 def elements_sent(rank, world_size, num_shards, ranks_per_host, length):

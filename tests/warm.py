@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from crew import warm_server
 
-from lockstep.cli.main import main
-from lockstep.launch import script as launch_script
+from lockstep._cli.main import main
+from lockstep._launch import script as launch_script
 
 
 class Lent:
@@ -60,7 +60,7 @@ def run_on(server, directory, command, *, env=None, stdin=None, verb="run"):
         streams[0].write_text(stdin or "")
         patch.chdir(directory)
         patch.setattr(launch_script, "take_server", lambda: Lent(server))
-        patch.setattr("lockstep.launch.server.start_early", lambda: None)
+        patch.setattr("lockstep._launch.server.start_early", lambda: None)
         for name, value in (env or {}).items():
             patch.setenv(name, value)
         for fd, path in enumerate(streams):

@@ -20,15 +20,15 @@ from typing import Any, ClassVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lockstep.launch.elastic import connection as connections
-from lockstep.launch.elastic.heartbeat import Heartbeat
-from lockstep.launch.elastic.places import Machine, Start
-from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
-from lockstep.launch.elastic.waiter import Stop
-from lockstep.launch.endpoint import find_endpoint
-from lockstep.launch.nodes import Nodes
-from lockstep.launch.secret import Secret, SharedSecret
-from lockstep.world.machine.tcp_store import connect, serve
+from lockstep._launch.elastic import connection as connections
+from lockstep._launch.elastic.heartbeat import Heartbeat
+from lockstep._launch.elastic.places import Machine, Start
+from lockstep._launch.elastic.static_rendezvous import StaticRendezvous
+from lockstep._launch.elastic.waiter import Stop
+from lockstep._launch.endpoint import find_endpoint
+from lockstep._launch.nodes import Nodes
+from lockstep._launch.secret import Secret, SharedSecret
+from lockstep._world.machine.tcp_store import connect, serve
 
 TIMEOUT_S = 300.0
 SECRET = SharedSecret(given=Secret(b"of a benchmark"), path=Path("unused"))

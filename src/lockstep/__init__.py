@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-from lockstep.base import exit_status as _exit_status  # noqa: F401 - which begins to note how the script ends
+from lockstep._base import exit_status as _exit_status  # noqa: F401 - which begins to note how the script ends
 
 if TYPE_CHECKING:
-    from lockstep.base.config import RunConfig
-    from lockstep.base.errors import (
+    from lockstep._base.config import RunConfig
+    from lockstep._base.errors import (
         CheckpointError,
         ConfigError,
         DataError,
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
         PeerError,
         UsageError,
     )
-    from lockstep.data.batch import Batch
-    from lockstep.data.evaluation import Evaluation
-    from lockstep.data.evaluation_pass import EvaluationBatch
-    from lockstep.data.loader import PreparedLoader
-    from lockstep.data.resumable import ResumableLoader, resumable
-    from lockstep.joining.instrument import Instrument
-    from lockstep.joining.team import Team
-    from lockstep.launch.function import launch
-    from lockstep.listener import Listener
-    from lockstep.loop.hosted import HostedEpochs
-    from lockstep.state.checkpoint.weights import load_weights
-    from lockstep.tools.arguments import join
-    from lockstep.world.comm.collectives import Collectives
-    from lockstep.world.environment import World
+    from lockstep._data.batch import Batch
+    from lockstep._data.evaluation import Evaluation
+    from lockstep._data.evaluation_pass import EvaluationBatch
+    from lockstep._data.loader import PreparedLoader
+    from lockstep._data.resumable import ResumableLoader, resumable
+    from lockstep._joining.instrument import Instrument
+    from lockstep._joining.team import Team
+    from lockstep._launch.function import launch
+    from lockstep._listener import Listener
+    from lockstep._loop.hosted import HostedEpochs
+    from lockstep._state.checkpoint.weights import load_weights
+    from lockstep._tools.arguments import join
+    from lockstep._world.comm.collectives import Collectives
+    from lockstep._world.environment import World
 
     __version__: str
 
 _MODULES = {
-    "Batch": "lockstep.data.batch",
-    "Collectives": "lockstep.world.comm.collectives",
-    "Evaluation": "lockstep.data.evaluation",
-    "EvaluationBatch": "lockstep.data.evaluation_pass",
-    "HostedEpochs": "lockstep.loop.hosted",
-    "Instrument": "lockstep.joining.instrument",
-    "Listener": "lockstep.listener",
-    "PreparedLoader": "lockstep.data.loader",
-    "ResumableLoader": "lockstep.data.resumable",
-    "RunConfig": "lockstep.base.config",
-    "Team": "lockstep.joining.team",
-    "World": "lockstep.world.environment",
-    "join": "lockstep.joining.join",
-    "launch": "lockstep.launch.function",
-    "load_weights": "lockstep.state.checkpoint.weights",
-    "resumable": "lockstep.data.resumable",
+    "Batch": "lockstep._data.batch",
+    "Collectives": "lockstep._world.comm.collectives",
+    "Evaluation": "lockstep._data.evaluation",
+    "EvaluationBatch": "lockstep._data.evaluation_pass",
+    "HostedEpochs": "lockstep._loop.hosted",
+    "Instrument": "lockstep._joining.instrument",
+    "Listener": "lockstep._listener",
+    "PreparedLoader": "lockstep._data.loader",
+    "ResumableLoader": "lockstep._data.resumable",
+    "RunConfig": "lockstep._base.config",
+    "Team": "lockstep._joining.team",
+    "World": "lockstep._world.environment",
+    "join": "lockstep._joining.join",
+    "launch": "lockstep._launch.function",
+    "load_weights": "lockstep._state.checkpoint.weights",
+    "resumable": "lockstep._data.resumable",
 }
 
 __all__ = [
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> object:
             return "unknown"
     if name not in __all__:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(_MODULES.get(name, "lockstep.base.errors")), name)
+    value = globals()[name] = getattr(_import_module(_MODULES.get(name, "lockstep._base.errors")), name)
     return value
 
 

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.plan.blocks import blocks_of, even_blocks
-from lockstep.tools.audit.choice import check_strategy, choose
+from lockstep._base.errors import ConfigError
+from lockstep._plan.blocks import blocks_of, even_blocks
+from lockstep._tools.audit.choice import check_strategy, choose
 
 pytestmark = pytest.mark.timeout(30)
 

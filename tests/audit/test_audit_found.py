@@ -3,9 +3,9 @@
 import pytest
 import trainings
 
-from lockstep.base.stopping import AUDIT_STATUS
-from lockstep.plan.blocks import even_blocks
-from lockstep.tools.audit.choice import choose
+from lockstep._base.stopping import AUDIT_STATUS
+from lockstep._plan.blocks import even_blocks
+from lockstep._tools.audit.choice import choose
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.quick]
 

@@ -5,9 +5,9 @@ import pickle
 import pytest
 import torch
 
-from lockstep.plan.blocks import even_blocks
-from lockstep.plan.shards import plan_step
-from lockstep.tools.audit.parcel import Parcel, pack, unpack
+from lockstep._plan.blocks import even_blocks
+from lockstep._plan.shards import plan_step
+from lockstep._tools.audit.parcel import Parcel, pack, unpack
 
 pytestmark = pytest.mark.timeout(20)
 CPU = torch.device("cpu")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.tools.audit.gradient_sums import digest_of
-from lockstep.tools.audit.verdict import Computed, first_difference, judge
+from lockstep._tools.audit.gradient_sums import digest_of
+from lockstep._tools.audit.verdict import Computed, first_difference, judge
 
 pytestmark = pytest.mark.timeout(20)
 A, B, C = ({"the loss": 1, "weight": number} for number in (1, 2, 3))

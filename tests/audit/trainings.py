@@ -13,9 +13,9 @@ from torch.nn import functional
 from toy_models import Net, Plain
 
 import lockstep
-from lockstep.base.errors import UsageError
-from lockstep.base.stopping import AuditFailed
-from lockstep.sync import buckets, exact
+from lockstep._base.errors import UsageError
+from lockstep._base.stopping import AuditFailed
+from lockstep._sync import buckets, exact
 
 
 def train_carelessly():

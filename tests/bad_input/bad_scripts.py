@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.base.errors import LockstepError
+from lockstep._base.errors import LockstepError
 
 
 def rank():

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import lockstep
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 QUICK = {"timeout_s": 20.0}

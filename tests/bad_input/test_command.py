@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from lockstep.journal.failure import read_failure
+from lockstep._journal.failure import read_failure
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -45,7 +45,7 @@ def test_a_script_that_fails_on_import_is_shown_once(run_here):
 
 def test_an_unknown_method_is_refused_with_the_valid_ones(tmp_path):
     (tmp_path / "script.py").write_text("print('the script has run')")
-    command = [sys.executable, "-m", "lockstep.cli.main", "compare", "--methods", "single,dpp", "script.py"]
+    command = [sys.executable, "-m", "lockstep._cli.main", "compare", "--methods", "single,dpp", "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert "choose one of" in done.stderr

@@ -5,7 +5,7 @@ import re
 import bad_scripts
 import pytest
 
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 QUICK = {"timeout_s": 20.0}

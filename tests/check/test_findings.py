@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.tools.check.files import read_script
-from lockstep.tools.check.findings import RULES
-from lockstep.tools.check.reader import read_source
+from lockstep._tools.check.files import read_script
+from lockstep._tools.check.findings import RULES
+from lockstep._tools.check.reader import read_source
 
 ROOT = Path(__file__).parents[2]
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.py"))
@@ -65,7 +65,7 @@ def test_idioms_that_differ_are_found():
 
 
 @pytest.mark.parametrize(
-    "path", [*ROOT.glob("examples/*.py"), *ROOT.glob("src/lockstep/cli/template/*.py")], ids=lambda p: p.stem
+    "path", [*ROOT.glob("examples/*.py"), *ROOT.glob("src/lockstep/_cli/template/*.py")], ids=lambda p: p.stem
 )
 def test_nothing_is_found_in_examples(path):
     assert [str(finding) for finding in read_script(path)] == []

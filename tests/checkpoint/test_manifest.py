@@ -7,8 +7,8 @@ import json
 import pytest
 from checkpoint_files import write_files
 
-from lockstep.base.errors import CheckpointError
-from lockstep.state.checkpoint.manifest import FILE_NAME, FORMAT, Manifest, verify, verify_file
+from lockstep._base.errors import CheckpointError
+from lockstep._state.checkpoint.manifest import FILE_NAME, FORMAT, Manifest, verify, verify_file
 
 pytestmark = pytest.mark.timeout(60)
 

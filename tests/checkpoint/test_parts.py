@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.state.checkpoint.parts import deal_out, part_name, state_files, state_part_name, weights_files
+from lockstep._state.checkpoint.parts import deal_out, part_name, state_files, state_part_name, weights_files
 
 pytestmark = pytest.mark.timeout(60)
 names = st.text("ab.", min_size=1, max_size=4)

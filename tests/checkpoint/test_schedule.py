@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.state.checkpoint.schedule import CheckpointSchedule
+from lockstep._state.checkpoint.schedule import CheckpointSchedule
 
 pytestmark = pytest.mark.timeout(60)
 simulated = settings(deadline=None, max_examples=50)

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from lockstep.state.checkpoint.staging import Staging
+from lockstep._state.checkpoint.staging import Staging
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import nn
 
-from lockstep.base.errors import ConfigError
-from lockstep.state.checkpoint.tree import put_together, take_apart
+from lockstep._base.errors import ConfigError
+from lockstep._state.checkpoint.tree import put_together, take_apart
 
 pytestmark = pytest.mark.timeout(60)
 thorough = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from checkpoint_files import flip, write_files
 
-from lockstep.base.atomic import UNFINISHED
-from lockstep.base.errors import CheckpointError
-from lockstep.state.checkpoint.manifest import FILE_NAME, verify
-from lockstep.state.checkpoint.store import BEST, Store, find_checkpoint
+from lockstep._base.atomic import UNFINISHED
+from lockstep._base.errors import CheckpointError
+from lockstep._state.checkpoint.manifest import FILE_NAME, verify
+from lockstep._state.checkpoint.store import BEST, Store, find_checkpoint
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -268,7 +268,7 @@ def test_a_damaged_one_is_kept_beside_and_does_not_come_in_the_way_of_what_follo
 
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path, monkeypatch):
     store = prepare(tmp_path, [10])
-    monkeypatch.setattr("lockstep.state.checkpoint.manifest.FORMAT", 4)
+    monkeypatch.setattr("lockstep._state.checkpoint.manifest.FORMAT", 4)
     commit(store, 20)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=r"format 4.*newer lockstep"):

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lockstep.base.errors import CheckpointError
-from lockstep.state.checkpoint.tensorfile import _NAMES, write_tensors
+from lockstep._base.errors import CheckpointError
+from lockstep._state.checkpoint.tensorfile import _NAMES, write_tensors
 
 
 def some(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -10,13 +10,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import lockstep
-from lockstep.base.errors import CheckpointError
-from lockstep.state.checkpoint.manifest import Manifest
-from lockstep.state.checkpoint.staging import Staging
-from lockstep.state.checkpoint.store import Store, find_checkpoint
-from lockstep.state.checkpoint.weights import Tensors
-from lockstep.state.checkpoint.writer import Job, Writer
-from lockstep.state.recovery.run_state import RunState
+from lockstep._base.errors import CheckpointError
+from lockstep._state.checkpoint.manifest import Manifest
+from lockstep._state.checkpoint.staging import Staging
+from lockstep._state.checkpoint.store import Store, find_checkpoint
+from lockstep._state.checkpoint.weights import Tensors
+from lockstep._state.checkpoint.writer import Job, Writer
+from lockstep._state.recovery.run_state import RunState
 
 pytestmark = pytest.mark.timeout(60)
 

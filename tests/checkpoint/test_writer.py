@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, verify
-from lockstep.state.checkpoint.store import BEST, Store
-from lockstep.state.checkpoint.writer import STATE, Job, Writer
+from lockstep._state.checkpoint.manifest import FILE_NAME, Manifest, verify
+from lockstep._state.checkpoint.store import BEST, Store
+from lockstep._state.checkpoint.writer import STATE, Job, Writer
 
 pytestmark = pytest.mark.timeout(60)
 

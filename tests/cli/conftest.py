@@ -4,7 +4,7 @@ import pytest
 from launchers import nursery, warm_trials
 from warm import run_here
 
-from lockstep.cli.main import main
+from lockstep._cli.main import main
 
 __all__ = ["nursery", "run_here", "warm_trials"]
 
@@ -25,5 +25,5 @@ def command(capsys):
 def asked(monkeypatch):
     """What ``lockstep run`` would have run: the script, its arguments, the options and settings of each call."""
     calls = []
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args: calls.append(args))
+    monkeypatch.setattr("lockstep._cli.run.run_script", lambda *args: calls.append(args))
     return calls

@@ -65,7 +65,7 @@ def run(server, place, run_dir, *args, nproc=1, kill=False, options=()):
 def waiting(place, run_dir, *args, nproc=1):
     """A run that goes on until the block is left, or its script ends."""
     (place / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "lockstep.cli.main", "run", *_command(run_dir, args, nproc, ())]
+    command = [sys.executable, "-m", "lockstep._cli.main", "run", *_command(run_dir, args, nproc, ())]
     with (place / "log").open("w") as log:
         variables = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables)

@@ -101,7 +101,7 @@ def test_scripts_that_train_are_read_among_others(command, script, tmp_path):
 def test_neither_the_script_nor_torch_is_imported(script):
     path = script("raise SystemExit(3)\n" + LOOP.format(**COUNTED))
     source = (
-        "import sys; from lockstep.cli.main import main\n"
+        "import sys; from lockstep._cli.main import main\n"
         f"try: main(['check', {path!r}])\n"
         "finally: print({'torch', 'numpy'} & set(sys.modules))"
     )

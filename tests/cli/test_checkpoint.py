@@ -15,8 +15,8 @@ from real_runs import STEPS, run
 from safetensors.torch import load_file
 
 from lockstep import load_weights
-from lockstep.cli.main import main
-from lockstep.state.checkpoint import manifest as manifests
+from lockstep._cli.main import main
+from lockstep._state.checkpoint import manifest as manifests
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
 

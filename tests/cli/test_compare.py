@@ -5,14 +5,14 @@ import types
 
 import pytest
 
-from lockstep.cli.main import main
+from lockstep._cli.main import main
 
 pytestmark = pytest.mark.timeout(60)
 
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
-from lockstep.journal.writer import EventWriter
+from lockstep._journal.writer import EventWriter
 
 settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
 if "hang" in sys.argv:

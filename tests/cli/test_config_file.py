@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lockstep.base.config import RunConfig
-from lockstep.launch.options import LaunchOptions
+from lockstep._base.config import RunConfig
+from lockstep._launch.options import LaunchOptions
 
 pytestmark = pytest.mark.timeout(20)
 

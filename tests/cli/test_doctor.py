@@ -6,8 +6,8 @@ import pytest
 from crew import warm_server
 from warm import run_on
 
-from lockstep.tools.doctor.processes import NAME
-from lockstep.tools.doctor.table import CHECKS
+from lockstep._tools.doctor.processes import NAME
+from lockstep._tools.doctor.table import CHECKS
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -10,7 +10,7 @@ import pytest
 from crew import warm_server
 from real_runs import run
 
-from lockstep.cli.main import main
+from lockstep._cli.main import main
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
@@ -116,7 +116,7 @@ def made(tmp_path_factory, request, outlives_tests):
 def place(made, tmp_path, monkeypatch):
     """A directory with a copy of the run, ``runs/other``, and one outside of all runs, ``elsewhere``."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lockstep.launch.server.start_early", lambda: None)
+    monkeypatch.setattr("lockstep._launch.server.start_early", lambda: None)
     shutil.copytree(made, tmp_path / "runs" / "other")
     for name in ("elsewhere", "out"):
         (tmp_path / name).mkdir()

@@ -6,17 +6,17 @@ import sys
 import click
 import pytest
 
-from lockstep.base.errors import ConfigError, LaunchError, LossError, UsageError
-from lockstep.cli.group import OVERVIEW, group
+from lockstep._base.errors import ConfigError, LaunchError, LossError, UsageError
+from lockstep._cli.group import OVERVIEW, group
 
 VERBS = [verb for verbs in OVERVIEW.values() for verb in verbs]
 
 
 def test_help_lists_the_verbs_and_imports_neither_them_nor_torch():
     source = (
-        "import sys; from lockstep.cli.main import main\n"
+        "import sys; from lockstep._cli.main import main\n"
         "try: main(['--help'])\n"
-        "finally: print({'torch', 'lockstep.cli.run', 'lockstep.tools.compare.command'} & set(sys.modules))"
+        "finally: print({'torch', 'lockstep._cli.run', 'lockstep._tools.compare.command'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0
@@ -65,15 +65,15 @@ def test_our_errors_are_one_message_and_no_traceback(command, monkeypatch, error
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr("lockstep.cli.run.run_script", fail)
+    monkeypatch.setattr("lockstep._cli.run.run_script", fail)
     assert command("run", "script.py") == (status, "", "error: x\n")
 
 
 LEAVES_A_THREAD = """
 import datetime, sys, threading, time
-import lockstep.cli.run
-from lockstep.cli.main import main
-from lockstep.launch.server import take_server
+import lockstep._cli.run
+from lockstep._cli.main import main
+from lockstep._launch.server import take_server
 from torch.distributed import TCPStore
 
 def run(*args, **options):
@@ -89,7 +89,7 @@ def run(*args, **options):
     print("said before")
     raise lockstep.LaunchError("it failed", 7)
 
-lockstep.cli.run.run_script = run
+lockstep._cli.run.run_script = run
 sys.argv = ["lockstep", "run", "script.py"]
 main()
 """

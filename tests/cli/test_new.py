@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(60)
 
-TEMPLATES = Path(__file__).parents[2] / "src/lockstep/cli/template"
+TEMPLATES = Path(__file__).parents[2] / "src/lockstep/_cli/template"
 
 
 @pytest.fixture

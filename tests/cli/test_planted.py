@@ -11,8 +11,8 @@ import pytest
 from crew import warm_server
 from real_runs import run
 
-from lockstep.cli.main import main
-from lockstep.tools.explain.black_box import BlackBox, read_box
+from lockstep._cli.main import main
+from lockstep._tools.explain.black_box import BlackBox, read_box
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
@@ -127,7 +127,7 @@ def said(capsys, command):
 def place(made, tmp_path, monkeypatch):
     """A copy of the run beside an intact one, in a directory with a plant in its name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lockstep.launch.server.start_early", lambda: None)
+    monkeypatch.setattr("lockstep._launch.server.start_early", lambda: None)
     runs = tmp_path / f"runs{PLANT}"
     shutil.copytree(made, runs / "other")
     return Path(shutil.copytree(made, runs / f"planted{PLANT}"))

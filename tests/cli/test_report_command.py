@@ -10,7 +10,7 @@ import pytest
 from crew import warm_server
 from warm import run_on
 
-from lockstep.cli.main import main
+from lockstep._cli.main import main
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 

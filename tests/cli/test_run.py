@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from lockstep.base.config import setting_kinds
-from lockstep.base.errors import LaunchError
-from lockstep.base.option import help_of, options_of
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.script import Interruption
+from lockstep._base.config import setting_kinds
+from lockstep._base.errors import LaunchError
+from lockstep._base.option import help_of, options_of
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.script import Interruption
 
 
 def test_what_follows_the_script_is_the_scripts_own(command, asked):
@@ -79,7 +79,7 @@ def test_what_cannot_be_meant_is_one_message_and_status_2(command, monkeypatch, 
 
 def test_a_signal_is_told_in_one_line(command, monkeypatch):
     ctrl_c = Interruption(status=130, message="stopped by Ctrl-C: all have ended")
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args: ctrl_c)
+    monkeypatch.setattr("lockstep._cli.run.run_script", lambda *args: ctrl_c)
     status, out, err = command("run", "x.py")
     assert (status, out) == (130, "")
     assert err.startswith("stopped by Ctrl-C")

@@ -13,11 +13,11 @@ from crew import warm_server
 from real_runs import STEPS, run, until, waiting
 from rich.console import Console
 
-from lockstep.cli.main import main
-from lockstep.state.checkpoint import manifest
-from lockstep.state.rundir.lock import holder_of
-from lockstep.tools.runs import command as runs_verb
-from lockstep.tools.runs import inventory
+from lockstep._cli.main import main
+from lockstep._state.checkpoint import manifest
+from lockstep._state.rundir.lock import holder_of
+from lockstep._tools.runs import command as runs_verb
+from lockstep._tools.runs import inventory
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -126,7 +126,7 @@ def test_looking_takes_nothing_from_a_run_and_writes_nothing(made, look):
 
 def test_listing_runs_does_not_import_torch(made):
     program = (
-        "import sys; from lockstep.cli.main import main\ntry: main(['runs'])\nfinally: assert 'torch' not in sys.modules"
+        "import sys; from lockstep._cli.main import main\ntry: main(['runs'])\nfinally: assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=made, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
@@ -315,7 +315,7 @@ def test_a_directory_that_is_none_is_an_error(look, tmp_path, name):
 def test_a_run_that_has_only_just_begun_is_running(look, tmp_path):
     path = tmp_path / "runs" / "train-1"
     path.mkdir(parents=True)
-    holds = "import sys; from pathlib import Path; from lockstep.state.rundir.lock import RunLock\n"
+    holds = "import sys; from pathlib import Path; from lockstep._state.rundir.lock import RunLock\n"
     holds += "lock = RunLock(Path(sys.argv[1])); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", holds, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()

@@ -17,7 +17,7 @@ def slurm(tmp_path):
     programs.mkdir()
 
     def run(*arguments):
-        command = [sys.executable, "-m", "lockstep.cli.main", "slurm", *arguments]
+        command = [sys.executable, "-m", "lockstep._cli.main", "slurm", *arguments]
         environ = {**os.environ, "PATH": str(programs)}
         return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.options import LaunchOptions
+from lockstep._launch.options import LaunchOptions
 
 
 def test_what_is_always_so_is_taken_and_underscores_are_dashes(command, asked):

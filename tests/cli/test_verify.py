@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import main
+from lockstep._cli.main import main
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -243,7 +243,7 @@ def test_a_signal_stops_the_run_and_keeps_what_was_found(tmp_path):
     script = tmp_path / "hang.py"
     script.write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")
     stopped = subprocess.Popen(
-        [sys.executable, "-m", "lockstep.cli.main", "verify", "--world-sizes", "1,2", *BRIEFLY, str(script)],
+        [sys.executable, "-m", "lockstep._cli.main", "verify", "--world-sizes", "1,2", *BRIEFLY, str(script)],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -13,11 +13,11 @@ import pytest
 from crew import warm_server
 from real_runs import run, until, waiting
 
-from lockstep.cli.main import main
-from lockstep.journal.history import Tail
-from lockstep.tools.explain.rank_reports import RankReport
-from lockstep.tools.watch.frame import frame
-from lockstep.tools.watch.watched import Watched
+from lockstep._cli.main import main
+from lockstep._journal.history import Tail
+from lockstep._tools.explain.rank_reports import RankReport
+from lockstep._tools.watch.frame import frame
+from lockstep._tools.watch.watched import Watched
 
 pytestmark = pytest.mark.timeout(120)
 

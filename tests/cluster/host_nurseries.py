@@ -26,7 +26,7 @@ class HostNurseries:
         Where a host has an environment of its own, the launcher imports everything itself, as a command does.
         """
         if host.environment:
-            command = [sys.executable, "-m", "lockstep.cli.main", "run", *words]
+            command = [sys.executable, "-m", "lockstep._cli.main", "run", *words]
             return host.start(command, stdin=subprocess.DEVNULL, **options)
         host.daemons.add(nursery.NAME)
         booted, made = self._made.get(host.name, (None, None))

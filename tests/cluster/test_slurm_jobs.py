@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster import HostError
 
-from lockstep.world.job.hostlist import expand_hosts
+from lockstep._world.job.hostlist import expand_hosts
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -58,7 +58,7 @@ class Jobs:
 
     def lockstep(self, *options, pace_s=0.0, check=True, **more):
         """``lockstep slurm`` for train.py, in the directory."""
-        command = [sys.executable, "-m", "lockstep.cli.main", "slurm", *options, "train.py", EPOCHS, pace_s]
+        command = [sys.executable, "-m", "lockstep._cli.main", "slurm", *options, "train.py", EPOCHS, pace_s]
         return self.slurm.run(list(map(str, command)), cwd=self.directory, check=check, **more)
 
     def submit(self, *options, **more):
@@ -347,7 +347,7 @@ def test_one_job_a_node_each_with_its_number_may_start_in_any_order_and_the_firs
 @pytest.mark.long
 def test_several_tasks_that_each_start_lockstep_run_are_refused(slurm_cluster, tmp_path):
     (tmp_path / "alone.py").write_text("import lockstep\nprint('trained as', lockstep.join().world_size, flush=True)\n")
-    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "2", "--shards", "2", "alone.py"]
+    command = [sys.executable, "-m", "lockstep._cli.main", "run", "--nproc-per-node", "2", "--shards", "2", "alone.py"]
     run = slurm_cluster.slurm.run
     several = run(["srun", "--nodes=2", "--ntasks=2", *command], cwd=tmp_path, check=False)
     assert several.returncode != 0

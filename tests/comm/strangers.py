@@ -5,7 +5,7 @@ import pickle
 from pathlib import Path
 
 import lockstep
-from lockstep.world.comm import group, plain
+from lockstep._world.comm import group, plain
 
 
 class Trap:

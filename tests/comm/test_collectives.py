@@ -6,7 +6,7 @@ import comm_scripts
 import pytest
 import torch
 
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 

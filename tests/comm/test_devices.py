@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from lockstep.base.config import RunConfig
-from lockstep.base.errors import ConfigError
-from lockstep.world.comm import machines
-from lockstep.world.comm.group import choose_devices, choose_transport
-from lockstep.world.environment import World
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ConfigError
+from lockstep._world.comm import machines
+from lockstep._world.comm.group import choose_devices, choose_transport
+from lockstep._world.environment import World
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from lockstep.world.comm import forking
+from lockstep._world.comm import forking
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -5,11 +5,11 @@ import socket
 import pytest
 
 import lockstep
-from lockstep.base.config import RunConfig
-from lockstep.base.errors import ConfigError
-from lockstep.world.comm.group import Transport, choose_transport
-from lockstep.world.comm.interface import choose_interface, interface_towards, nccl_interface
-from lockstep.world.environment import World
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ConfigError
+from lockstep._world.comm.group import Transport, choose_transport
+from lockstep._world.comm.interface import choose_interface, interface_towards, nccl_interface
+from lockstep._world.environment import World
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -9,14 +9,14 @@ import psutil
 import pytest
 import rendezvous_scripts as scripts
 
-from lockstep.base.config import RunConfig
-from lockstep.base.errors import ConfigError, LaunchError, PeerError
-from lockstep.world.comm import tcp
-from lockstep.world.comm.machines import placed
-from lockstep.world.comm.store import rendezvous_url
-from lockstep.world.comm.waiter import Waiter
-from lockstep.world.environment import World
-from lockstep.world.machine.addresses import SOMEWHERE, source_address
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ConfigError, LaunchError, PeerError
+from lockstep._world.comm import tcp
+from lockstep._world.comm.machines import placed
+from lockstep._world.comm.store import rendezvous_url
+from lockstep._world.comm.waiter import Waiter
+from lockstep._world.environment import World
+from lockstep._world.machine.addresses import SOMEWHERE, source_address
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -233,7 +233,7 @@ def pause_for_ever(waiter):
 
 
 def test_who_waits_says_so_after_a_moment_and_gives_up_in_the_end(monkeypatch, capsys):
-    monkeypatch.setattr("lockstep.world.comm.waiter._TELL_AFTER_S", 0.05)
+    monkeypatch.setattr("lockstep._world.comm.waiter._TELL_AFTER_S", 0.05)
     waiter = Waiter(1, 20, "tcp://h:1", 0.3)
     with pytest.raises(PeerError, match=r"timed out: it waited 0.3 s at tcp://h:1 for ranks 0, 3 \(a hint\).*timeout_s="):
         pause_for_ever(waiter)

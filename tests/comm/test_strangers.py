@@ -3,8 +3,8 @@
 import pytest
 import strangers
 
-from lockstep.base.errors import PeerError, StrangerError
-from lockstep.launch import failures
+from lockstep._base.errors import PeerError, StrangerError
+from lockstep._launch import failures
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
-from lockstep.tools.compare.figures import figures_of
-from lockstep.tools.compare.methods import Row, parse_method
-from lockstep.tools.trials.machine import Machine
-from lockstep.tools.trials.study import Task
+from lockstep._tools.compare.comparison import Comparison, RowResult, RowRun
+from lockstep._tools.compare.figures import figures_of
+from lockstep._tools.compare.methods import Row, parse_method
+from lockstep._tools.trials.machine import Machine
+from lockstep._tools.trials.study import Task
 
 
 def start_event(**fields):
@@ -91,7 +91,7 @@ def make_comparison(tmp_path):
 SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-from lockstep.journal.writer import EventWriter
+from lockstep._journal.writer import EventWriter
 
 settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.tools.compare.confidence import interval_of, middle
+from lockstep._tools.compare.confidence import interval_of, middle
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.base.errors import UsageError
-from lockstep.tools.compare.figures import figures_of, relate
+from lockstep._base.errors import UsageError
+from lockstep._tools.compare.figures import figures_of, relate
 
 pytestmark = pytest.mark.timeout(10)
 

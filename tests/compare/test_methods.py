@@ -2,10 +2,10 @@
 
 import pytest
 
-from lockstep.base import config
-from lockstep.base.config import PRECISIONS
-from lockstep.base.errors import ConfigError
-from lockstep.tools.compare.methods import (
+from lockstep._base import config
+from lockstep._base.config import PRECISIONS
+from lockstep._base.errors import ConfigError
+from lockstep._tools.compare.methods import (
     LAUNCHERS,
     STRATEGIES,
     Method,

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from test_rows_run import Silent
 
-from lockstep.tools.compare import compare
-from lockstep.tools.compare.methods import parse_methods
-from lockstep.tools.compare.table import sentence_of
-from lockstep.tools.trials.study import Task
+from lockstep._tools.compare import compare
+from lockstep._tools.compare.methods import parse_methods
+from lockstep._tools.compare.table import sentence_of
+from lockstep._tools.trials.study import Task
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lockstep.base.errors import ConfigError
-from lockstep.tools.compare import compare, table
-from lockstep.tools.compare.methods import parse_methods
-from lockstep.tools.trials.study import Task, new_directory
-from lockstep.tools.trials.trial import Trial, run_trial
+from lockstep._base.errors import ConfigError
+from lockstep._tools.compare import compare, table
+from lockstep._tools.compare.methods import parse_methods
+from lockstep._tools.trials.study import Task, new_directory
+from lockstep._tools.trials.trial import Trial, run_trial
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -159,7 +159,7 @@ def test_an_interrupt_ends_the_running_row_and_keeps_what_was_measured(fake_scri
 def test_a_row_does_not_outlive_a_comparison_that_is_killed(fake_script, tmp_path):
     script = fake_script("Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)")
     killed = subprocess.Popen(
-        [sys.executable, "-m", "lockstep.cli.main", "compare", str(script), "--methods", "single@python"],
+        [sys.executable, "-m", "lockstep._cli.main", "compare", str(script), "--methods", "single@python"],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
     )

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from lockstep.tools.compare import advice, table
+from lockstep._tools.compare import advice, table
 
 pytestmark = pytest.mark.timeout(30)
 

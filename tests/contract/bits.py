@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from lockstep.world.comm.dtensors import full_tensor
+from lockstep._world.comm.dtensors import full_tensor
 
 
 def bits(value):

@@ -3,8 +3,8 @@
 import contextlib
 import random
 
-from lockstep.plan.balance import Balancer, Proposal
-from lockstep.plan.blocks import blocks_of
+from lockstep._plan.balance import Balancer, Proposal
+from lockstep._plan.blocks import blocks_of
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ from bits import Seen, assert_same_bits, differences
 from contract_corpus import CORPUS, SHARDED, short, special, trained
 from moving import while_shards_move
 
-from lockstep.base.errors import LaunchError
-from lockstep.base.stopping import REQUEUE_STATUS
+from lockstep._base.errors import LaunchError
+from lockstep._base.stopping import REQUEUE_STATUS
 
 pytestmark = pytest.mark.timeout(90)
 NARROW = ("16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")

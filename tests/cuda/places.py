@@ -6,7 +6,7 @@ import contextlib
 import pytest
 import torch
 
-from lockstep.launch.gpus import num_gpus_here
+from lockstep._launch.gpus import num_gpus_here
 
 IS_SIMULATED = hasattr(torch, "sim")
 KIND = "sim" if IS_SIMULATED else "cuda"

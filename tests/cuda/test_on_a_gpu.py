@@ -12,7 +12,7 @@ import pytest
 import torch
 from places import BACKEND, DEVICE, IS_SIMULATED, KIND, OVER_DEVICES, SHARED, only_on_cuda
 
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
 SHARED_BACKEND = SHARED.get("backend", BACKEND)
@@ -141,7 +141,7 @@ def test_a_step_is_split_by_the_clock_of_the_gpu_and_the_parts_add_up(crew):
 def test_the_example_learns_on_the_gpu(tmp_path):
     pytest.importorskip("sklearn", reason="the example's images come with scikit-learn")
     device, epochs, least = ([], 1, 70) if IS_SIMULATED else (["--device", "cuda"], 3, 90)
-    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", *device]
+    command = [sys.executable, "-m", "lockstep._cli.main", "run", "--nproc-per-node", "1", *device]
     done = subprocess.run(
         [*command, str(EXAMPLE), "--epochs", str(epochs)], cwd=tmp_path, capture_output=True, text=True, timeout=150
     )

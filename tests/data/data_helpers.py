@@ -6,11 +6,11 @@ import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from lockstep.data.assignment import ShardAssignment
-from lockstep.data.batch import own_runs
-from lockstep.data.loader import PreparedLoader
-from lockstep.data.sources import choose_source
-from lockstep.data.streams import Purpose, reseed
+from lockstep._data.assignment import ShardAssignment
+from lockstep._data.batch import own_runs
+from lockstep._data.loader import PreparedLoader
+from lockstep._data.sources import choose_source
+from lockstep._data.streams import Purpose, reseed
 
 CPU = torch.device("cpu")
 

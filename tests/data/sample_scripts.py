@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import lockstep
-from lockstep.data import changed_samples
+from lockstep._data import changed_samples
 
 NUM_SAMPLES, BATCH = 32, 4
 

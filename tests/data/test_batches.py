@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from lockstep.base.errors import DataError
-from lockstep.data.batches import count_samples, cut, map_tensors, pin, to_device
+from lockstep._base.errors import DataError
+from lockstep._data.batches import count_samples, cut, map_tensors, pin, to_device
 
 pytestmark = pytest.mark.timeout(30)
 META = torch.device("meta")  # a device without a GPU

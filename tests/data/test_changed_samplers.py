@@ -13,8 +13,8 @@ import torch
 from data_helpers import Numbers, assignment
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
-from lockstep.data.sources import choose_source
-from lockstep.state.checkpoint.tree import put_together, take_apart
+from lockstep._data.sources import choose_source
+from lockstep._state.checkpoint.tree import put_together, take_apart
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 LENGTH = 12

@@ -13,11 +13,11 @@ from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import lockstep
-from lockstep.base.errors import ConfigError, DataError, UsageError
-from lockstep.data.evaluated import Evaluations
-from lockstep.data.evaluation import Evaluation
-from lockstep.data.evaluation_pass import EvaluationPass
-from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
+from lockstep._base.errors import ConfigError, DataError, UsageError
+from lockstep._data.evaluated import Evaluations
+from lockstep._data.evaluation import Evaluation
+from lockstep._data.evaluation_pass import EvaluationPass
+from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -11,9 +11,9 @@ import torch
 from data_helpers import Numbers, assignment
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from lockstep.base.errors import DataError
-from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
-from lockstep.data.sources import choose_source
+from lockstep._base.errors import DataError
+from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
+from lockstep._data.sources import choose_source
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 SEEDS = range(2)

@@ -10,9 +10,9 @@ from data_helpers import Noisy, Numbers, same
 from threadpoolctl import threadpool_info
 from torch.utils.data import DataLoader, Subset, TensorDataset, get_worker_info
 
-from lockstep.data.fetch import FetchPool, Request, SampleFetcher, TableFetcher, choose_fetcher, single_threaded
-from lockstep.data.streams import Purpose
-from lockstep.world.machine import threads
+from lockstep._data.fetch import FetchPool, Request, SampleFetcher, TableFetcher, choose_fetcher, single_threaded
+from lockstep._data.streams import Purpose
+from lockstep._world.machine import threads
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import lockstep
-from lockstep.base.errors import DataError, UsageError
-from lockstep.data.loader import PreparedLoader
-from lockstep.journal.history import read_events
+from lockstep._base.errors import DataError, UsageError
+from lockstep._data.loader import PreparedLoader
+from lockstep._journal.history import read_events
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,11 +7,11 @@ import torch
 from data_helpers import prepared
 from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep.data.moves import Moves
-from lockstep.journal.measure.step_clock import StepClock
-from lockstep.journal.writer import EventWriter
-from lockstep.loop.balance import Balance
-from lockstep.plan.blocks import blocks_of, even_blocks
+from lockstep._data.moves import Moves
+from lockstep._journal.measure.step_clock import StepClock
+from lockstep._journal.writer import EventWriter
+from lockstep._loop.balance import Balance
+from lockstep._plan.blocks import blocks_of, even_blocks
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -23,13 +23,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lockstep.base.errors import DataError
-from lockstep.data.assignment import ShardAssignment
-from lockstep.data.fetch import FetchPool
-from lockstep.data.loader import PreparedLoader
-from lockstep.data.moves import Moves
-from lockstep.data.uploads import Uploads
-from lockstep.plan.blocks import blocks_of
+from lockstep._base.errors import DataError
+from lockstep._data.assignment import ShardAssignment
+from lockstep._data.fetch import FetchPool
+from lockstep._data.loader import PreparedLoader
+from lockstep._data.moves import Moves
+from lockstep._data.uploads import Uploads
+from lockstep._plan.blocks import blocks_of
 
 pytestmark = pytest.mark.timeout(60)
 LENGTH = 23
@@ -354,7 +354,7 @@ def test_the_next_pass_begins_where_that_of_a_plain_loop_does(name, monkeypatch)
     most = 6 if is_endless else min(6, len(plain_passes(name, [None])[0]))
     for number, (ahead, way, end) in enumerate(itertools.product((0, 1, 2), WAYS, range(1, most + 1))):
         monkeypatch.setattr(FetchPool, "run", run_ahead if ahead else in_process)
-        monkeypatch.setattr("lockstep.data.loader.fetches_ahead", lambda _, ahead=ahead: ahead == 2)
+        monkeypatch.setattr("lockstep._data.loader.fetches_ahead", lambda _, ahead=ahead: ahead == 2)
         ends = [end, whole, end, 2]
         blocks = BLOCKS[number % (3 if is_endless else 5)]
         assert passes(name, ends, way, blocks, uploads=ahead == 2) == plain_passes(name, ends), (ahead, way, end, blocks)
@@ -382,7 +382,7 @@ class Unreadable(Numbers):
 def test_an_error_of_the_data_ends_a_pass_behind_the_step_that_was_asked_for(name, monkeypatch):
     def found(ahead):
         monkeypatch.setattr(FetchPool, "run", run_ahead if ahead else in_process)
-        monkeypatch.setattr("lockstep.data.loader.fetches_ahead", lambda _: ahead == 2)
+        monkeypatch.setattr("lockstep._data.loader.fetches_ahead", lambda _: ahead == 2)
         loader = prepare(DataLoader(Unreadable(LENGTH), collate_fn=list, **SAMPLERS[name]()), 0, (6,), uploads=ahead == 2)
         seen = []
         for _ in range(5):

@@ -6,8 +6,8 @@ import torch
 from data_helpers import Numbers, assignment
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from lockstep.data.assignment import ShardAssignment
-from lockstep.data.sources import choose_source
+from lockstep._data.assignment import ShardAssignment
+from lockstep._data.sources import choose_source
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -93,7 +93,7 @@ def test_a_place_that_is_not_that_of_the_group_is_refused(run_here):
         import torch.distributed as dist
         from torch.utils.data import DataLoader
         import lockstep
-        from lockstep.world.environment import VARIABLES
+        from lockstep._world.environment import VARIABLES
 
         rank = int(os.environ["RANK"])
         for name in VARIABLES:

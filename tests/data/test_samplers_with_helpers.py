@@ -7,7 +7,7 @@ import pytest
 from data_helpers import Numbers, assignment
 from torch.utils.data import DataLoader, Sampler
 
-from lockstep.data.sources import choose_source
+from lockstep._data.sources import choose_source
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 LENGTH = 24

@@ -34,9 +34,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from lockstep.base.errors import DataError
-from lockstep.data.assignment import ShardAssignment
-from lockstep.data.sources import choose_source
+from lockstep._base.errors import DataError
+from lockstep._data.assignment import ShardAssignment
+from lockstep._data.sources import choose_source
 
 pytestmark = pytest.mark.timeout(60)
 WORLDS = (1, 2, 3, 5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from lockstep.data.states import has_state, is_generator, put_state, take_state
+from lockstep._data.states import has_state, is_generator, put_state, take_state
 
 pytestmark = pytest.mark.timeout(60)
 GENERATORS = {

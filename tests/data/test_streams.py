@@ -10,7 +10,7 @@ from data_helpers import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.streams import Purpose, derive, preserve_rng, reseed
+from lockstep._data.streams import Purpose, derive, preserve_rng, reseed
 
 pytestmark = pytest.mark.timeout(30)
 

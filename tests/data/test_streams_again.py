@@ -8,10 +8,10 @@ from data_helpers import assignment, deal_all, same
 from stream_kinds import INCOMPLETE, NUM_SAMPLES, OTHERWISE, REPEATING, SeedsOfItsOwn, missing
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lockstep.base.errors import MismatchError
-from lockstep.data.assignment import ShardAssignment
-from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
-from lockstep.data.sources import choose_source
+from lockstep._base.errors import MismatchError
+from lockstep._data.assignment import ShardAssignment
+from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
+from lockstep._data.sources import choose_source
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]  # WebDataset's
 SHARDS = 3

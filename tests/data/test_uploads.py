@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from lockstep.data.uploads import Uploads
+from lockstep._data.uploads import Uploads
 
 
 @pytest.fixture

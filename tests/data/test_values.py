@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from lockstep.base.errors import ConfigError, UsageError
-from lockstep.data.values import COUNT, MEAN, SUM, add_up, check_weight, on_cpu, part_of, take
+from lockstep._base.errors import ConfigError, UsageError
+from lockstep._data.values import COUNT, MEAN, SUM, add_up, check_weight, on_cpu, part_of, take
 
 COLUMN = torch.tensor([[1.0], [5.0], [2.0], [4.0]])
 

@@ -8,10 +8,10 @@ import torch
 from data_helpers import prepared
 from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep.journal.measure.step_clock import StepClock
-from lockstep.journal.writer import EventWriter
-from lockstep.loop.balance import Balance
-from lockstep.plan.balance import BUSY, DATA, IN_SHARDS
+from lockstep._journal.measure.step_clock import StepClock
+from lockstep._journal.writer import EventWriter
+from lockstep._loop.balance import Balance
+from lockstep._plan.balance import BUSY, DATA, IN_SHARDS
 
 
 class Stream(IterableDataset):

@@ -9,8 +9,8 @@ import torch
 from data_helpers import Numbers
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lockstep.data import worker_copies
-from lockstep.data.worker_copies import WorkerCopies
+from lockstep._data import worker_copies
+from lockstep._data.worker_copies import WorkerCopies
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lockstep.base.errors import ConfigError
-from lockstep.data.fetch import set_workers
+from lockstep._base.errors import ConfigError
+from lockstep._data.fetch import set_workers
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from lockstep.tools.verify.diagnosis.causes import conclude
-from lockstep.tools.verify.diagnosis.experiments import Findings, investigate
-from lockstep.tools.verify.diagnosis.setting import Setting
-from lockstep.tools.verify.trace.differences import Difference
-from lockstep.tools.verify.trace.traced_run import gather
+from lockstep._tools.verify.diagnosis.causes import conclude
+from lockstep._tools.verify.diagnosis.experiments import Findings, investigate
+from lockstep._tools.verify.diagnosis.setting import Setting
+from lockstep._tools.verify.trace.differences import Difference
+from lockstep._tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)
 

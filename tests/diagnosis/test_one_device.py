@@ -5,9 +5,9 @@ import contextlib
 import planted
 import pytest
 
-from lockstep.base.errors import LaunchError
-from lockstep.tools.verify.diagnosis.one_device import against_one_device
-from lockstep.tools.verify.trace.traced_run import gather, read_run
+from lockstep._base.errors import LaunchError
+from lockstep._tools.verify.diagnosis.one_device import against_one_device
+from lockstep._tools.verify.trace.traced_run import gather, read_run
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -3,12 +3,12 @@
 import planted
 import pytest
 
+from lockstep._tools.verify.diagnosis.causes import conclude
+from lockstep._tools.verify.diagnosis.experiments import investigate
+from lockstep._tools.verify.diagnosis.setting import Setting
+from lockstep._tools.verify.trace.differences import first_difference
+from lockstep._tools.verify.trace.traced_run import read_run
 from lockstep.testing import DifferenceError
-from lockstep.tools.verify.diagnosis.causes import conclude
-from lockstep.tools.verify.diagnosis.experiments import investigate
-from lockstep.tools.verify.diagnosis.setting import Setting
-from lockstep.tools.verify.trace.differences import first_difference
-from lockstep.tools.verify.trace.traced_run import read_run
 
 pytestmark = pytest.mark.timeout(60)
 

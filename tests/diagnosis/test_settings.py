@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.tools.verify import settings
-from lockstep.tools.verify.trace.traced_run import gather
+from lockstep._base.errors import ConfigError
+from lockstep._tools.verify import settings
+from lockstep._tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(10)
 

@@ -7,8 +7,8 @@ import pytest
 from crew import warm_server
 from warm import run_on
 
-from lockstep.tools.doctor.finding import STATES
-from lockstep.tools.doctor.table import CHECKS
+from lockstep._tools.doctor.finding import STATES
+from lockstep._tools.doctor.table import CHECKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))

@@ -13,7 +13,7 @@ from crew import warm_server
 from launchers import nursery, start_launcher
 from warm import run_on
 
-from lockstep.base import reports
+from lockstep._base import reports
 
 __all__ = ["nursery", "start_launcher"]
 

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from lockstep.tools.compare.comparison import Comparison, RowResult
-from lockstep.tools.compare.methods import Row, parse_method
-from lockstep.tools.trials.machine import Machine
-from lockstep.tools.trials.study import Task
-from lockstep.tools.verify.diagnosis.setting import Setting
-from lockstep.tools.verify.verification import SettingResult, Verification
+from lockstep._tools.compare.comparison import Comparison, RowResult
+from lockstep._tools.compare.methods import Row, parse_method
+from lockstep._tools.trials.machine import Machine
+from lockstep._tools.trials.study import Task
+from lockstep._tools.verify.diagnosis.setting import Setting
+from lockstep._tools.verify.verification import SettingResult, Verification
 
 DOCS = Path(__file__).parents[2] / "docs"
 MACHINE = dict.fromkeys(("date", "host", "python", "torch", "lockstep"), "")

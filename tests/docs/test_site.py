@@ -52,8 +52,8 @@ def test_the_interface_is_told_from_docstrings(site):
     page = (site / "api.html").read_text()
     for name in (
         "lockstep.Team.prepare",
-        "lockstep.joining.join.join",
-        "lockstep.launch.function.launch",
+        "lockstep._joining.join.join",
+        "lockstep._launch.function.launch",
         "lockstep.RunConfig.shards",
         "lockstep.DataError",
     ):

@@ -12,10 +12,10 @@ __all__ = ["nursery", "warm_trials"]
 
 PROGRAM = """
 import dataclasses, json, sys
-from lockstep.base.config import RunConfig
-from lockstep.tools.doctor.finding import Situation
-from lockstep.tools.doctor.processes import CHECK
-from lockstep.tools.doctor.table import CHECKS, examine
+from lockstep._base.config import RunConfig
+from lockstep._tools.doctor.finding import Situation
+from lockstep._tools.doctor.processes import CHECK
+from lockstep._tools.doctor.table import CHECKS, examine
 if __name__ == "__main__":
     name, settings = sys.argv[1], json.loads(sys.argv[2])
     check, = [check for check in (*CHECKS, CHECK) if check.name == name]

@@ -3,9 +3,9 @@
 
 import pytest
 
-from lockstep.tools.doctor.driver import judge_gpus
-from lockstep.tools.doctor.finding import FAIL, OK, WARN
-from lockstep.tools.doctor.processes import judge, judge_speed
+from lockstep._tools.doctor.driver import judge_gpus
+from lockstep._tools.doctor.finding import FAIL, OK, WARN
+from lockstep._tools.doctor.processes import judge, judge_speed
 
 pytestmark = pytest.mark.timeout(20)
 

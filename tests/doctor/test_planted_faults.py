@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from cluster import missing
 
-from lockstep.base.config import RunConfig
-from lockstep.launch.gpus import num_present, torch_has_cuda
-from lockstep.launch.nodes import plan_nodes
-from lockstep.launch.options import LaunchOptions
-from lockstep.tools.doctor import cores
-from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
-from lockstep.tools.doctor.table import CHECKS, examine
-from lockstep.world.environment import World
+from lockstep._base.config import RunConfig
+from lockstep._launch.gpus import num_present, torch_has_cuda
+from lockstep._launch.nodes import plan_nodes
+from lockstep._launch.options import LaunchOptions
+from lockstep._tools.doctor import cores
+from lockstep._tools.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
+from lockstep._tools.doctor.table import CHECKS, examine
+from lockstep._world.environment import World
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from lockstep.base.reports import ALONE
-from lockstep.tools.explain.launching import alone
+from lockstep._base.reports import ALONE
+from lockstep._tools.explain.launching import alone
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lockstep.tools.explain.black_box import BlackBox, box_path, note_status, read_box
+from lockstep._tools.explain.black_box import BlackBox, box_path, note_status, read_box
 
 
 def test_the_newest_record_is_read(tmp_path):
@@ -74,7 +74,7 @@ def test_it_survives_sigkill(tmp_path):
     path = tmp_path / "rank-0.box"
     code = f"""
 from pathlib import Path
-from lockstep.tools.explain.black_box import BlackBox
+from lockstep._tools.explain.black_box import BlackBox
 box, number = BlackBox(Path({str(path)!r})), 0
 while True:
     number += 1
@@ -93,7 +93,7 @@ while True:
 
 def test_the_file_of_a_stack_may_be_in_a_directory_relative_to_that_of_the_process(tmp_path):
     source = (
-        "from pathlib import Path; from lockstep.tools.explain.interpreter import StackFile\n"
+        "from pathlib import Path; from lockstep._tools.explain.interpreter import StackFile\n"
         "Path('run/blackbox').mkdir(parents=True); StackFile(Path('run/blackbox/rank-0.stack'))"
     )
     subprocess.run([sys.executable, "-c", source], cwd=tmp_path, timeout=50, check=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep.tools.explain.call_ring import NotedCall
-from lockstep.tools.explain.collective_calls import Call, difference, parse
-from lockstep.tools.explain.mismatch import at_failure, first_difference, has_gone_on
+from lockstep._tools.explain.call_ring import NotedCall
+from lockstep._tools.explain.collective_calls import Call, difference, parse
+from lockstep._tools.explain.mismatch import at_failure, first_difference, has_gone_on
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.quick]
 

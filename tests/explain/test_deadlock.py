@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.base.reports import MISMATCH
-from lockstep.tools.explain.deadlock import deadlocked
-from lockstep.tools.explain.rank_reports import RankReport
-from lockstep.tools.explain.stuck import who_waits
+from lockstep._base.reports import MISMATCH
+from lockstep._tools.explain.deadlock import deadlocked
+from lockstep._tools.explain.rank_reports import RankReport
+from lockstep._tools.explain.stuck import who_waits
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.journal.measure.device_clock import DeviceClock
+from lockstep._journal.measure.device_clock import DeviceClock
 
 DATA, FORWARD, SCRIPT = range(3)
 

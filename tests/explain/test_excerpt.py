@@ -5,9 +5,9 @@ import json
 from torch import nn, rand
 from torch.utils.data import DataLoader
 
-from lockstep.base.config import RunConfig
-from lockstep.base.tracebacks.excerpt import excerpt, plain_message
-from lockstep.data.fetch import from_workers
+from lockstep._base.config import RunConfig
+from lockstep._base.tracebacks.excerpt import excerpt, plain_message
+from lockstep._data.fetch import from_workers
 
 
 def fails(function, *args):

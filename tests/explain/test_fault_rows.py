@@ -15,7 +15,7 @@ import psutil
 import pytest
 from fault_rows import CULPRIT, ROWS
 
-from lockstep.base.reports import FAILED
+from lockstep._base.reports import FAILED
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -49,7 +49,7 @@ def read(file):
 def started_cold(words, size, **streams):
     """The command, with a /dev/shm of this size."""
     mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-m", "lockstep.cli.main", "run", *words]
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-m", "lockstep._cli.main", "run", *words]
     return subprocess.Popen(command, **streams)
 
 

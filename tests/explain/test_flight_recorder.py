@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep.tools.explain import flight_recorder
+from lockstep._tools.explain import flight_recorder
 
 pytestmark = pytest.mark.timeout(60)
 

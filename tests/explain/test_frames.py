@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.base.tracebacks.frames import owner
-from lockstep.tools.explain import frames
+from lockstep._base.tracebacks.frames import owner
+from lockstep._tools.explain import frames
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lockstep.tools.explain.interpreter import StackFile, holds_lock, parse_stacks, stack_now
+from lockstep._tools.explain.interpreter import StackFile, holds_lock, parse_stacks, stack_now
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.base.reports import LOADER
-from lockstep.tools.explain.black_box import read_box
-from lockstep.tools.explain.loader_workers import LoaderWorker, batches_of, loader_at, with_stack_now, workers_of
-from lockstep.tools.explain.rank_reports import RankReport
-from lockstep.tools.explain.sampler import Sampler
+from lockstep._base.reports import LOADER
+from lockstep._tools.explain.black_box import read_box
+from lockstep._tools.explain.loader_workers import LoaderWorker, batches_of, loader_at, with_stack_now, workers_of
+from lockstep._tools.explain.rank_reports import RankReport
+from lockstep._tools.explain.sampler import Sampler
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from lockstep.tools.explain.file_locks import awaited_lock
-from lockstep.tools.explain.locks import LOCK, POOL, THREAD, awaited_by
+from lockstep._tools.explain.file_locks import awaited_lock
+from lockstep._tools.explain.locks import LOCK, POOL, THREAD, awaited_by
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT_S = 20.0
@@ -117,7 +117,7 @@ def test_the_thread_whose_end_is_waited_for_is_named(waits):
 
 LOSES_A_WORKER = """
 import json, multiprocessing, os, signal, threading, time
-from lockstep.tools.explain.locks import awaited_by
+from lockstep._tools.explain.locks import awaited_by
 
 def watch(ident):
     found = []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.tools.explain.launching.memory import limit_bytes, oom_kills
+from lockstep._tools.explain.launching.memory import limit_bytes, oom_kills
 
 V1 = "4:memory:/job\n0::/\n"
 V2 = "0::/job\n"

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lockstep.base.reports import SLOW, WAITING
+from lockstep._base.reports import SLOW, WAITING
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 

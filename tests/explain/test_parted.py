@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from lockstep.base.reports import FAILED, PARTED
-from lockstep.tools.explain.parted import left_apart, parted
-from lockstep.tools.explain.rank_reports import RankReport
+from lockstep._base.reports import FAILED, PARTED
+from lockstep._tools.explain.parted import left_apart, parted
+from lockstep._tools.explain.rank_reports import RankReport
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -111,7 +111,7 @@ def test_ranks_that_leave_together_though_not_at_the_same_time_are_left_in_peace
     assert reports_of("all", "evaluate", 2, "1") == (0, [])
 
 
-def rank(number, *, stack=(["/work/lockstep/loop/meeting.py", 1, "meet"],), **doing):
+def rank(number, *, stack=(["/work/lockstep/_loop/meeting.py", 1, "meet"],), **doing):
     at = {"step": 3, "phase": 1, "in_step": False, "in_phase": False, "left": None, "meeting": {"number": 1, "call": ""}}
     record = {"rank": number, "world_size": 2, "time_s": 9.0, "since_s": 1.0, "collective": None, "stack": list(stack)}
     return RankReport({**record, "doing": {**at, **doing}}, "running", 0.0)

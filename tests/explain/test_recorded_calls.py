@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lockstep.base.reports import MISMATCH
+from lockstep._base.reports import MISMATCH
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -244,8 +244,8 @@ def test_each_call_has_the_number_that_pytorchs_recorder_gives_it(run_here):
     done = run_here(
         """
         import time, torch, torch.distributed as dist
-        from lockstep.tools.explain.flight_recorder import read_recording
-        from lockstep.tools.explain.recorded_calls import recent_calls
+        from lockstep._tools.explain.flight_recorder import read_recording
+        from lockstep._tools.explain.recorded_calls import recent_calls
         dist.init_process_group("gloo")
         rank, one, two = dist.get_rank(), torch.ones(1), torch.ones(2)
         dist.all_reduce(two)

@@ -1,7 +1,7 @@
 """What is said once, and what is taken back."""
 
-from lockstep.base.reports import WAITING, Report
-from lockstep.tools.explain.remarks import Remarks
+from lockstep._base.reports import WAITING, Report
+from lockstep._tools.explain.remarks import Remarks
 
 
 def test_after_a_warning_comes_one_all_clear_and_without_one_none():

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lockstep.base.reports import FAILED, WAITING
+from lockstep._base.reports import FAILED, WAITING
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from lockstep.tools.explain import sampler
-from lockstep.tools.explain.black_box import BlackBox, read_box
-from lockstep.tools.explain.flight_recorder import Counts
-from lockstep.tools.explain.frames import MOST_FRAMES
-from lockstep.tools.explain.sampler import Sampler, fail_current, shortened
+from lockstep._tools.explain import sampler
+from lockstep._tools.explain.black_box import BlackBox, read_box
+from lockstep._tools.explain.flight_recorder import Counts
+from lockstep._tools.explain.frames import MOST_FRAMES
+from lockstep._tools.explain.sampler import Sampler, fail_current, shortened
 
 TRACEBACK = "line of a traceback\n" * 300
 

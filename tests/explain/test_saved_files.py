@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lockstep.base.reports import SAME_FILE
+from lockstep._base.reports import SAME_FILE
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from lockstep.journal.measure.split import busy_of
-from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks, judge
+from lockstep._journal.measure.split import busy_of
+from lockstep._tools.explain.slow_ranks import SlowRank, SlowRanks, judge
 
 
 def phases(count, *rows):

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from lockstep.base.reports import SLOW
-from lockstep.tools.explain.slow_scripts import SlowScripts
-from lockstep.tools.explain.spent import BLOCK_S, WAITING, Spent, place_of
+from lockstep._base.reports import SLOW
+from lockstep._tools.explain.slow_scripts import SlowScripts
+from lockstep._tools.explain.spent import BLOCK_S, WAITING, Spent, place_of
 
 
 def place(function, count, visits=None, line=7, call=""):

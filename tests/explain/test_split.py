@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.journal.measure.split import PARTS, bound_of, sentence, shares_of, verdict
+from lockstep._journal.measure.split import PARTS, bound_of, sentence, shares_of, verdict
 
 
 def split(**seconds):

@@ -10,13 +10,13 @@ import torch
 from click.testing import CliRunner
 from explain_scripts import train
 
-from lockstep.journal.measure.split import bound_of, shares_of
-from lockstep.journal.measure.step_clock import CHECKPOINT, LOADING, PartTimer, StepClock
-from lockstep.listener import Stage
-from lockstep.plan.blocks import even_blocks
-from lockstep.plan.shards import plan_step
-from lockstep.tools.audit.auditor import AuditTimer
-from lockstep.tools.runs import command as runs
+from lockstep._journal.measure.split import bound_of, shares_of
+from lockstep._journal.measure.step_clock import CHECKPOINT, LOADING, PartTimer, StepClock
+from lockstep._listener import Stage
+from lockstep._plan.blocks import even_blocks
+from lockstep._plan.shards import plan_step
+from lockstep._tools.audit.auditor import AuditTimer
+from lockstep._tools.runs import command as runs
 
 pytestmark = pytest.mark.timeout(60)
 

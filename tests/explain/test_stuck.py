@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.base.reports import MISMATCH
-from lockstep.base.reports import WAITING as WAITING_KIND
-from lockstep.base.tracebacks.frames import OURS
-from lockstep.tools.explain.process import ProcessFacts
-from lockstep.tools.explain.rank_reports import RankReport
-from lockstep.tools.explain.stuck import BUSY_S, limit_of_script_s, limit_s
-from lockstep.tools.explain.stuck import who_waits as report_of
+from lockstep._base.reports import MISMATCH
+from lockstep._base.reports import WAITING as WAITING_KIND
+from lockstep._base.tracebacks.frames import OURS
+from lockstep._tools.explain.process import ProcessFacts
+from lockstep._tools.explain.rank_reports import RankReport
+from lockstep._tools.explain.stuck import BUSY_S, limit_of_script_s, limit_s
+from lockstep._tools.explain.stuck import who_waits as report_of
 
 WAITING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "all_reduce"], ["/home/me/train.py", 20, "<module>"]]
 
@@ -82,10 +82,10 @@ def test_ranks_that_wait_in_different_groups_are_told_in_which_and_so_does_each_
 
 def test_a_collective_that_lockstep_has_called_for_itself_is_marked_and_one_for_the_user_is_not():
     collective = {"text": "all_reduce number 1", "number": 1, "group": "0", "members": [0, 1]}
-    method = [f"{OURS}world/comm/collectives.py", 90, "all_reduce"]
+    method = [f"{OURS}_world/comm/collectives.py", 90, "all_reduce"]
     script = ["/home/me/train.py", 20, "<module>"]
     asked = rank(0, [WAITING[0], method, script], collective=collective)
-    own = rank(0, [WAITING[0], method, [f"{OURS}loop/loop.py", 90, "step"], script], collective=collective)
+    own = rank(0, [WAITING[0], method, [f"{OURS}_loop/loop.py", 90, "step"], script], collective=collective)
     assert "waiting in all_reduce number 1" in asked.describe()
     assert "waiting in lockstep's own all_reduce number 1" in own.describe()
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lockstep.tools.explain.threads import dead_threads, handled_by, see_threads_die
+from lockstep._tools.explain.threads import dead_threads, handled_by, see_threads_die
 
 
 class SilentError(Exception):

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from lockstep.tools.explain.work import CHILDREN_WORK, COMPUTES, READS_OR_WRITES, Used, WorkMeter, work_between
+from lockstep._tools.explain.work import CHILDREN_WORK, COMPUTES, READS_OR_WRITES, Used, WorkMeter, work_between
 
 SPAN_S = 4.0
 IDLE = Used(0.0, 5.0, 1000, 5.0, 1000)

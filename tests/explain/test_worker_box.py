@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from explain_scripts import end
 
-from lockstep.tools.explain import command as stacks
+from lockstep._tools.explain import command as stacks
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -14,7 +14,7 @@ def run_refusal(name, root):
 
 
 def missing():
-    from lockstep.integrations.lightning import host
+    from lockstep.integrations.lightning import _host as host
 
     return host.missing()
 
@@ -22,7 +22,7 @@ def missing():
 def missing_where_gradients_are_zeroed_first():
     from lightning.pytorch.loops.optimization.automatic import Closure
 
-    from lockstep.integrations.lightning import host
+    from lockstep.integrations.lightning import _host as host
 
     def closure(self):
         self._zero_grad_fn()

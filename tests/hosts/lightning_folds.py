@@ -13,7 +13,7 @@ from pathlib import Path
 import lightning as L
 from lightning_rows import SETTINGS, Net, loaders
 
-from lockstep.base.errors import UsageError
+from lockstep._base.errors import UsageError
 from lockstep.integrations.lightning import LockstepStrategy
 
 warnings.filterwarnings("ignore")

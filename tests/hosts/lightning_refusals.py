@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MetricTracker
 from torchmetrics.classification import MulticlassAccuracy
 
-from lockstep.base.errors import ConfigError, UsageError
+from lockstep._base.errors import ConfigError, UsageError
 from lockstep.integrations.lightning import LockstepStrategy
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

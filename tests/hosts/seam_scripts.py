@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.base.errors import LockstepError
+from lockstep._base.errors import LockstepError
 
 
 def prepared(team, batch_size=7, **options):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.base.errors import UsageError
+from lockstep._base.errors import UsageError
 
 pytestmark = pytest.mark.timeout(100)
 SCRIPT = Path(__file__).parent / "hosted.py"

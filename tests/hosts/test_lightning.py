@@ -16,7 +16,7 @@ ON_THREE = ("every_kind_of_log", "batches_by_their_number")
 
 def test_this_version_of_lightning_has_the_order_of_calls_that_is_relied_on(standing_crew):
     [found] = standing_crew(1, missing)
-    assert found == [], "Lightning has changed where lockstep.integrations.lightning.host relies on it"
+    assert found == [], "Lightning has changed where lockstep.integrations.lightning._host relies on it"
 
 
 def test_another_order_of_calls_is_noticed(standing_crew):

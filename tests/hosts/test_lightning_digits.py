@@ -69,4 +69,4 @@ def test_a_script_does_not_depend_on_the_number_of_processes_or_the_launcher(tra
 @pytest.mark.longest
 @pytest.mark.timeout(600)
 def test_verify_finds_no_difference_in_a_script_with_lightning(tmp_path):
-    command(tmp_path, "lockstep.cli.main", "verify", SCRIPT, timeout=500)
+    command(tmp_path, "lockstep._cli.main", "verify", SCRIPT, timeout=500)

@@ -16,8 +16,8 @@ from table import ROWS
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import lockstep
-from lockstep.data import changed_samples, worker_copies
-from lockstep.state.recovery import moving_tensors
+from lockstep._data import changed_samples, worker_copies
+from lockstep._state.recovery import moving_tensors
 
 PATIENCE_S = 120.0
 

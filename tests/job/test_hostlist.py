@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.world.job.hostlist import expand_counts, expand_hosts
+from lockstep._world.job.hostlist import expand_counts, expand_hosts
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -3,8 +3,8 @@
 import pytest
 from slurm_variables import ALONE, JOB, TASK
 
-from lockstep.base.errors import ConfigError
-from lockstep.world.job.job import Job, Step, read_job
+from lockstep._base.errors import ConfigError
+from lockstep._world.job.job import Job, Step, read_job
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from checkpoint_files import write_files
 
-from lockstep.base.config import RunConfig
-from lockstep.base.errors import CheckpointError, ConfigError
-from lockstep.joining.opening import LaunchRequest, open_run
-from lockstep.state.checkpoint.store import Store
-from lockstep.state.rundir.fixed_settings import Command, FixedSettings, read_fixed_settings
-from lockstep.world.environment import World
-from lockstep.world.job.job import Job
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import CheckpointError, ConfigError
+from lockstep._joining.opening import LaunchRequest, open_run
+from lockstep._state.checkpoint.store import Store
+from lockstep._state.rundir.fixed_settings import Command, FixedSettings, read_fixed_settings
+from lockstep._world.environment import World
+from lockstep._world.job.job import Job
 
 pytestmark = pytest.mark.timeout(30)
 BORN = FixedSettings(shards=4, exact=False, accumulate=1, seed=3, threads=2, precision="32-true", device="cpu")
@@ -85,7 +85,7 @@ def in_use(run_dir):
     code = f"""
 import sys
 from pathlib import Path
-from lockstep.state.rundir.lock import RunLock
+from lockstep._state.rundir.lock import RunLock
 lock = RunLock(Path({str(run_dir)!r}))
 print("held", flush=True)
 sys.stdin.read()

@@ -9,15 +9,15 @@ from launch_helpers import MEET
 from launchers import nursery, start_cold, start_launcher
 from warm import run_here
 
-from lockstep.launch.local import run_workers
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.output import OutputPlan
-from lockstep.launch.private import private_directory
-from lockstep.launch.program import check_script
-from lockstep.launch.signals import Interrupts
-from lockstep.launch.source import Source
-from lockstep.launch.spec import LaunchSpec
-from lockstep.launch.supervise import Outcome
+from lockstep._launch.local import run_workers
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.output import OutputPlan
+from lockstep._launch.private import private_directory
+from lockstep._launch.program import check_script
+from lockstep._launch.signals import Interrupts
+from lockstep._launch.source import Source
+from lockstep._launch.spec import LaunchSpec
+from lockstep._launch.supervise import Outcome
 
 __all__ = ["nursery", "run_here", "start_cold", "start_launcher"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.base.config import RunConfig
-from lockstep.base.errors import ConfigError
-from lockstep.launch import gpus
-from lockstep.launch.local import check_fit, reserved_port, resolve_nproc
-from lockstep.launch.program import find_script
-from lockstep.launch.source import Source
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ConfigError
+from lockstep._launch import gpus
+from lockstep._launch.local import check_fit, reserved_port, resolve_nproc
+from lockstep._launch.program import find_script
+from lockstep._launch.source import Source
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_reserved_port_can_be_listened_on_and_is_given_to_nobody_else():
 def test_the_launcher_never_imports_torch(tmp_path):
     (tmp_path / "script.py").write_text("import torch")
     source = (
-        "import sys; from lockstep.cli.main import main\n"
+        "import sys; from lockstep._cli.main import main\n"
         "try: main(['run', 'script.py'])\n"
         "finally: print('torch' in sys.modules, 'numpy' in sys.modules)"
     )

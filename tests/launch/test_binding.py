@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch.numa.binding
 
-from lockstep.base.config import RunConfig
-from lockstep.base.errors import ConfigError
-from lockstep.launch.binding import BINDINGS, check_binding
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ConfigError
+from lockstep._launch.binding import BINDINGS, check_binding
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,8 +1,8 @@
 """What the launcher adds where a worker's own words do not name the cause."""
 
-from lockstep.launch.failures import from_exception, from_status, report
-from lockstep.tools.explain.launching import causes
-from lockstep.tools.explain.launching.causes import Causes
+from lockstep._launch.failures import from_exception, from_status, report
+from lockstep._tools.explain.launching import causes
+from lockstep._tools.explain.launching.causes import Causes
 
 
 def test_memory_that_ran_out_is_named_only_if_the_kernel_has_killed_for_it_meanwhile(monkeypatch):

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from launch_helpers import MEET, is_running, read_pids, until
 
-from lockstep.launch import supervise
-from lockstep.launch.private import remove_abandoned
+from lockstep._launch import supervise
+from lockstep._launch.private import remove_abandoned
 
 pytestmark = pytest.mark.timeout(40)
 

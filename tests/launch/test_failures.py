@@ -11,11 +11,11 @@ import textwrap
 import pytest
 from launch_helpers import is_running, read_pids
 
-from lockstep.base.errors import LaunchError
-from lockstep.base.reports import PARTED
-from lockstep.launch import failures
-from lockstep.launch.echoes import is_echo_in
-from lockstep.launch.failure_reports import reports_of
+from lockstep._base.errors import LaunchError
+from lockstep._base.reports import PARTED
+from lockstep._launch import failures
+from lockstep._launch.echoes import is_echo_in
+from lockstep._launch.failure_reports import reports_of
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -443,7 +443,7 @@ def test_a_traceback_is_that_of_an_echo_only_if_no_other_error_is_in_it():
     own = f"{head}ValueError: boom\n"
     link = "\nDuring handling of the above exception, another exception occurred:\n\n"
     assert is_echo_in(echo)
-    assert is_echo_in(f"{echo}{link}{head}lockstep.base.errors.PeerError: another rank did not come\n")
+    assert is_echo_in(f"{echo}{link}{head}lockstep._base.errors.PeerError: another rank did not come\n")
     assert not is_echo_in(f"{own}{link}{echo}")
     assert not is_echo_in(own)
     assert not is_echo_in("")

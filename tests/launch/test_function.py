@@ -9,9 +9,9 @@ import textwrap
 
 import pytest
 
-from lockstep.base.errors import ConfigError, LaunchError, UsageError
-from lockstep.launch import server as fork_server
-from lockstep.launch.function import launch
+from lockstep._base.errors import ConfigError, LaunchError, UsageError
+from lockstep._launch import server as fork_server
+from lockstep._launch.function import launch
 
 pytestmark = [pytest.mark.timeout(40), pytest.mark.quick]
 
@@ -110,7 +110,7 @@ def test_a_function_and_a_class_of_the_calling_script_work(tmp_path):
         """
         import os
         from dataclasses import dataclass
-        from lockstep.launch.function import launch
+        from lockstep._launch.function import launch
 
         @dataclass
         class Box:
@@ -131,7 +131,7 @@ def test_a_script_without_a_guard_is_told_so_instead_of_forking_for_ever(tmp_pat
     done = run_python(
         tmp_path,
         """
-        from lockstep.launch.function import launch
+        from lockstep._launch.function import launch
         def work(): pass
         launch(work, nproc=1)
         """,
@@ -146,7 +146,7 @@ def test_ctrl_c_raises_keyboard_interrupt_after_everything_is_gone(tmp_path):
         tmp_path,
         """
         import os, signal, time
-        from lockstep.launch.function import launch
+        from lockstep._launch.function import launch
 
         def work(parent):
             open(f"pid-{os.getpid()}", "w").close()

@@ -9,11 +9,11 @@ import pytest
 from launch_helpers import until
 from torch.distributed import HashStore
 
-from lockstep.launch.elastic import heartbeat
-from lockstep.launch.elastic.connection import ALL_RUNS
-from lockstep.launch.elastic.heartbeat import Heartbeat, seconds_ahead
-from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.secret import Secret
+from lockstep._launch.elastic import heartbeat
+from lockstep._launch.elastic.connection import ALL_RUNS
+from lockstep._launch.elastic.heartbeat import Heartbeat, seconds_ahead
+from lockstep._launch.elastic.signed import SignedStore
+from lockstep._launch.secret import Secret
 
 pytestmark = pytest.mark.timeout(40)
 

@@ -4,12 +4,12 @@ import textwrap
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.launch.joins import joining_of
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.script import run_script
-from lockstep.launch.source import Source
-from lockstep.tools.slurm.request import Request
+from lockstep._base.errors import ConfigError
+from lockstep._launch.joins import joining_of
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.script import run_script
+from lockstep._launch.source import Source
+from lockstep._tools.slurm.request import Request
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from launch_helpers import is_running, read_pids, until
 
-from lockstep.base.stopping import SAME_S
-from lockstep.tools.explain import command as stacks
+from lockstep._base.stopping import SAME_S
+from lockstep._tools.explain import command as stacks
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from lockstep.launch.failures import End, Failure
-from lockstep.launch.messages import Receiver, Sender, Told
+from lockstep._launch.failures import End, Failure
+from lockstep._launch.messages import Receiver, Sender, Told
 
 pytestmark = pytest.mark.timeout(40)
 

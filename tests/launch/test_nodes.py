@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from launch_helpers import free_port, listening
 
-from lockstep.base.errors import ConfigError
-from lockstep.launch.endpoint import find_endpoint, introduce
-from lockstep.launch.nodes import DEFAULT_PORT, plan_nodes
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.secret import SharedSecret
+from lockstep._base.errors import ConfigError
+from lockstep._launch.endpoint import find_endpoint, introduce
+from lockstep._launch.nodes import DEFAULT_PORT, plan_nodes
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.secret import SharedSecret
 
 
 def plan(**options):

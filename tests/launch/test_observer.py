@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.base import extensions, process_observer
-from lockstep.base.observers import Observers
-from lockstep.launch.observer import Launch, Observer
+from lockstep._base import extensions, process_observer
+from lockstep._base.observers import Observers
+from lockstep._launch.observer import Launch, Observer
 
 SOURCE = Path(__file__).parents[2] / "src" / "lockstep"
 

@@ -350,13 +350,13 @@ def test_runs_with_names_of_their_own_meet_at_one_endpoint(coming):
 
 MEETS_AND_IS_LOST = """
 import os, sys
-from lockstep.launch.elastic.connection import open_connection
-from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
-from lockstep.launch.elastic.waiter import Stop
-from lockstep.launch.endpoint import find_endpoint
-from lockstep.launch.nodes import plan_nodes
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.secret import shared_secret
+from lockstep._launch.elastic.connection import open_connection
+from lockstep._launch.elastic.dynamic_rendezvous import DynamicRendezvous
+from lockstep._launch.elastic.waiter import Stop
+from lockstep._launch.endpoint import find_endpoint
+from lockstep._launch.nodes import plan_nodes
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.secret import shared_secret
 nodes = plan_nodes(LaunchOptions(nnodes="2:3", rdzv_endpoint=sys.argv[1]))
 connection = open_connection(find_endpoint(nodes, shared_secret(nodes, None, None, None)), 100.0, Stop())
 try:

@@ -9,8 +9,8 @@ import sys
 import pytest
 from launch_helpers import until
 
-from lockstep.base.errors import ConfigError
-from lockstep.launch.output import OutputPlan
+from lockstep._base.errors import ConfigError
+from lockstep._launch.output import OutputPlan
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -62,7 +62,7 @@ def test_a_log_dir_that_cannot_be_written_is_refused(run_warm, tmp_path):
 def test_breakpoint_works_on_the_attached_rank(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os\nif os.environ['RANK'] == '1':\n    breakpoint()\nprint('end of', os.environ['RANK'])\n")
-    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "2", "--attach", "1", str(script)]
+    command = [sys.executable, "-m", "lockstep._cli.main", "run", "--nproc-per-node", "2", "--attach", "1", str(script)]
     master, terminal = pty.openpty()
     launcher = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
     os.close(terminal)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.launch.private import private_directory, remove_abandoned
+from lockstep._base.errors import ConfigError
+from lockstep._launch.private import private_directory, remove_abandoned
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -31,7 +31,7 @@ def kill_holder(parent):
     def kill():
         source = (
             f"import tempfile, time; tempfile.tempdir = {str(parent)!r}\n"
-            "from lockstep.launch.private import private_directory\n"
+            "from lockstep._launch.private import private_directory\n"
             "with private_directory() as path:\n"
             "    open(path + '/spec.pickle', 'w').close(); print(path, flush=True); time.sleep(100)"
         )
@@ -87,7 +87,7 @@ def test_a_place_that_cannot_be_written_to_is_an_error_in_words(tmp_path, monkey
 
 def test_one_that_is_in_use_stays(parent):
     with private_directory() as path:
-        source = f"from lockstep.launch.private import remove_abandoned; remove_abandoned({str(parent)!r})"
+        source = f"from lockstep._launch.private import remove_abandoned; remove_abandoned({str(parent)!r})"
         subprocess.run([sys.executable, "-c", source], check=True, timeout=100)
         remove_abandoned(str(parent))
         with private_directory() as other:

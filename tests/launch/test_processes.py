@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from launch_helpers import until
 
-from lockstep.launch import processes
-from lockstep.launch.processes import sweep
+from lockstep._launch import processes
+from lockstep._launch.processes import sweep
 
 pytestmark = pytest.mark.timeout(40)
 

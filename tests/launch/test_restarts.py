@@ -7,10 +7,10 @@ import signal
 import pytest
 from launch_helpers import MEET, is_running, read_pids, until
 
-from lockstep.base.errors import ConfigError
-from lockstep.launch import supervise
-from lockstep.launch.output import OutputPlan
-from lockstep.launch.restarts import check_max_restarts
+from lockstep._base.errors import ConfigError
+from lockstep._launch import supervise
+from lockstep._launch.output import OutputPlan
+from lockstep._launch.restarts import check_max_restarts
 
 pytestmark = pytest.mark.timeout(40)
 

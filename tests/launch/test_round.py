@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from lockstep.launch.elastic import round as rounds_module
-from lockstep.launch.elastic.places import Machine, Start
-from lockstep.launch.elastic.round import Round
-from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
-from lockstep.launch.elastic.waiter import Stop, Waiter
-from lockstep.launch.secret import Secret
+from lockstep._launch.elastic import round as rounds_module
+from lockstep._launch.elastic.places import Machine, Start
+from lockstep._launch.elastic.round import Round
+from lockstep._launch.elastic.signed import SignedStore
+from lockstep._launch.elastic.static_rendezvous import StaticRendezvous
+from lockstep._launch.elastic.waiter import Stop, Waiter
+from lockstep._launch.secret import Secret
 
 pytestmark = pytest.mark.timeout(60)
 

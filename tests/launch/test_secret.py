@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.launch.nodes import plan_nodes
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.secret import Secret, shared_secret
+from lockstep._base.errors import ConfigError
+from lockstep._launch.nodes import plan_nodes
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.secret import Secret, shared_secret
 
 LONG = "a secret that is long enough"
 NODES = plan_nodes(LaunchOptions(nnodes="2", node_rank=1, master_addr="host0", master_port=4000))

@@ -10,9 +10,9 @@ import psutil
 import pytest
 from launch_helpers import is_running, until
 
-from lockstep.base.errors import LaunchError
-from lockstep.launch.messages import Receiver
-from lockstep.launch.server import ForkServer
+from lockstep._base.errors import LaunchError
+from lockstep._launch.messages import Receiver
+from lockstep._launch.server import ForkServer
 
 pytestmark = pytest.mark.timeout(40)
 

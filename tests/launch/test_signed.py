@@ -5,8 +5,8 @@ import threading
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
-from lockstep.launch.elastic.signed import ForgedError, SignedStore
-from lockstep.launch.secret import Secret
+from lockstep._launch.elastic.signed import ForgedError, SignedStore
+from lockstep._launch.secret import Secret
 
 
 @pytest.fixture

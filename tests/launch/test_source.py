@@ -4,10 +4,10 @@ import textwrap
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.program import check_script, check_starter
-from lockstep.launch.source import Source
+from lockstep._base.errors import ConfigError
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.program import check_script, check_starter
+from lockstep._launch.source import Source
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from lockstep.launch.elastic.state import StateByOneClock
+from lockstep._launch.elastic.state import StateByOneClock
 
 HOUR = 3600.0
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -3,8 +3,8 @@
 import pytest
 from slurm_variables import ALONE, JOB, TASK
 
-from lockstep.base.errors import ConfigError
-from lockstep.launch.surroundings import check_surroundings
+from lockstep._base.errors import ConfigError
+from lockstep._launch.surroundings import check_surroundings
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "1"}

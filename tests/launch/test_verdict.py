@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.launch.elastic.places import Machine
-from lockstep.launch.elastic.round import Report
-from lockstep.launch.elastic.verdict import judge
-from lockstep.launch.failures import Failure
+from lockstep._launch.elastic.places import Machine
+from lockstep._launch.elastic.round import Report
+from lockstep._launch.elastic.verdict import judge
+from lockstep._launch.failures import Failure
 
 ONE, TWO = (
     Machine(host="one", address="a", first_rank=0, num_ranks=2, keeps_store=True),

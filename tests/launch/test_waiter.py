@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.base.errors import LaunchError
-from lockstep.launch.elastic.waiter import Stop, Waiter
+from lockstep._base.errors import LaunchError
+from lockstep._launch.elastic.waiter import Stop, Waiter
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lockstep.world.machine import cores
+from lockstep._world.machine import cores
 
 
 def test_num_cores_follows_the_affinity():

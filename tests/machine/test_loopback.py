@@ -6,7 +6,7 @@ import sys
 import pytest
 from cluster import missing
 
-from lockstep.world.machine.addresses import check_loopback
+from lockstep._world.machine.addresses import check_loopback
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.world.machine.open_files import allow_connections
+from lockstep._base.errors import ConfigError
+from lockstep._world.machine.open_files import allow_connections
 
 
 @pytest.fixture

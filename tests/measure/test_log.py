@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.base.errors import ConfigError, UsageError
-from lockstep.journal.measure.log import MetricLog
+from lockstep._base.errors import ConfigError, UsageError
+from lockstep._journal.measure.log import MetricLog
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lockstep.journal.measure import passes
-from lockstep.journal.measure.pass_progress import PassProgress, bar_line, clock, time_left
-from lockstep.journal.measure.passes import PassMeter
-from lockstep.journal.writer import EventWriter
+from lockstep._journal.measure import passes
+from lockstep._journal.measure.pass_progress import PassProgress, bar_line, clock, time_left
+from lockstep._journal.measure.passes import PassMeter
+from lockstep._journal.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(20)
 

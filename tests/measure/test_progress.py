@@ -11,11 +11,11 @@ import time
 import pytest
 from tqdm import tqdm
 
-from lockstep.base.stopping import say
-from lockstep.journal.measure import progress
-from lockstep.journal.measure.passes import PassMeter
-from lockstep.journal.measure.progress import Bar, Lines, choose_display
-from lockstep.journal.writer import EventWriter
+from lockstep._base.stopping import say
+from lockstep._journal.measure import progress
+from lockstep._journal.measure.passes import PassMeter
+from lockstep._journal.measure.progress import Bar, Lines, choose_display
+from lockstep._journal.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(20)
 

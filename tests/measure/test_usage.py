@@ -9,9 +9,9 @@ import types
 import pytest
 import torch
 
-from lockstep.journal.measure import usage
-from lockstep.journal.measure.usage import Usage
-from lockstep.world import devices
+from lockstep._journal.measure import usage
+from lockstep._journal.measure.usage import Usage
+from lockstep._world import devices
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -20,7 +20,7 @@ PROGRAM = """
 import json, resource, subprocess, sys, time
 from types import SimpleNamespace
 import psutil
-from lockstep.journal.measure.usage import Usage
+from lockstep._journal.measure.usage import Usage
 
 def burn(seconds):
     end = time.process_time() + seconds

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.plan.balance import Balancer, Pace, best_blocks, can_balance, fair_sizes
-from lockstep.plan.blocks import blocks_of, even_blocks
+from lockstep._plan.balance import Balancer, Pace, best_blocks, can_balance, fair_sizes
+from lockstep._plan.blocks import blocks_of, even_blocks
 
 pytestmark = pytest.mark.timeout(60)
 quick = settings(deadline=None, max_examples=25)

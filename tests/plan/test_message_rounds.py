@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traffic import elements_sent
 
-from lockstep.plan.blocks import block
-from lockstep.plan.rounds import bases, equal_hosts, plan_rounds
-from lockstep.plan.tree import Node, fold, push, roots, sum_siblings
+from lockstep._plan.blocks import block
+from lockstep._plan.rounds import bases, equal_hosts, plan_rounds
+from lockstep._plan.tree import Node, fold, push, roots, sum_siblings
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,6 +1,6 @@
 """Looks that become rare."""
 
-from lockstep.plan.powers_of_two import PowersOfTwo
+from lockstep._plan.powers_of_two import PowersOfTwo
 
 
 def test_the_first_steps_of_a_launch_are_looked_at_and_then_ever_fewer():

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.base.errors import ConfigError
-from lockstep.plan.blocks import block, even_blocks
-from lockstep.plan.shards import deal, plan_step, shard_slice
+from lockstep._base.errors import ConfigError
+from lockstep._plan.blocks import block, even_blocks
+from lockstep._plan.shards import deal, plan_step, shard_slice
 
 pytestmark = pytest.mark.timeout(30)
 

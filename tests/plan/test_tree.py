@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.plan.blocks import block
-from lockstep.plan.tree import Node, fold, push, roots
+from lockstep._plan.blocks import block
+from lockstep._plan.tree import Node, fold, push, roots
 
 pytestmark = pytest.mark.timeout(30)
 

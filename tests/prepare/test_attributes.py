@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from lockstep.prepare.registry import registered_adapter
-from lockstep.prepare.state_adapters import ATTRIBUTES
-from lockstep.state.checkpoint.staging import Staging
-from lockstep.state.checkpoint.tree import put_together
-from lockstep.state.recovery.run_state import RunState
-from lockstep.state.recovery.unresumable import Unresumable
+from lockstep._prepare.registry import registered_adapter
+from lockstep._prepare.state_adapters import ATTRIBUTES
+from lockstep._state.checkpoint.staging import Staging
+from lockstep._state.checkpoint.tree import put_together
+from lockstep._state.recovery.run_state import RunState
+from lockstep._state.recovery.unresumable import Unresumable
 
 pytestmark = pytest.mark.timeout(60)
 INPUTS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))

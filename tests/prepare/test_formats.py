@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 import lockstep
-from lockstep.base.config import PRECISIONS
-from lockstep.base.errors import LaunchError
-from lockstep.prepare.precision import find_precision
+from lockstep._base.config import PRECISIONS
+from lockstep._base.errors import LaunchError
+from lockstep._prepare.precision import find_precision
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.quick]
 

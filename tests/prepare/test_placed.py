@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.base.errors import ModelError
-from lockstep.prepare.checks import check_placed, describe
+from lockstep._base.errors import ModelError
+from lockstep._prepare.checks import check_placed, describe
 
 pytestmark = pytest.mark.timeout(20)
 # Nothing is computed on "meta", but it is a device like others to whoever asks where a tensor is.

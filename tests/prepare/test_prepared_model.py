@@ -11,8 +11,8 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 import lockstep
-from lockstep.prepare.guarded_methods import idle_when, keep_dtypes, refuse_inside
-from lockstep.prepare.model import PreparedModel
+from lockstep._prepare.guarded_methods import idle_when, keep_dtypes, refuse_inside
+from lockstep._prepare.model import PreparedModel
 
 pytestmark = pytest.mark.timeout(90)
 

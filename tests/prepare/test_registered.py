@@ -8,9 +8,9 @@ import numpy
 import pytest
 import torch
 
-from lockstep.base.errors import MismatchError, UsageError
-from lockstep.prepare.registry import registered_adapter
-from lockstep.state.checkpoint.tree import put_together, take_apart
+from lockstep._base.errors import MismatchError, UsageError
+from lockstep._prepare.registry import registered_adapter
+from lockstep._state.checkpoint.tree import put_together, take_apart
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.base.errors import ConfigError, UsageError
-from lockstep.state.script_state import SavedValue, ScriptState
+from lockstep._base.errors import ConfigError, UsageError
+from lockstep._state.script_state import SavedValue, ScriptState
 
 
 def state_of(**values):

@@ -12,12 +12,12 @@ from torch.nn.utils import parametrizations
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
-from lockstep.prepare.registry import adapter_of
-from lockstep.prepare.scaling import LossScaling
-from lockstep.prepare.state_adapters import innermost
-from lockstep.state.checkpoint.staging import Staging
-from lockstep.state.checkpoint.tree import put_together, take_apart
-from lockstep.state.recovery.resuming import has_stepped
+from lockstep._prepare.registry import adapter_of
+from lockstep._prepare.scaling import LossScaling
+from lockstep._prepare.state_adapters import innermost
+from lockstep._state.checkpoint.staging import Staging
+from lockstep._state.checkpoint.tree import put_together, take_apart
+from lockstep._state.recovery.resuming import has_stepped
 
 pytestmark = [
     pytest.mark.timeout(60),

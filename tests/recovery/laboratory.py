@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 from crew import warm_server
 
-from lockstep.journal.history import read_events
-from lockstep.launch.local import run_workers
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.output import OutputPlan
-from lockstep.launch.private import private_directory
-from lockstep.launch.program import check_script
-from lockstep.launch.restarts import last_error
-from lockstep.launch.script import interruption
-from lockstep.launch.signals import Interrupts
-from lockstep.launch.source import Source
-from lockstep.launch.spec import LaunchSpec
-from lockstep.state.checkpoint.store import Store
+from lockstep._journal.history import read_events
+from lockstep._launch.local import run_workers
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.output import OutputPlan
+from lockstep._launch.private import private_directory
+from lockstep._launch.program import check_script
+from lockstep._launch.restarts import last_error
+from lockstep._launch.script import interruption
+from lockstep._launch.signals import Interrupts
+from lockstep._launch.source import Source
+from lockstep._launch.spec import LaunchSpec
+from lockstep._state.checkpoint.store import Store
 
 HERE = Path(__file__).parent
 PLAIN = HERE / "plain.py"

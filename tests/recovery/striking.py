@@ -89,7 +89,7 @@ def arm(team):
     if FAULT["at"] in ("replace", "fsync"):
         setattr(os, FAULT["at"], _striking(getattr(os, FAULT["at"])))
     elif FAULT["at"] == "save":
-        from lockstep.state.checkpoint import writer
+        from lockstep._state.checkpoint import writer
 
         writer.write_tensors = _striking(writer.write_tensors)
 

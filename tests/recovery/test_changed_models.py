@@ -4,7 +4,7 @@ import changed_scripts as scripts
 import pytest
 from crew import crew
 
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 __all__ = ["crew"]
 

@@ -8,7 +8,7 @@ import random
 import pytest
 from laboratory import PLAIN
 
-from lockstep.state.checkpoint.store import Store
+from lockstep._state.checkpoint.store import Store
 
 pytestmark = pytest.mark.timeout(60)
 

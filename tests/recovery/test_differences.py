@@ -8,9 +8,9 @@ import torch
 from laboratory import PLAIN, content_of
 from switches import SWITCHES
 
-from lockstep.prepare.registry import adapter_of
-from lockstep.state.checkpoint.manifest import Manifest
-from lockstep.state.recovery.software import numerics
+from lockstep._prepare.registry import adapter_of
+from lockstep._state.checkpoint.manifest import Manifest
+from lockstep._state.recovery.software import numerics
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 

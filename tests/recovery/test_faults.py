@@ -14,9 +14,9 @@ import pytest
 from laboratory import KILLED, PLAIN
 from seeds import seeds
 
-from lockstep.base.errors import CheckpointError
-from lockstep.state.checkpoint.manifest import verify
-from lockstep.state.checkpoint.store import Store
+from lockstep._base.errors import CheckpointError
+from lockstep._state.checkpoint.manifest import verify
+from lockstep._state.checkpoint.store import Store
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.base.errors import UsageError
-from lockstep.loop.epochs import EpochLoop, Epochs
+from lockstep._base.errors import UsageError
+from lockstep._loop.epochs import EpochLoop, Epochs
 
 pytestmark = pytest.mark.timeout(100)
 SCRIPT = """

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.base.errors import UsageError
-from lockstep.state.recovery.position import Resumption, ScriptPosition
+from lockstep._base.errors import UsageError
+from lockstep._state.recovery.position import Resumption, ScriptPosition
 
 pytestmark = pytest.mark.timeout(60)
 

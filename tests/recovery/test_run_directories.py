@@ -8,7 +8,7 @@ import pytest
 from crew import crew
 from laboratory import HERE, KILLED, PLAIN
 
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 __all__ = ["crew"]
 

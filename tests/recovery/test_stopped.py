@@ -15,9 +15,9 @@ import psutil
 import pytest
 from laboratory import PLAIN, SETTINGS
 
-from lockstep.base.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
-from lockstep.journal.history import read_events
-from lockstep.launch import supervise
+from lockstep._base.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
+from lockstep._journal.history import read_events
+from lockstep._launch import supervise
 
 pytestmark = pytest.mark.timeout(60)
 

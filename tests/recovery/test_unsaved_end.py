@@ -6,7 +6,7 @@ import sys
 import pytest
 from laboratory import PLAIN
 
-from lockstep.base.stopping import UNSAVED_END_STATUS
+from lockstep._base.stopping import UNSAVED_END_STATUS
 
 pytestmark = pytest.mark.timeout(90)
 

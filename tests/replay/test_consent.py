@@ -98,7 +98,7 @@ def test_at_a_terminal_it_asks(bench, healthy, tmp_path):
     run = shutil.copytree(healthy, tmp_path / "healthy")
     hostile(bench, run)
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "lockstep.cli.main", "replay", str(run), "--step", "4"]
+    command = [sys.executable, "-m", "lockstep._cli.main", "replay", str(run), "--step", "4"]
     process = subprocess.Popen(
         command, cwd=bench.directory, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

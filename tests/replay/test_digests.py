@@ -2,12 +2,12 @@
 
 import pytest
 
-from lockstep.base.errors import UsageError
-from lockstep.tools.replay.digests import Digests, gather, row
-from lockstep.tools.replay.step_names import step_with_nan, step_with_worst_loss
-from lockstep.tools.verify.trace.differences import compare
-from lockstep.tools.verify.trace.lines import exact
-from lockstep.tools.verify.trace.traced_run import ShardKey
+from lockstep._base.errors import UsageError
+from lockstep._tools.replay.digests import Digests, gather, row
+from lockstep._tools.replay.step_names import step_with_nan, step_with_worst_loss
+from lockstep._tools.verify.trace.differences import compare
+from lockstep._tools.verify.trace.lines import exact
+from lockstep._tools.verify.trace.traced_run import ShardKey
 
 pytestmark = pytest.mark.timeout(20)
 

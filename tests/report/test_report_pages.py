@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.journal.measure.split import PARTS
-from lockstep.tools.report import launches, training
-from lockstep.tools.report.chart import short
-from lockstep.tools.report.html import render, with_code
-from lockstep.tools.report.run_page import RunRecord, run_page
-from lockstep.tools.report.thin import MOST_POINTS, thin, ticks
-from lockstep.tools.runs.inventory import FINISHED, Run
+from lockstep._journal.measure.split import PARTS
+from lockstep._tools.report import launches, training
+from lockstep._tools.report.chart import short
+from lockstep._tools.report.html import render, with_code
+from lockstep._tools.report.run_page import RunRecord, run_page
+from lockstep._tools.report.thin import MOST_POINTS, thin, ticks
+from lockstep._tools.runs.inventory import FINISHED, Run
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.state.rundir.fixed_settings import (
+from lockstep._base.errors import ConfigError
+from lockstep._state.rundir.fixed_settings import (
     Command,
     FixedSettings,
     read_fixed_settings,

@@ -9,16 +9,16 @@ import time
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.state.rundir.lock import RunLock, holder_of, last_launch
-from lockstep.state.rundir.names import rename_old_run
+from lockstep._base.errors import ConfigError
+from lockstep._state.rundir.lock import RunLock, holder_of, last_launch
+from lockstep._state.rundir.names import rename_old_run
 
 pytestmark = pytest.mark.timeout(30)
 
 HOLD = """
 import sys
 from pathlib import Path
-from lockstep.state.rundir.lock import RunLock
+from lockstep._state.rundir.lock import RunLock
 lock = RunLock(Path(sys.argv[1]), "launch-7", patience_s=float(sys.argv[2]))
 print("held", flush=True)
 """

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lockstep.state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
+from lockstep._state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.world.comm import short
+from lockstep._world.comm import short
 
 COLLECTIVES = (
     "all_gather",

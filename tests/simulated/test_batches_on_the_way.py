@@ -5,7 +5,7 @@ import scripts
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from lockstep.data.uploads import Uploads
+from lockstep._data.uploads import Uploads
 
 pytestmark = pytest.mark.timeout(120)
 SIM = "sim:0"

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from lockstep.world.devices import on_this_device
+from lockstep._world.devices import on_this_device
 
 pytestmark = pytest.mark.timeout(60)
 SIM = "sim:0"

@@ -3,7 +3,7 @@
 import pytest
 import scripts
 
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.tools.slurm.batch import batch_text
-from lockstep.tools.slurm.request import Request
+from lockstep._base.errors import ConfigError
+from lockstep._tools.slurm.batch import batch_text
+from lockstep._tools.slurm.request import Request
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from slurm_variables import JOB, TASK
 
-from lockstep.joining.startup.allotment import misfits
-from lockstep.world.environment import World, read_environment
+from lockstep._joining.startup.allotment import misfits
+from lockstep._world.environment import World, read_environment
 
 pytestmark = pytest.mark.timeout(20)
 

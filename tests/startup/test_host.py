@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.joining.startup.host import Caller, Installed, host_of
+from lockstep._joining.startup.host import Caller, Installed, host_of
 
 pytestmark = pytest.mark.timeout(60)
 SITE, STDLIB, BIN, HOME = "/venv/lib/python3/site-packages", "/usr/lib/python3", "/venv/bin", "/home/me"
@@ -114,7 +114,7 @@ def test_the_function_of_a_command_is_found_by_what_is_recorded_of_it(tmp_path):
     )
     (tmp_path / "mine_cli.py").write_text(
         "import library\n"
-        "from lockstep.joining.startup import host\n"
+        "from lockstep._joining.startup import host\n"
         "def train():\n    print(host._entry('train'), host._entry('other'))\n"
         "app = library.App(train)\n"
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.tools.check import instrument as reading
-from lockstep.tools.check.findings import make
+from lockstep._tools.check import instrument as reading
+from lockstep._tools.check.findings import make
 
 SCRIPT = """\
 import torch

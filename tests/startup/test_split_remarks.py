@@ -5,8 +5,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from lockstep.joining.startup.announcement import chosen_shards
-from lockstep.joining.startup.split_remarks import SplitRemarks
+from lockstep._joining.startup.announcement import chosen_shards
+from lockstep._joining.startup.split_remarks import SplitRemarks
 
 pytestmark = pytest.mark.timeout(60)
 TRAINING = """

@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.world.comm.dtensors import full_tensor, is_dtensor, to_local
+from lockstep._world.comm.dtensors import full_tensor, is_dtensor, to_local
 
 NUM_STEPS = 8
 

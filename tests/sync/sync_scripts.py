@@ -12,20 +12,20 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import lockstep
-from lockstep.journal.measure.step_clock import StepClock
-from lockstep.loop.ledger import Ledger
-from lockstep.plan.blocks import block, even_blocks
-from lockstep.plan.shards import plan_step
-from lockstep.plan.tree import Node, push, roots
-from lockstep.sync import exact
-from lockstep.sync.buffers import ShardBuffers
-from lockstep.sync.ddp import DDPSync
-from lockstep.sync.dp import DataParallelSync
-from lockstep.sync.exact import ExactSync
-from lockstep.sync.exchange import Exchange
-from lockstep.sync.horovod import HorovodSync
-from lockstep.sync.single import SingleSync
-from lockstep.world.comm.short import all_gather_short
+from lockstep._journal.measure.step_clock import StepClock
+from lockstep._loop.ledger import Ledger
+from lockstep._plan.blocks import block, even_blocks
+from lockstep._plan.shards import plan_step
+from lockstep._plan.tree import Node, push, roots
+from lockstep._sync import exact
+from lockstep._sync.buffers import ShardBuffers
+from lockstep._sync.ddp import DDPSync
+from lockstep._sync.dp import DataParallelSync
+from lockstep._sync.exact import ExactSync
+from lockstep._sync.exchange import Exchange
+from lockstep._sync.horovod import HorovodSync
+from lockstep._sync.single import SingleSync
+from lockstep._world.comm.short import all_gather_short
 
 
 class Model(nn.Module):

@@ -5,7 +5,7 @@ import sync_scripts
 import torch
 from torch import nn
 
-from lockstep.sync.buffers import ShardBuffers, add_changes
+from lockstep._sync.buffers import ShardBuffers, add_changes
 
 NUM_SHARDS, NUM_SAMPLES, STEPS = 4, 3, 6
 

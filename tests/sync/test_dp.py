@@ -7,11 +7,11 @@ import sync_scripts
 import torch
 from torch import nn
 
-from lockstep.base.config import RunConfig
-from lockstep.base.errors import ConfigError, LaunchError, ModelError
-from lockstep.sync.dp import DataParallelSync, _Copied
-from lockstep.sync.table import make_sync, resolve_strategy
-from lockstep.world.comm.group import Transport
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ConfigError, LaunchError, ModelError
+from lockstep._sync.dp import DataParallelSync, _Copied
+from lockstep._sync.table import make_sync, resolve_strategy
+from lockstep._world.comm.group import Transport
 
 pytestmark = pytest.mark.timeout(60)
 ONE, TWO = (torch.device("cpu"),), (torch.device("cpu"),) * 2

@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lockstep.base.errors import LaunchError, PeerError
-from lockstep.cli.main import main
-from lockstep.state.checkpoint.manifest import Manifest
-from lockstep.state.checkpoint.parts import state_files, weights_files
-from lockstep.state.checkpoint.store import Store
-from lockstep.state.checkpoint.weights import load_weights
-from lockstep.sync.buckets import ABSENT
-from lockstep.sync.slices import Slices
-from lockstep.sync.timed_comms import Waited
-from lockstep.tools.replay.digests import DIRECTORY
-from lockstep.tools.verify.trace.lines import read_ranks
+from lockstep._base.errors import LaunchError, PeerError
+from lockstep._cli.main import main
+from lockstep._state.checkpoint.manifest import Manifest
+from lockstep._state.checkpoint.parts import state_files, weights_files
+from lockstep._state.checkpoint.store import Store
+from lockstep._state.checkpoint.weights import load_weights
+from lockstep._sync.buckets import ABSENT
+from lockstep._sync.slices import Slices
+from lockstep._sync.timed_comms import Waited
+from lockstep._tools.replay.digests import DIRECTORY
+from lockstep._tools.verify.trace.lines import read_ranks
 
 pytestmark = pytest.mark.timeout(90)
 

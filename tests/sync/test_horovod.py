@@ -9,8 +9,8 @@ import test_sync_conformance as conformance
 import torch
 from horovod_helpers import horovod, under_horovodrun
 
-from lockstep.base.errors import ConfigError, LaunchError
-from lockstep.world.comm.horovod import find_horovod
+from lockstep._base.errors import ConfigError, LaunchError
+from lockstep._world.comm.horovod import find_horovod
 
 __all__ = ["horovod"]  # a fixture
 pytestmark = pytest.mark.timeout(120)

@@ -4,12 +4,12 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from lockstep.plan.blocks import even_blocks
-from lockstep.plan.shards import plan_step
-from lockstep.sync.buffers import ShardBuffers, add_changes
-from lockstep.sync.exact import ExactSync
-from lockstep.sync.gradients import Gradients, add_weighted
-from lockstep.sync.protocol import Outcome
+from lockstep._plan.blocks import even_blocks
+from lockstep._plan.shards import plan_step
+from lockstep._sync.buffers import ShardBuffers, add_changes
+from lockstep._sync.exact import ExactSync
+from lockstep._sync.gradients import Gradients, add_weighted
+from lockstep._sync.protocol import Outcome
 
 
 class Buffers(nn.Module):

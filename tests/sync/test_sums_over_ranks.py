@@ -5,7 +5,7 @@ import sync_scripts
 import torch
 from traffic import elements_sent, out_of_host
 
-from lockstep.plan.tree import Node, fold, push
+from lockstep._plan.tree import Node, fold, push
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 

@@ -4,7 +4,7 @@ import pytest
 import sync_scripts
 import torch
 
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 KINDS = [("single", 1, 1), ("single", 1, 4), ("dp", 1, 1), ("dp", 1, 3)]  # (dp without GPUs: see test_dp)

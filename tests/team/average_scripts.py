@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.state.recovery import moving_tensors, unsaved_objects
+from lockstep._state.recovery import moving_tensors, unsaved_objects
 
 EPOCHS = 4
 STEPS = 8  # an epoch

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lockstep.base.errors import LaunchError
-from lockstep.loop.refusals import is_sum, may_be_sum
+from lockstep._base.errors import LaunchError
+from lockstep._loop.refusals import is_sum, may_be_sum
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,9 +7,9 @@ import balance_scripts
 import pytest
 from balance_scripts import NUM_EPOCHS
 
-from lockstep.base.config import STRATEGIES, RunConfig
-from lockstep.cli.main import main
-from lockstep.loop.balance import may_balance
+from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._cli.main import main
+from lockstep._loop.balance import may_balance
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -54,7 +54,7 @@ for batch in loader:
     for inputs in batch.shards:
         team.backward(model(inputs).mean())
 """
-RUN = ("-m", "lockstep.cli.main", "run", "--nproc-per-node")
+RUN = ("-m", "lockstep._cli.main", "run", "--nproc-per-node")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 

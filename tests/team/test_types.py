@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import lockstep
-from lockstep.base.errors import ConfigError
+from lockstep._base.errors import ConfigError
 
 
 def test_the_settings_of_join_are_those_of_a_run_with_types_and_defaults():

@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.data.batch import Batch
-from lockstep.data.loader import PreparedLoader
+from lockstep._data.batch import Batch
+from lockstep._data.loader import PreparedLoader
 
 
 class Net(torch.nn.Sequential):  # can be iterated, and is no loader for it

@@ -134,17 +134,17 @@ def test_each_test_that_fails_says_why(outcomes):
 
 
 def test_the_plug_in_imports_no_torch_and_little_else():
-    program = "import sys, pytest; before = {*sys.modules}; import lockstep.testing.plugin; print(*{*sys.modules} - before)"
+    program = "import sys, pytest; before = {*sys.modules}; import lockstep.testing._plugin; print(*{*sys.modules} - before)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     imported = done.stdout.split()
-    assert "lockstep.testing.plugin" in imported
+    assert "lockstep.testing._plugin" in imported
     assert {"torch", "numpy", "psutil", "click"}.isdisjoint(imported)
     assert {name for name in imported if name.startswith("lockstep")} == {
         "lockstep",
-        "lockstep.base",
-        "lockstep.base.exit_status",
+        "lockstep._base",
+        "lockstep._base.exit_status",
         "lockstep.testing",
-        "lockstep.testing.plugin",
+        "lockstep.testing._plugin",
     }
 
 

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from lockstep.base.errors import ConfigError, UsageError
+from lockstep._base.errors import ConfigError, UsageError
 from lockstep.testing import same_at
-from lockstep.testing.marked import check_sendable, request_of
-from lockstep.testing.request import Request
+from lockstep.testing._marked import check_sendable, request_of
+from lockstep.testing._request import Request
 
 pytestmark = pytest.mark.timeout(10)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tested_trainings import never_joins, takes_no_step, train
 
-from lockstep.base.errors import LaunchError, UsageError
+from lockstep._base.errors import LaunchError, UsageError
 from lockstep.testing import DifferenceError, TimeLimitError
 
 pytestmark = pytest.mark.timeout(60)

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
-from lockstep.base.errors import UsageError
-from lockstep.tools.verify.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
-from lockstep.tools.verify.trace.traced_run import gather
+from lockstep._base.errors import UsageError
+from lockstep._tools.verify.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
+from lockstep._tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import tracing_scripts
 
-from lockstep.tools.verify.trace.lines import DIRECTORY, exact, number, read_ranks
-from lockstep.tools.verify.trace.traced_run import gather
+from lockstep._tools.verify.trace.lines import DIRECTORY, exact, number, read_ranks
+from lockstep._tools.verify.trace.traced_run import gather
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 

@@ -3,8 +3,8 @@
 import click
 import pytest
 
-from lockstep.base.errors import ConfigError
-from lockstep.tools.trials.studies import names, numbers
+from lockstep._base.errors import ConfigError
+from lockstep._tools.trials.studies import names, numbers
 
 LAUNCHERS = names("launcher", ("local", "torchrun"))
 

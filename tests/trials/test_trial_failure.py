@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.tools.trials.failure import in_one_line, last_words
+from lockstep._tools.trials.failure import in_one_line, last_words
 
 pytestmark = pytest.mark.timeout(10)
 

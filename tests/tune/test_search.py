@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.tools.tune.search import best_of, is_clear, keeps_up, next_to_try
+from lockstep._tools.tune.search import best_of, is_clear, keeps_up, next_to_try
 
 pytestmark = pytest.mark.timeout(20)
 

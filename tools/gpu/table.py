@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpu.stage import ROOT, Setting, Stage, check
 
-LOCKSTEP = (sys.executable, "-m", "lockstep.cli.main")
+LOCKSTEP = (sys.executable, "-m", "lockstep._cli.main")
 
 
 def doctor(setting: Setting, found: Path) -> list[str]:
@@ -72,7 +72,7 @@ STAGES = (
             "CUDA was initialized before the fork: the fork server must not touch it",
             "a kernel that PyTorch lacks for this GPU: see the versions in the report",
         ),
-        read=("src/lockstep/launch/server.py", "src/lockstep/world/devices.py", "examples/transformer.py"),
+        read=("src/lockstep/_launch/server.py", "src/lockstep/_world/devices.py", "examples/transformer.py"),
     ),
     Stage(
         name="tree",
@@ -84,7 +84,7 @@ STAGES = (
             "only two processes differ: the sum over shards, or a missing wait between streams (stage `sanitizer`)",
             "the samples differ from the CPU's: the plan depends on the device, which it must not",
         ),
-        read=("src/lockstep/sync/exact.py", "src/lockstep/data/streams.py", "docs/contract.md"),
+        read=("src/lockstep/_sync/exact.py", "src/lockstep/_data/streams.py", "docs/contract.md"),
         only_on_a_card="the device's own kernels and random draws",
     ),
     Stage(
@@ -122,7 +122,7 @@ STAGES = (
             "CUDASanitizerErrors: two streams, and no wait between them; the stacks show both accesses",
             "the error stands in PyTorch's own code, and a loop without lockstep has it too: report it there",
         ),
-        read=("src/lockstep/sync/exact.py", "src/lockstep/data/batch.py", "src/lockstep/state/checkpoint"),
+        read=("src/lockstep/_sync/exact.py", "src/lockstep/_data/batch.py", "src/lockstep/_state/checkpoint"),
         only_on_a_card="the sanitizer, which knows CUDA only",
     ),
     Stage(
@@ -131,7 +131,7 @@ STAGES = (
         command=check("waits"),
         limit_s=120,
         causes=("a value is read on the host in every step: the lines are in the output",),
-        read=("src/lockstep/data/values.py", "tests/simulated/test_counts.py"),
+        read=("src/lockstep/_data/values.py", "tests/simulated/test_counts.py"),
         only_on_a_card="counting waits (the simulation does)",
     ),
     Stage(
@@ -166,7 +166,7 @@ STAGES = (
             "NCCL finds no way between the GPUs: NCCL_DEBUG=INFO says which one it tries",
             "the digests differ: GPUs of different products, or a sum that depends on the number of ranks",
         ),
-        read=("src/lockstep/world/comm/group.py", "src/lockstep/sync/exact.py"),
+        read=("src/lockstep/_world/comm/group.py", "src/lockstep/_sync/exact.py"),
         only_on_a_card="NCCL",
     ),
 )

@@ -19,9 +19,9 @@ from typing import Any
 from trl.trainer import dpo_config, dpo_trainer, sft_config, sft_trainer
 from typing_extensions import override
 
-from lockstep.base.errors import ConfigError
-from lockstep.integrations.transformers.arguments import OnLockstep
-from lockstep.integrations.transformers.trainer import Trainer
+from lockstep._base.errors import ConfigError
+from lockstep.integrations.transformers._arguments import OnLockstep
+from lockstep.integrations.transformers._trainer import Trainer
 
 __all__ = ["DPOConfig", "DPOTrainer", "SFTConfig", "SFTTrainer"]
 

@@ -9,13 +9,13 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lockstep.testing.errors import DifferenceError, TimeLimitError
-    from lockstep.testing.same import same_at
+    from lockstep.testing._errors import DifferenceError, TimeLimitError
+    from lockstep.testing._same import same_at
 
 _MODULES = {
-    "DifferenceError": "lockstep.testing.errors",
-    "TimeLimitError": "lockstep.testing.errors",
-    "same_at": "lockstep.testing.same",
+    "DifferenceError": "lockstep.testing._errors",
+    "TimeLimitError": "lockstep.testing._errors",
+    "same_at": "lockstep.testing._same",
 }
 
 __all__ = ["DifferenceError", "TimeLimitError", "same_at"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.tools.explain.errors.words import ROWS, in_words
+from lockstep._tools.explain.errors.words import ROWS, in_words
 
 pytestmark = pytest.mark.timeout(60)
 

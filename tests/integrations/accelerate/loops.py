@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lockstep.base.errors import LockstepError
+from lockstep._base.errors import LockstepError
 from lockstep.integrations.accelerate import Accelerator
 
 

@@ -25,8 +25,8 @@ IMPORTED += (
     "sklearn.metrics",
     "sklearn.model_selection",
     "torch._dynamo",
-    "lockstep.joining.ahead",
-    "lockstep.sync.exact",
+    "lockstep._joining.ahead",
+    "lockstep._sync.exact",
 )
 IMPORTED += ("lockstep.integrations.accelerate", "PIL.Image", "transformers.optimization")
 

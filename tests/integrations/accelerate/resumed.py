@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lockstep.base.errors import UsageError
+from lockstep._base.errors import UsageError
 from lockstep.integrations.accelerate import Accelerator
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import torch
 
-from lockstep.base.errors import LockstepError
+from lockstep._base.errors import LockstepError
 from lockstep.integrations.accelerate import Accelerator
 
 EXAMPLES = Path(__file__).parent / "examples"

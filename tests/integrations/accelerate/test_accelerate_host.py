@@ -9,7 +9,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, GradScalerKwargs, ProfileKwargs
 
-from lockstep.base.errors import ConfigError
+from lockstep._base.errors import ConfigError
 from lockstep.integrations.accelerate import Accelerator, host, settings
 
 

@@ -5,8 +5,8 @@ import pytest
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 MOVED = (
-    "transformers' Trainer has moved a private part on which lockstep.integrations.transformers.host relies. Read what it does "
-    "now, adapt host.py, and add the version to versions.TESTED"
+    "transformers' Trainer has moved a private part on which lockstep.integrations.transformers._host relies. Read what "
+    "it does now, adapt _host.py, and add the version to versions.TESTED"
 )
 BEFORE = """
 get_train_dataloader set_initial_training_values _init_training_state _prepare_for_training

@@ -16,8 +16,8 @@ from transformers import BertConfig, EarlyStoppingCallback, GPT2Config, T5Config
 from transformers.trainer_callback import ExportableState
 
 from lockstep.integrations.transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
-from lockstep.integrations.transformers.session import team as joined_team
-from lockstep.integrations.transformers.state import MOST_ITEMS, is_clock
+from lockstep.integrations.transformers._session import team as joined_team
+from lockstep.integrations.transformers._state import MOST_ITEMS, is_clock
 
 SHARDS = 4
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a process in its run

@@ -6,7 +6,7 @@ import transformers
 from accelerate.state import PartialState
 from transformers.trainer_callback import CallbackHandler
 
-from lockstep.integrations.transformers import host
+from lockstep.integrations.transformers import _host as host
 
 PARAMETERS = {
     "_inner_training_loop": "batch_size args resume_from_checkpoint trial ignore_keys_for_eval",

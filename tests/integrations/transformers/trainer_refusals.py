@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 import lockstep
 from lockstep.integrations.transformers import Trainer, TrainingArguments, session
-from lockstep.integrations.transformers.versions import check_version
+from lockstep.integrations.transformers._versions import check_version
 
 
 class Replaced(Trainer):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from warm import run_on
 
-from lockstep.launch import server as launch_server
+from lockstep._launch import server as launch_server
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PLAIN = "from transformers import Trainer, TrainingArguments"
@@ -33,7 +33,7 @@ def trainer_server(outlives_tests, require):
     for name in ("transformers", "datasets", "trl"):
         require(name, None if importlib.util.find_spec(name) else f"{name} is not installed (pip install {name})")
     with pytest.MonkeyPatch.context() as patch:
-        more = f"from lockstep.launch import serve; serve.PRELOAD += {(*IMPORTED, 'torch._dynamo')!r}\nmain("
+        more = f"from lockstep._launch import serve; serve.PRELOAD += {(*IMPORTED, 'torch._dynamo')!r}\nmain("
         patch.setattr(launch_server, "_BOOT", launch_server._BOOT.replace("main(", more))
         server = launch_server.ForkServer()
     outlives_tests(server.pid)

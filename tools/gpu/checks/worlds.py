@@ -16,7 +16,7 @@ import torch
 import lockstep
 from gpu.checks.training import train
 from gpu.checks.verdict import begin, finish, make_parser
-from lockstep.base.errors import LaunchError
+from lockstep._base.errors import LaunchError
 
 SECONDS = 30.0
 """From an error to the end of the run, on a card: less than any time limit of NCCL's."""

@@ -1,5 +1,5 @@
 """accelerate's ``Accelerator`` on lockstep's engine (experimental): see ``Accelerator``."""
 
-from lockstep.integrations.accelerate.accelerator import Accelerator
+from lockstep.integrations.accelerate._accelerator import Accelerator
 
 __all__ = ["Accelerator"]

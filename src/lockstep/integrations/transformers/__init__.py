@@ -11,15 +11,15 @@
 gradient_accumulation_steps``, as on so many devices, on any number of processes.
 """
 
-from lockstep.integrations.transformers.versions import check_version
+from lockstep.integrations.transformers._versions import check_version
 
 check_version()
 
-from lockstep.integrations.transformers.arguments import (  # noqa: E402 -- other versions may lack what these import
+from lockstep.integrations.transformers._arguments import (  # noqa: E402 -- other versions may lack what these import
     OnLockstep,
     Seq2SeqTrainingArguments,
     TrainingArguments,
 )
-from lockstep.integrations.transformers.trainer import Seq2SeqTrainer, Trainer  # noqa: E402
+from lockstep.integrations.transformers._trainer import Seq2SeqTrainer, Trainer  # noqa: E402
 
 __all__ = ["OnLockstep", "Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]

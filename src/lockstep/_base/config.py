@@ -1,0 +1,324 @@
+"""The settings of a run: one frozen value, validated on creation."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lockstep._base import extensions
+from lockstep._base.errors import ConfigError, unknown_name
+from lockstep._base.option import CHECKPOINTS, PROCESSES, TRAINING, Option, check_options, one_of, option, options_of
+from lockstep._base.trackers import check_track
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def check_interval(value: Any) -> int | str:
+    """``checkpoint_every`` in canonical form, so that settings can be compared and passed on as text: a number of steps, a
+    number of seconds followed by ``s``, or ``off``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(value, datetime.timedelta):
+        value = f"{value.total_seconds():.15g}s"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    if value == "off":
+        return "off"
+    if isinstance(value, str):
+        if value.isdecimal() and int(value) >= 1:
+            return int(value)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)([smhd])", value)
+        seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
+        if 0 < seconds < math.inf:
+            return f"{seconds:.15g}s"
+    raise ConfigError(
+        f"checkpoint_every={value!r}: give a number of steps (1 or more), a time (a timedelta, or a text such as 30s, 10m, "
+        "2h), or 'off'"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A strategy for synchronizing gradients: its module, and its requirements."""
+
+    sync: str = ""
+    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Sync``. Imported when needed."""
+    one_process: bool = False
+    devices: str = "several"
+    """Devices that a process may use: ``one``; ``several``, on which the script places its models; or ``all`` GPUs."""
+    needs: str = ""
+    """What the machine must have: ``gpus``, ``horovod``."""
+    promises_bits: bool = False
+    """Whether answers are bit-identical at every world size."""
+    repeats: bool = False
+    """Whether a run that is started again, or resumed, on as many processes is to give the same bits."""
+    audits: bool = False
+    """Whether a shard can be computed aside, without a word to other processes."""
+    even: bool = False
+    """Whether each process must have equally many shards."""
+    shards_parameters: bool = False
+    """Whether a process holds a part of each parameter: all processes gather whole ones."""
+    balances: bool = False
+    """Whether shards may move between processes during a run, without a change in the answer."""
+
+
+STRATEGIES = {
+    "auto": Strategy(promises_bits=True, repeats=True),
+    "single": Strategy(sync="lockstep._sync.single", one_process=True, repeats=True, audits=True),
+    "ddp": Strategy(sync="lockstep._sync.ddp"),
+    "exact": Strategy(sync="lockstep._sync.exact", promises_bits=True, repeats=True, audits=True, balances=True),
+    "fsdp": Strategy(
+        sync="lockstep._sync.fsdp", promises_bits=True, repeats=True, devices="one", even=True, shards_parameters=True
+    ),
+    "horovod": Strategy(sync="lockstep._sync.horovod", needs="horovod"),
+    "dp": Strategy(sync="lockstep._sync.dp", one_process=True, devices="all", needs="gpus"),
+}
+PRECISIONS = ("32-true", "16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
+BACKENDS = ("auto", "gloo", "nccl", "mpi")
+DEVICES = ("auto", "cpu", "cuda", "mps", "npu", "xpu")
+NAN_POLICIES = ("stop", "warn", "ignore")
+PROGRESS_STYLES = ("auto", "bar", "plain", "off")
+RUNS = Path("runs")
+"""The folder, in the working directory, of the run directories that are not named by ``run_dir``."""
+ALLOWABLE = ("data", "device", "epochs", "numerics", "optimizer", "shards", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of ``lockstep run``. (Tools have
+    options of their own, which are given in the same places: see ``options_of_tools``.)"""
+
+    strategy: str = option("auto", group=TRAINING, choices=STRATEGIES)
+    """How gradients are synchronized.  [default: auto, which is exact: equal to the bit on any number of processes]
+
+    ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``), ``ddp`` (PyTorch's all-reduce),
+    ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the optimizer state), ``horovod``
+    (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world size, and to ``fsdp``),
+    or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than these two is resumed by
+    ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
+    precision: str = option("32-true", group=TRAINING, choices=PRECISIONS)
+    """Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]
+
+    ``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
+    autocast); ``16-master`` (passes in float16 with copies of float32 weights, BatchNorm in float32); ``16-true``,
+    ``bf16-true`` (everything in 16 bits, including weights and optimizer state). With ``16-mixed`` and ``16-master`` the
+    loss is scaled, and a step whose gradients overflow is skipped by all ranks together."""
+    shards: int | None = option(None, group=TRAINING, least=1, most=2**20, metavar="V")
+    """Number of shards that each global batch is split into, at least the number of processes. Runs with the same V give the
+    same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]
+
+    It is the largest world size of the run. With the default, another number of processes at its first launch gives a
+    different, equally good answer."""
+    accumulate: int = option(1, group=TRAINING, least=1, metavar="K")
+    """Number of consecutive global batches per optimizer step.  [default: 1]"""
+    balance: str = option("on", group=TRAINING, choices=("on", "off"))
+    """Whether shards move from slow processes to faster ones: the answer stays the same. With strategy exact, and at least two
+    shards a process.  [default: on]
+
+    See docs/balance.md."""
+    seed: int | None = option(None, group=TRAINING, least=0, most=2**63 - 1, metavar="N")
+    """Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]
+
+    The script's is that of a ``torch.manual_seed`` before ``join`` (below 2**32). A seed given to ``torch.manual_seed``
+    between ``join`` and ``prepare`` is mixed in."""
+    threads: int | None = option(None, group=PROCESSES, least=1, most=2**14, metavar="N")
+    """Number of CPU threads per process.  [default: OMP_NUM_THREADS, else the cores divided by the number of shards]
+
+    For PyTorch, NumPy's BLAS and OpenMP. The default is independent of the number of processes and machines, since threads
+    can change the last bits."""
+    device: str = option("auto", group=PROCESSES, choices=DEVICES)
+    """Device to train on.  [default: auto, a GPU if there is one]
+
+    ``auto`` also chooses other accelerators: ``mps``, ``npu`` and ``xpu`` may work."""
+    devices_per_process: int | None = option(None, group=PROCESSES, least=1, metavar="N")
+    """Number of devices per process.  [default: one; with strategy dp, all GPUs]
+
+    They are ``team.devices``, on which the script places the parts of its models, except with ``dp``. On the CPU they are
+    all the same."""
+    batch_dim: int = option(0, group=TRAINING, least=0, metavar="N")
+    """With strategy dp: the dimension along which inputs and results are split over the GPUs.  [default: 0]"""
+    backend: str = option("auto", group=PROCESSES, choices=BACKENDS)
+    """Library for communication between processes.  [default: auto, nccl if each process has its own GPU, else gloo]
+
+    ``mpi`` requires a PyTorch built with it."""
+    init_method: str | None = option(None, group=PROCESSES, metavar="URL")
+    """Rendezvous of the processes: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]
+
+    ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (a fresh path on a file system that all of them share),
+    ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the launcher."""
+    timeout_s: float = option(600.0, "--timeout", group=PROCESSES, metavar="SECONDS")
+    """Time that a process may wait for others in a collective, in seconds.  [default: 600]"""
+    run_dir: str | None = option(None, group=TRAINING, metavar="DIR")
+    """Directory of the run.  [default: the next free runs/SCRIPT-N]"""
+    on_nan: str = option("stop", group=TRAINING, choices=NAN_POLICIES)
+    """What to do when a loss is NaN: stop with an error, warn, or ignore it.  [default: stop]
+
+    ``warn``: once a step."""
+    log_every: int = option(20, group=TRAINING, least=1, metavar="STEPS")
+    """Steps between comparisons of logged values among ranks.  [default: 20]"""
+    find_unused_parameters: bool = option(False, group=TRAINING)
+    """With strategy ddp: allow parameters used in the first step to be unused later. (Others always allow it.)
+
+    Gradients are then reduced after the backward pass rather than during it. (Not needed if some parameters are unused in
+    the first step, which is detected.)"""
+    progress: str = option("auto", group=TRAINING, choices=PROGRESS_STYLES)
+    """Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else plain
+    lines]"""
+    track: str | Sequence[str] | None = option(None, group=TRAINING, metavar="NAME[,NAME]")
+    """Trackers to write values to: tensorboard, wandb, trackio, or another module of their shape; wandb:birds names the
+    project; or off.  [default: tensorboard, where it is installed]
+
+    The journal has all values in any case."""
+    workers: int | None = option(None, group=TRAINING, least=0, metavar="N")
+    """Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]
+
+    The answer does not depend on it."""
+    checkpoint_every: int | str | datetime.timedelta = option("10m", group=CHECKPOINTS, metavar="STEPS|TIME")
+    """Steps or time (30s, 10m, 2h) between checkpoints; another is saved at the end; off: none.  [default: 10m]
+
+    In ``join`` also a ``timedelta``."""
+    keep: int = option(2, group=CHECKPOINTS, least=1, metavar="N")
+    """Number of newest checkpoints to keep.  [default: 2]
+
+    The best weights are kept besides (see ``Team.best``)."""
+    fresh: bool = option(False, group=CHECKPOINTS)
+    """Start a new run.  [default: resume the newest interrupted run of the same command, if there is one]
+
+    A run that is already in ``run_dir`` is renamed, never deleted."""
+    allow: Sequence[str] = option((), group=CHECKPOINTS, metavar=one_of(ALLOWABLE))
+    """Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.
+
+    ``data`` (length of the data set, batch size, sampler; what a stream gives when it is read again), ``device``, ``epochs``
+    (fewer of them), ``numerics`` (PyTorch's numeric switches; on a GPU, kernels that are not deterministic, also in a new run),
+    ``optimizer`` (its options: the current ones apply), ``shards``, ``threads``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))
+        object.__setattr__(self, "allow", _check_allowed(self.allow))
+        object.__setattr__(self, "track", check_track(self.track))
+        check_options(self)
+        _check_init_method(self.init_method)
+        if not isinstance(self.fresh, bool):
+            raise ConfigError(f"fresh={self.fresh!r}: it must be True or False")
+        if (self.devices_per_process or 1) > 1 and STRATEGIES[self.strategy].devices == "one":
+            suitable = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.devices != "one")
+            raise ConfigError(
+                f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one per "
+                f"process: leave it out, or choose one of {suitable}"
+            )
+        is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
+        if not is_number or not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s={self.timeout_s!r}: it must be a positive number of seconds")
+
+    @property
+    def interval(self) -> int | str:
+        """``checkpoint_every`` in canonical form: a number of steps, seconds followed by ``s``, or ``off``."""
+        return check_interval(self.checkpoint_every)
+
+    @classmethod
+    def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
+        """See ``settle``, which also gives the options of tools."""
+        return settle(command, script)[0]
+
+
+@functools.cache
+def options_of_tools() -> dict[str, type]:
+    """The dataclasses of the options that tools and other packages bring to every run, by the name of their instrument.
+
+    Raises:
+        ConfigError: one cannot be imported, or has an option that exists.
+    """
+    kinds: dict[str, type] = {}
+    for name in extensions.names("options"):
+        kind = extensions.load_for_runs("options", name)
+        for other in (RunConfig, *kinds.values()):
+            for twice in options_of(kind).keys() & options_of(other).keys():
+                raise ConfigError(
+                    f"the options of {name!r} have {twice!r}, which {other.__name__} has. Uninstall that package"
+                )
+        kinds[name] = kind
+    return kinds
+
+
+def setting_kinds() -> tuple[type, ...]:
+    """The dataclasses whose fields are settings of a run."""
+    return RunConfig, *options_of_tools().values()
+
+
+def all_settings() -> dict[str, Option]:
+    """The options of all settings, those of tools among them, by field."""
+    return {name: option for kind in setting_kinds() for name, option in options_of(kind).items()}
+
+
+def without_tools(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not options of tools."""
+    of_tools = {name for kind in options_of_tools().values() for name in options_of(kind)}
+    return {name: value for name, value in settings.items() if name not in of_tools}
+
+
+def settle(command: Mapping[str, Any], script: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+    """Combine the settings of the command line with those of the script's ``join(...)``: the run's, and the options of each
+    tool, by the name of its instrument.
+
+    Raises:
+        ConfigError: a setting is unknown or invalid, or is given in both places with different values.
+    """
+    names = all_settings()
+    for name in (*command, *script):
+        if name not in names:
+            raise unknown_name("setting", name, sorted(names))
+    for name in command.keys() & script.keys():
+        if _plain(name, command[name]) != _plain(name, script[name]):
+            raise ConfigError(
+                f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line "
+                "(or in its --config file): these conflict. Set it in one place."
+            )
+    given = {**script, **command}
+
+    def of(kind: Any) -> Any:
+        return kind(**{name: given[name] for name in options_of(kind) if name in given})
+
+    return of(RunConfig), {name: of(kind) for name, kind in options_of_tools().items()}
+
+
+def _check_init_method(value: Any) -> None:
+    if value is None or value == "env://":
+        return
+    try:
+        url = urlsplit(value)
+        is_tcp = url.scheme == "tcp" and bool(url.hostname and url.port) and not url.path.strip("/")
+        is_file = url.scheme == "file" and not url.netloc and url.path.rstrip("/") not in ("", ".")
+    except (ValueError, AttributeError):  # an invalid port, or not a string
+        is_tcp = is_file = False
+    if not (is_tcp or is_file) or url.query or url.fragment:
+        raise ConfigError(
+            f"init_method={value!r}: give env://, tcp://HOST:PORT (of rank 0's machine), or file:///PATH (from the root, with "
+            "three slashes)"
+        )
+
+
+def _check_allowed(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"allow={value!r}: give a list of names, any of {', '.join(ALLOWABLE)}")
+    names = [value] if isinstance(value, str) else list(value)
+    for name in names:
+        if name not in ALLOWABLE:
+            raise unknown_name("name in allow", name, ALLOWABLE)
+    return tuple(sorted(set(names)))
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "checkpoint_every":
+        return check_interval(value)
+    if name == "track":
+        return check_track(value)
+    return _check_allowed(value) if name == "allow" else value

@@ -1,0 +1,180 @@
+"""What objects hold: all that can be reached from an object or from the variables of a script, each with its path.
+
+Reading goes past properties, ``__getattr__`` and iterators, so that no code of the script runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep._base.tracebacks.frames import owner
+
+Key = str | tuple[Any]
+"""A place in an object: the name of an attribute or variable, or an index or key of a container, in a tuple."""
+
+_ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), range, slice})
+_CODE = (type, types.BuiltinFunctionType, types.CodeType, types.GeneratorType, types.CoroutineType)
+_BUILTIN = frozenset({dict, list, tuple, set, frozenset, deque})
+_BESIDE = "|"
+"""Begins the name of a variable that a function uses: the script does not write the function's name before it."""
+_REGISTRY = re.compile(r"\._(?:parameters|buffers|modules)\['([^']*)'\]|\._wrapped\b")
+"""Of a module, whose items are attributes; and of a prepared model, which passes on those of the script's."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """An object, and where it was found."""
+
+    value: Any
+    holder: Held | None
+    """What holds it; None: it is one of those where the search began."""
+    key: Key
+    """Its place in the holder."""
+
+    @property
+    def path(self) -> str:
+        """How the script may write it: ``trainer.ema.shadow['weight']``."""
+        first = [self, *self.above][-1]
+        text = "".join(f".{key}" if isinstance(key, str) else f"[{key[0]!r}]" for key in (first.key, *self.below(first)))
+        text = text.rpartition(_BESIDE)[2].lstrip(".")
+        return _REGISTRY.sub(lambda found: f".{found[1]}" if found[1] else "", text)
+
+    @property
+    def above(self) -> Iterator[Held]:
+        """Its holder, the holder of that, and so on."""
+        held = self.holder
+        while held is not None:
+            yield held
+            held = held.holder
+
+    def below(self, top: Held) -> tuple[Key, ...]:
+        """Its place, seen from a holder of its: as ``find`` takes it."""
+        keys, held = list[Key](), self
+        while held is not top and held.holder is not None:
+            keys.append(held.key)
+            held = held.holder
+        return tuple(reversed(keys))
+
+
+def root(value: Any) -> Held:
+    """Where to begin."""
+    return Held(value, None, "")
+
+
+def find(top: Held, place: Iterable[Key]) -> Held | None:
+    """What is at a place now; None: nothing."""
+    for key in place:
+        child = next((child for name, child in children(top.value) if name == key), None)
+        if child is None:
+            return None
+        top = Held(child, top, key)
+    return top
+
+
+def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, last: tuple[type, ...] = ()) -> Iterator[Held]:
+    """All objects in reach but plain values, the nearest first, each once. What is yielded may be changed meanwhile.
+
+    Args:
+        enters: whether to search an object for more.
+        most: objects after which to give up.
+        last: kinds of objects that are rather found elsewhere than right where the search begins.
+    """
+    begin = list(roots)
+    waiting, later = deque(begin), list[Held]()
+    seen = {id(held.value): held.value for held in begin}  # kept: an id is unique only among living objects
+    num_first = len(begin)
+    while (waiting or later) and len(seen) <= most:
+        if not waiting:
+            waiting.extend(held for held in later if id(held.value) not in seen)
+            seen.update((id(held.value), held.value) for held in later)
+            later = []
+            continue
+        held = waiting.popleft()
+        yield held
+        is_first, num_first = num_first > 0, num_first - 1
+        if not (is_first or enters(held.value)):
+            continue
+        for key, child in children(held.value):
+            if type(child) in _ATOMS or id(child) in seen:
+                continue
+            if is_first and last and isinstance(child, last):
+                later.append(Held(child, held, key))
+                continue
+            seen[id(child)] = child
+            waiting.append(Held(child, held, key))
+
+
+def children(value: Any) -> Iterable[tuple[Key, Any]]:
+    """What an object itself holds: each place, and what is in it."""
+    kind = type(value)
+    if kind in _BUILTIN:
+        return _items(value)
+    if kind in _ATOMS or isinstance(value, _CODE):
+        return ()
+    if kind is types.FrameType:
+        return [(name, item) for name, item in list(value.f_locals.items()) if name.isidentifier()]
+    if isinstance(value, types.ModuleType):
+        is_script = owner(getattr(value, "__file__", None) or "<") == "user" or value.__name__ == "__main__"
+        return list(vars(value).items()) if is_script else ()
+    if kind is types.FunctionType:
+        return _closure(value)
+    if kind is types.MethodType:
+        return [(f"{_BESIDE}<{type(value.__self__).__name__}>", value.__self__)]
+    if isinstance(value, functools.partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        return [*_items(value), *_attributes(value)]
+    return _attributes(value)
+
+
+def _items(value: Any) -> list[tuple[Key, Any]]:
+    if isinstance(value, dict):
+        return [
+            ((key,) if type(key) in _ATOMS else (f"<{type(key).__name__} {id(key)}>",), item)
+            for key, item in list(dict.items(value))
+        ]
+    if isinstance(value, list):
+        return [((number,), item) for number, item in enumerate(list.__iter__(value))]
+    if isinstance(value, tuple):
+        return [((number,), item) for number, item in enumerate(tuple.__iter__(value))]
+    return [((number,), item) for number, item in enumerate(list(value))]
+
+
+def _closure(function: types.FunctionType) -> Iterator[tuple[Key, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{_BESIDE}{name}", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+
+
+def _attributes(value: Any) -> Iterator[tuple[Key, Any]]:
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        attributes = {}
+    yield from list(attributes.items())
+    kind: Any = type(value)
+    for name in _slots(kind):
+        try:
+            yield name, object.__getattribute__(value, name)
+        except AttributeError:
+            continue
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(kind: Any) -> tuple[str, ...]:
+    """The names of attributes that are in no ``__dict__``."""
+    found = []
+    for part in kind.__mro__:
+        names = vars(part).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else tuple(names):
+            is_private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{part.__name__.lstrip('_')}{name}" if is_private else name)
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))

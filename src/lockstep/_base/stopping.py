@@ -1,0 +1,427 @@
+"""Preemption by SIGTERM, or by SIGUSR1, which Slurm's ``--signal=USR1@120`` sends before the time limit; and Ctrl-C.
+
+A training run does not end at once. It finishes a step on which its ranks agree, saves a checkpoint, and exits with
+``REQUEUE_STATUS``, or ``INTERRUPTED_STATUS`` after Ctrl-C; the same command resumes it. A second signal ends it at once.
+``StopWatch`` records the signal in a process, the ranks agree (``checkpoint.schedule``), ``recovery.saving`` saves and raises
+``Stopped``, and the launcher, which forwards the signal, waits for that (``launch.supervise``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from lockstep._base.visible import visible
+
+REQUEUE_STATUS = 75
+"""The exit status of a run that was preempted and saved, and should be started again. It is EX_TEMPFAIL of ``sysexits.h``,
+"try again later", and not otherwise used by Python, shells, or lockstep (1, 2, 128 + a signal).
+
+Job schedulers can act on it: Slurm (``RequeueExit=75`` in slurm.conf), LSF (``bsub -Q 75``), HTCondor
+(``checkpoint_exit_code = 75``), systemd (``RestartForceExitStatus=75``), or a shell:
+``until lockstep run train.py; do [ $? = 75 ] || break; done``.
+"""
+
+INTERRUPTED_STATUS = 128 + signal.SIGINT
+"""The exit status of a run that was saved after Ctrl-C: nothing starts it again by itself."""
+
+UNSAVED_STATUS = 74
+"""The exit status of a run that was asked to stop, and whose checkpoint could not be written (EX_IOERR): it resumes from the
+one before."""
+
+UNSAVED_END_STATUS = 73
+"""The exit status of a run that came to its end, and whose last checkpoint or best weights could not be written (EX_CANTCREAT
+of ``sysexits.h``): the same command resumes it from the checkpoint before."""
+
+AUDIT_STATUS = 76
+"""The exit status of a run in which an audit has found a wrong result (EX_PROTOCOL of ``sysexits.h``: a machine gave what is
+not possible). Nothing was saved after it, and nothing starts it again."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals on which a run saves a checkpoint and exits. (On SIGINT, too, but only while steps would be lost.)"""
+
+SAME_S = 2.0
+"""Seconds within which further signals count as the first one: Slurm may send it to every process of a job, launchers
+forward it, and some clusters send both kinds. Only a later one is a second signal."""
+
+_LAST = -1000
+"""The priority of an exit handler that multiprocessing calls after all others."""
+
+_SAME_PRESS_S = 0.1
+"""The same for Ctrl-C, which a user may press twice in a second. (``timeout -s INT`` sends it twice in a row.)"""
+
+
+def is_same(number: int, after_s: float) -> bool:
+    """Whether a signal that comes so many seconds after another counts as the same request."""
+    return after_s <= (SAME_S if number in SIGNALS else _SAME_PRESS_S)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, installed from any language."""
+    with contextlib.suppress(OSError, ValueError):  # it has ended
+        # By hand, for psutil knows nothing of signal masks.
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            name, _, bits = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(bits, 16) >> (number - 1) & 1)
+    return False
+
+
+def is_left_alone(number: int) -> bool:
+    """Whether a signal has its default action in this process: it is neither handled nor ignored."""
+    # Python's own record does not include ``faulthandler.register(SIGUSR1)``.
+    return signal.getsignal(number) is signal.SIG_DFL and not catches(os.getpid(), number)
+
+
+class Stopped(SystemExit):
+    """Raised on every rank between two steps when the run was asked to stop, after it was saved (or could not be).
+
+    As with any SystemExit, ``finally`` blocks run.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+        """``REQUEUE_STATUS``, ``INTERRUPTED_STATUS`` or ``UNSAVED_STATUS``."""
+
+
+class Interrupted(Stopped, KeyboardInterrupt):
+    """The same after Ctrl-C: a script that handles KeyboardInterrupt handles this, once the run is saved. (An uncaught
+    KeyboardInterrupt prints a traceback, an uncaught SystemExit does not.)"""
+
+
+class Ended(SystemExit):
+    """Raised by an instrument, on every rank after the same step, that has seen all it was there for: the script ends with
+    status 0, and its run as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class AuditFailed(SystemExit):
+    """Raised on every rank in a step in which an audit has found a wrong result, after that was said."""
+
+    def __init__(self, headline: str) -> None:
+        super().__init__(AUDIT_STATUS)
+        self.headline = headline
+        """What was found, in a few words."""
+
+
+def ignore_interrupts() -> None:
+    """Ignore SIGINT from now on: every rank is about to exit by itself, and a launcher interrupts the others as soon as the
+    first one has."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class Launcher(Protocol):
+    """What a process that ``lockstep run`` has started tells it, and asks of it."""
+
+    def watches(self, numbers: Sequence[int]) -> None:
+        """From now on this process saves its run by itself on these signals, which are left to it."""
+
+    def is_ending(self) -> bool:
+        """Whether the launch is being ended: then SIGINT asks this process to end at once."""
+
+    def stuck(self, report: str, how: str, status: int) -> bool:
+        """This process ends, with this status, since its step cannot be finished. Returns whether the launcher reports it."""
+
+    def unsaved(self) -> bool:
+        """The end of this process's run could not be saved. Returns whether the launcher reports it, and ends with
+        ``UNSAVED_END_STATUS``."""
+
+
+class StopWatch:
+    """Records that this process was asked to stop, from ``begin`` to ``end``.
+
+    Works only in the main thread, where Python handles signals, and only for signals with their default action: those that the
+    script handles or ignores are left alone. Forked processes do not inherit the handlers.
+
+    Args:
+        speaks: whether to report a signal on standard error at once. (One of several ranks does.)
+    """
+
+    def __init__(self, *, speaks: bool) -> None:
+        self.received: signal.Signals | None = None
+        """The first signal received."""
+        self._speaks = speaks
+        self._defaults: dict[int, Any] = {}
+        """Of the watched signals."""
+        self._came_at = 0.0
+        self._exit_status: int | None = None
+        self._early = _EarlySignals()
+
+    def begin(self) -> None:
+        """Watch SIGTERM and SIGUSR1. May be called again."""
+        if threading.current_thread() is threading.main_thread():
+            self._early.begin()
+            self._watch([number for number in SIGNALS if is_left_alone(number)])
+
+    def begin_interrupts(self) -> None:
+        """Watch SIGINT, too: from now on Ctrl-C would lose steps. May be called again, and outside the main thread.
+
+        In a notebook or an interactive session Ctrl-C stays Python's, and so does one that the script handles or ignores.
+        """
+        if (
+            self._defaults
+            and signal.SIGINT not in self._defaults
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            and not hasattr(sys, "ps1")
+        ):
+            self._early.forget()  # what came before was handled by Python
+            self._watch([signal.SIGINT])
+
+    def end_interrupts(self) -> None:
+        """The training loop is over, and saved: Ctrl-C is Python's again."""
+        if signal.SIGINT in self._defaults and self.received is None:
+            self._restore(signal.SIGINT)
+            self._tell()
+
+    def _watch(self, numbers: Sequence[signal.Signals]) -> None:
+        global _active
+        for number in numbers:
+            self._defaults[number] = signal.getsignal(number)
+            signal.signal(number, self._note)
+        if numbers:
+            _active = self
+            self._tell()
+
+    def _tell(self) -> None:
+        if _launcher is not None:
+            _launcher.watches([int(number) for number in self._defaults])
+
+    def _restore(self, number: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        default = self._defaults.pop(number)
+        if signal.getsignal(number) == self._note:  # else the script has put another there meanwhile
+            # (Python itself would take its own handlers away before it has ended.)
+            signal.signal(number, default if self._exit_status is None else signal.SIG_IGN)
+
+    def exit_with(self, status: int) -> None:
+        """Set the exit status once all ranks have saved. A second signal still ends the process at once, but with this status:
+        when the first rank has ended, launchers may signal the others (``srun --kill-on-bad-exit`` does)."""
+        self._exit_status = status
+
+    def end(self) -> None:
+        """Remove the handlers; a process that is stopping as requested ignores the signals from now on. May be called again."""
+        global _active
+        if _active is self:
+            _active = None
+        for number in list(self._defaults):
+            self._restore(number)
+        self._early.end()
+
+    def say(self, number: signal.Signals, rank: int = 0) -> None:
+        """Report that a rank has received a signal and what will happen, once, if this rank ``speaks``."""
+        if not self._speaks:
+            return
+        self._speaks = False
+        receiver = f" by rank {rank}" if rank else ""
+        if number is signal.SIGINT:
+            say(f"Ctrl-C received{receiver}: the run is saved after this step, and ends; a second Ctrl-C ends it at once.")
+        else:
+            say(
+                f"{number.name} received{receiver}: the run is saved after a step and ends with status {REQUEUE_STATUS} "
+                "(start the same command again to resume); a second signal ends it at once."
+            )
+
+    def asked(self) -> signal.Signals | None:
+        """The signal on which this process is to stop, also while its main thread is in C code and cannot handle it. May be
+        called from any thread."""
+        return self.received or next((signal.Signals(each) for each in self._early.came() if each in self._defaults), None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if number == signal.SIGINT and _launcher is not None and _launcher.is_ending():
+            # The loader that is left now would wait 5 s for a worker that does not answer; and PyTorch's handler would raise an
+            # error for each that is killed.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _kill_children()
+            signal.default_int_handler(number, frame)
+        if self.received is None:
+            self.received, self._came_at = signal.Signals(number), now
+            self.say(self.received)
+        elif not is_same(number, now - self._came_at):
+            if self._exit_status is not None:
+                os._exit(self._exit_status)
+            if number == signal.SIGINT:
+                signal.signal(number, signal.default_int_handler)
+                signal.default_int_handler(number, frame)
+            _end_at_once(number)
+
+
+class _EarlySignals:
+    """The signals of this process, known as soon as they arrive. Python calls a handler only between two instructions of the
+    main thread, which may wait for other ranks in C code."""
+
+    def __init__(self) -> None:
+        self._read_fd = self._write_fd = -1
+        self._came: list[int] = []
+
+    def begin(self) -> None:
+        """May be called again. Does nothing if the script has use for Python's one such descriptor itself."""
+        if self._read_fd >= 0:
+            return
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        others = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        if others != -1:
+            signal.set_wakeup_fd(others)
+            self._close()
+
+    def came(self) -> list[int]:
+        """Their numbers, in order."""
+        if self._read_fd >= 0:
+            with contextlib.suppress(OSError):  # there is nothing, or the script has closed the descriptor
+                self._came += os.read(self._read_fd, 4096)
+        return self._came
+
+    def forget(self) -> None:
+        """Forget those that came up to now."""
+        self.came().clear()
+
+    def end(self) -> None:
+        """May be called again. Descriptors that a script has closed may be others' by now, so these stay open."""
+        if self._read_fd >= 0 and threading.current_thread() is threading.main_thread():
+            ours = signal.set_wakeup_fd(-1)
+            if ours not in (-1, self._write_fd):
+                signal.set_wakeup_fd(ours)
+
+    def _close(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+        self._read_fd = self._write_fd = -1
+
+
+_shows_bar = False
+
+
+def note_bar(*, is_shown: bool) -> None:
+    """Note whether this process shows a progress bar: it does not end its line, and is drawn again and again."""
+    global _shows_bar
+    _shows_bar = is_shown
+
+
+def say(words: str) -> None:
+    """Write a line to standard error, bypassing Python's streams, which may be in use when a signal arrives. On a terminal it
+    takes the place of a progress bar, and of the ``^C`` behind that, so that the bar is drawn again below."""
+    with contextlib.suppress(OSError):
+        erase = "\r\x1b[2K" if _shows_bar and os.isatty(2) else ""
+        os.write(2, f"{erase}lockstep: {visible(words, has_lines=True)}\n".encode())
+
+
+def _kill_children() -> None:
+    for child in multiprocessing.active_children():
+        if child.daemon:  # loader workers, which would notice only after seconds
+            child.kill()
+
+
+def _end_at_once(number: int) -> None:
+    """End this process as if the signal were not handled."""
+    _kill_children()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
+    """End this process, whose step cannot be finished, from another thread than the main one, which waits in C code.
+
+    Args:
+        report: which ranks wait for which others.
+        how: why the run ends, and what was saved.
+        status: the exit status.
+        speaks: whether this process is the one that reports it, if there is no launcher.
+    """
+    tell_stuck(report, how, status, speaks=speaks)
+    _kill_children()
+    os._exit(status)
+
+
+def tell_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
+    """Tell why this process, which is about to end, cannot go on: see ``end_stuck``."""
+    if (_launcher is None or not _launcher.stuck(report, how, status)) and speaks:
+        say(f"error: {report}\n\n{how}")
+
+
+def end_unsaved(words: str) -> None:
+    """This process is to exit with ``UNSAVED_END_STATUS`` when its script, which has trained to its end, is over.
+
+    Args:
+        words: said last, unless the launcher does; empty: another rank says it.
+    """
+    global _last_words
+    if _launcher is None or not _launcher.unsaved():
+        # Only here: its exit handler is to be registered in a worker, and not before that in the server which forks it.
+        from multiprocessing.util import Finalize
+
+        _last_words = words
+        # At the end of the exit handler of multiprocessing: PyTorch has imported that before the script registers its own
+        # handlers, and those that are registered first are called last.
+        Finalize(None, _leave_unsaved, exitpriority=_LAST)
+
+
+def _leave_unsaved() -> None:
+    """An exit handler. Python has no way to set the status there, except to end at once."""
+    if _last_words is None or getattr(sys, "last_value", None) is not None:  # a script that fails has its own status
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if _last_words:
+        say(_last_words)
+    os._exit(UNSAVED_END_STATUS)
+
+
+_last_words: str | None = None
+_active: StopWatch | None = None
+_launcher: Launcher | None = None
+
+
+def under(launcher: Launcher) -> None:
+    """This process was started by a launcher of lockstep's."""
+    global _launcher
+    _launcher = launcher
+
+
+def is_launched() -> bool:
+    """Whether this process was started by a launcher of lockstep's."""
+    return _launcher is not None
+
+
+def _in_forked_process() -> None:
+    global _launcher, _last_words
+    _launcher = _last_words = None
+    if _active is not None:
+        _active.end()
+
+
+os.register_at_fork(after_in_child=_in_forked_process)
+
+
+def leave_signals_to_parent() -> None:
+    """Make a loader worker ignore signals that ask the run to stop, which may be sent to each of its processes.
+
+    A SIGTERM from its parent still ends it, as PyTorch ends unresponsive workers. (Only a thread that waits for a signal learns
+    its sender, so the signals are blocked, also in programs started from here.)
+    """
+    numbers = (signal.SIGINT, *SIGNALS)  # a terminal sends Ctrl-C to all of its processes
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    started_by = multiprocessing.parent_process()  # with a fork server, not the process that forked it
+    parent = os.getppid() if started_by is None else started_by.pid
+
+    def wait() -> None:
+        while signal.sigwaitinfo(numbers).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, name="lockstep-signals", daemon=True).start()

@@ -1,0 +1,34 @@
+"""The names of trackers, to which a run's values can be written besides its journal: ``tensorboard``, or modules of wandb's
+shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lockstep._base.errors import ConfigError
+
+OFF, TENSORBOARD = "off", "tensorboard"
+
+
+def check_track(value: Any) -> tuple[str, ...] | None:
+    """``RunConfig.track`` in canonical form: names, each with a project if one is given, as in ``wandb:birds``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if value is None:
+        return None
+    is_names = isinstance(value, str) or (isinstance(value, Iterable) and all(isinstance(item, str) for item in value))
+    texts = ([value] if isinstance(value, str) else list(value)) if is_names else []
+    names = tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
+    if not names or (OFF in names and len(names) > 1):
+        raise ConfigError(f"track={value!r}: give names with commas between them (tensorboard, wandb, ...), or off alone")
+    return names
+
+
+def without_services(track: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """``RunConfig.track`` without the trackers that write outside of the run directory."""
+    if track is None:
+        return None
+    return (TENSORBOARD,) if TENSORBOARD in track else (OFF,)

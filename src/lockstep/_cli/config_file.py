@@ -1,0 +1,96 @@
+"""``--config``: the options of a command from a TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from lockstep._base.errors import ConfigError, in_words
+from lockstep._base.visible import visible
+
+_MOST_BYTES = 1 << 16
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_option(command: F) -> F:
+    """The decorator for ``--config``. What the file sets counts after the command line and environment variables, and before
+    defaults, which is click's order; so the command learns nothing of it."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        is_eager=True,  # before the options that it sets
+        expose_value=False,
+        callback=_apply,
+        help="TOML file with options, by their names: nproc-per-node = 2. The command line takes precedence over environment "
+        "variables, these over FILE, and FILE over the defaults.",
+    )(command)
+
+
+def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is None or ctx.resilient_parsing:
+        return
+    options = [param for param in ctx.command.params if isinstance(param, click.Option) and not param.is_eager]
+    by_key = {key: option for option in options for key in _keys(option.opts)}
+    values, wrong = dict[str, Any](), list[str]()
+    for key, value in _read(path).items():
+        option = by_key.get(key)
+        if option is None or option.name is None:
+            wrong.append(f"{key}: {_unknown(key, value, by_key, ctx.command_path)}")
+            continue
+        values[option.name] = _as_given(value, option)
+        try:
+            option.type_cast_value(ctx, values[option.name])
+        except click.BadParameter as error:
+            wrong.append(f"{key} = {value!r}: {error.message}")
+    if wrong:
+        raise ConfigError(
+            f"{path} cannot be used as --config:\n" + "\n".join(f"  {visible(line)}" for line in wrong) + "\nKeys are the "
+            "names of options without dashes in front: lockstep run --help-all shows all of its."
+        )
+    ctx.default_map = values
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:  # which a shell may make of the output of another command
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ConfigError(f"--config {path}: it has more than {_MOST_BYTES} bytes. Give a TOML file with options")
+        content: dict[str, Any] = tomllib.loads(data.decode())
+    except OSError as error:
+        raise ConfigError(
+            f"--config {path}: {in_words(error)}. Give a TOML file, with a line such as nproc-per-node = 2"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(f"--config {path}: it is nested too deeply. Options are not: nproc-per-node = 2") from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: it is not valid TOML: {error}") from error
+    return content
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    """The long names of an option, without dashes; if there are none, the short ones."""
+    return [name[2:] for name in names if name.startswith("--")] or [name[1:] for name in names]
+
+
+def _unknown(key: str, value: Any, by_key: Mapping[str, click.Option], command: str) -> str:
+    if isinstance(value, dict):
+        return "it is a table, and options stand outside of tables"
+    near = difflib.get_close_matches(key.replace("_", "-"), by_key, n=1)
+    return f"{command} has no such option" + (f". Did you mean {near[0]}?" if near else "")
+
+
+def _as_given(value: Any, option: click.Option) -> Any:
+    """A value of TOML's as on the command line, where options convert and check it."""
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return value if option.is_flag and isinstance(value, bool) else str(value)

@@ -1,0 +1,40 @@
+"""Plain output of commands. (Tables: ``terminal``.)"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import click
+
+from lockstep._base.visible import visible
+
+
+class Styled(NamedTuple):
+    """A part of a line that has a style on a terminal."""
+
+    text: str
+    color: str | None = None
+    bold: bool = False
+
+
+def echo(*parts: str | Styled, err: bool = False, has_lines: bool = False) -> None:
+    """Print a line, whatever is in it.
+
+    Args:
+        parts: of the line.
+        err: to standard error instead of standard output.
+        has_lines: it is several lines; else its line feeds are written out, like other control characters.
+    """
+    click.echo("".join(_shown(part, has_lines=has_lines) for part in parts), err=err)
+
+
+def echo_json(value: Any) -> None:
+    """Print a JSON value for other programs."""
+    click.echo(json.dumps(value, indent=1).replace("\x7f", "\\u007f"))  # the one control character that stays in ASCII
+
+
+def _shown(part: str | Styled, *, has_lines: bool) -> str:
+    if isinstance(part, str):
+        return visible(part, has_lines=has_lines)
+    return click.style(visible(part.text, has_lines=has_lines), fg=part.color, bold=part.bold or None)

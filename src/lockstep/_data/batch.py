@@ -1,0 +1,330 @@
+"""``Batch``: what a prepared loader yields, this process's shards of one step's global batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from torch import Tensor
+from typing_extensions import override
+
+from lockstep._base.errors import UsageError
+from lockstep._data.shared import Shared, keep
+from lockstep._data.uploads import Upload, Uploads
+from lockstep._data.values import MEAN, Total
+from lockstep._plan.shards import MicroStep, StepPlan
+
+ShardRun = tuple[MicroStep, Any]
+"""A micro-step and its samples."""
+_LINES = "for images, labels in batch.shards: ..."
+
+
+def own_runs(plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
+    """The micro-steps that count, and nothing else. See ``PhaseDriver.runs``."""
+    return zip(plan.micro_steps, data, strict=True)
+
+
+class PhaseDriver(Protocol):
+    """What a batch needs of the loop to run its phases."""
+
+    @property
+    def runs(self) -> Callable[[StepPlan, Sequence[Any], bool], Iterator[ShardRun]]:
+        """Gives the micro-steps to run of a batch, with their samples, from its plan, the samples, and whether it leads the
+        phase. Each is asked for when the one before has ended."""
+
+    @property
+    def opened(self) -> list[Shards]:
+        """Where each iterator over a batch's shards is noted that the script requests. Without shards on this process, the loop
+        may end before ``begin_phase``."""
+
+    @property
+    def micro(self) -> MicroStep | None:
+        """The running micro-step; None: outside of ``batch.shards``."""
+
+    @property
+    def step(self) -> int:
+        """Number of the current step; between steps, that of the last one."""
+
+    def compare_data(self, description: str) -> None:
+        """Check that all ranks have read the same first samples. Every rank must call it; it blocks until all have."""
+
+    def note_data(self, description: str) -> None:
+        """Check that all ranks have read the same first samples when the next phase ends. Every rank must call it."""
+
+    def begin_phase(self, batch: Batch) -> Batch:
+        """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one where a loop runs over the
+        shards of two batches side by side."""
+
+    def begin_shard(self, micro: MicroStep, data: Any) -> None:
+        """Begin a micro-step, of which the script is about to receive the samples; ``data`` are these before they are moved to
+        the device."""
+
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """The script is about to receive samples of the current micro-step from a loader beside the one that leads."""
+
+    def end_shard(self) -> None:
+        """End the micro-step."""
+
+    def end_phase(self) -> None:
+        """End the phase: this process's shards have run, and are combined with those of the other ranks. Collective."""
+
+    def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
+        """Record values of the running shard."""
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether a shard runs aside, without effect on the run."""
+
+    def gather(self, mine: list[Shared]) -> list[Shared]:
+        """What the shards of all ranks have shared, in their order. Every rank must call it."""
+
+    def check_outside(self, call: str) -> None:
+        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
+
+
+class GlobalBatch(ABC):
+    """A batch of all processes, of which the script gets its samples by a loop over ``shards`` only."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def refuse(self, use: str) -> NoReturn:
+        """Raise the error for using the batch as if it were the samples.
+
+        Raises:
+            UsageError: always.
+        """
+
+    def __iter__(self) -> NoReturn:
+        self.refuse("the batch was unpacked, or iterated")
+
+    def __len__(self) -> NoReturn:
+        self.refuse("len(batch)")
+
+    def __bool__(self) -> bool:
+        return True
+
+    if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            self.refuse(f"batch.{name}")
+
+
+class Batch(GlobalBatch):
+    """One step's global batch, of which this process has some shards (none, if the batch is small).
+
+    ::
+
+        for batch in loader:
+            for images, labels in batch.shards:
+                loss = criterion(model(images), labels)
+                team.backward(loss)
+                batch.add(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            team.log(loss=batch["loss"])
+
+    Args:
+        plan: this process's part of the step.
+        data: the samples of each micro-step, before they are moved to the device.
+        driver: runs the phases.
+        uploads: moves samples to the device; None: they stay where they are.
+    """
+
+    def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, uploads: Uploads | None) -> None:
+        self.plan = plan
+        self.values: dict[str, Any] = {}
+        """The results of ``batch[name]``."""
+        self.totals: dict[str, tuple[float, float]] = {}
+        """The weighted sums behind those ``values`` that are means of numbers, and the weights' sums, of the phases that this
+        batch has led."""
+        self.data = data
+        self._driver = driver
+        self._upload = None if uploads is None else uploads.of(data)
+        self._shared: list[Shared] = []
+        """What this process's shards have shared since the last ``shared()``."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the step's global batch (of all its parts, with ``accumulate``). The same on every rank."""
+        return self.plan.num_samples
+
+    @property
+    def shards(self) -> Iterator[Any]:
+        """This process's shards, one after another, each on ``team.device``; none on a rank without samples.
+
+        Each loop over them is a phase, with a random stream and a gradient of its own. The end of the loop synchronizes
+        gradients over all ranks, so every rank must reach it; leaving the loop early is an error.
+        """
+        shards = Shards(self, self._driver, self._upload)
+        self._driver.opened.append(shards)
+        return shards
+
+    def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
+        """Record values of the current shard, to be combined over the global batch: ``batch[name]`` after the phase. Local.
+
+        ::
+
+            batch.add(loss=loss, accuracy=logits.argmax(1) == labels)
+            batch.add(counts=labels.bincount(minlength=10), reduction="sum")
+
+        Args:
+            weight: the shard's weight in a mean: a number, or a scalar tensor, which is read at the end of the phase. None:
+                that given to ``team.backward``, or else its number of samples.
+            reduction: what the values are. ``mean``: means over the shard's samples, averaged by weight. ``sum``: sums over
+                them, added up. A tensor of any shape, the same in all shards, is then combined elementwise. None: ``mean``, of
+                numbers only: each value is a number, or a tensor of shape ``(num_samples,)`` or ``(num_samples, 1)`` with one
+                value per sample, which is averaged first.
+            values: numbers or tensors.
+
+        Raises:
+            ConfigError: a tensor is not one value per sample, and no ``reduction`` says what it is.
+        """
+        self._driver.add(weight, values, reduction)
+
+    def share(self, value: Any) -> None:
+        """Share a value of the running shard with all processes, inside ``batch.shards``: ``shared()`` returns it. Local.
+
+        For what needs each shard's own values, not their mean. A metric object, say, that sees the whole global batch::
+
+            for images, labels in batch.shards:
+                logits = model(images)
+                batch.share((logits, labels))
+                team.backward(criterion(logits, labels))
+            for logits, labels in batch.shared():
+                accuracy.update(logits, labels)
+
+        Args:
+            value: tensors and plain values, or lists, tuples and dicts of them (or anything that can be pickled). Tensors are
+                detached and copied.
+
+        Raises:
+            UsageError: outside of ``batch.shards``.
+        """
+        micro = self._driver.micro
+        if micro is None:
+            raise UsageError(
+                "batch.share() outside of batch.shards: it shares a value of one shard. Call it in the loop over batch.shards, "
+                "and batch.shared() after that loop."
+            )
+        if not self._driver.is_aside:
+            self._shared.append(((micro.part, micro.shard), keep(value)))
+
+    def shared(self) -> list[Any]:
+        """The values that the shards of all processes have shared since the last call, in the order of their samples: the same
+        on every rank. Every rank must call it, after the loop over ``batch.shards``; it blocks until all have.
+
+        Raises:
+            UsageError: inside ``batch.shards``.
+        """
+        self._driver.check_outside("batch.shared()")
+        mine, self._shared = self._shared, []
+        return [value for _, value in self._driver.gather(mine)]
+
+    def note(self, totals: Mapping[str, Total]) -> None:
+        """Take the results of a phase that this batch has led."""
+        for name, total in totals.items():
+            self.values[name] = total.result
+            if total.kind == MEAN and isinstance(total.total, float):
+                self.totals[name] = (total.total, total.weight)
+
+    def __getitem__(self, name: str) -> Any:
+        """A value's mean or sum over the global batch: the same on every rank, to the bit. If two phases of the step have added
+        the name, it is that of the last.
+
+        Returns:
+            Of numbers, and of one value per sample: a float, or the int that is a sum of integers. Of other tensors: a tensor
+            on the CPU, of dtype int64 for a sum of integers, else float64.
+        """
+        if not isinstance(name, str):
+            self.refuse(f"batch[{name!r}]")
+        self._driver.check_outside(f"batch[{name!r}]")
+        if name not in self.values:
+            available = ", ".join(self.values) or "nothing"
+            raise UsageError(
+                f"batch[{name!r}]: no value of that name was added in this step with batch.add({name}=...) inside "
+                f"batch.shards (available: {available}). If it is part of the data, read it inside: `{_LINES}`"
+            )
+        return self.values[name]
+
+    @override
+    def refuse(self, use: str) -> NoReturn:
+        raise UsageError(
+            f"{use}: a prepared loader yields one global batch a step, which is not a sample or tensor itself, since each "
+            f"process has only its shards of it. Loop over these: `{_LINES}`"
+        )
+
+    def __repr__(self) -> str:
+        return f"Batch(step {self.plan.number}: {self.num_samples} samples, {len(self.data)} of the shards here)"
+
+
+class Shards:
+    """One loop over the shards of a batch. (Not a generator, since leaving it early must not close anything.)"""
+
+    def __init__(self, batch: Batch, driver: PhaseDriver, upload: Upload | None) -> None:
+        self.batch = batch
+        self._driver = driver
+        self._upload = upload
+        self._runs: Iterator[ShardRun] = iter(())
+        self._leader: Batch | None = None
+        self._is_over = False
+
+    def __iter__(self) -> Shards:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        driver, batch = self._driver, self.batch
+        if self._leader is None:
+            self._leader = driver.begin_phase(batch)
+            leads = self._leader is batch
+            self._runs = driver.runs(batch.plan, batch.data, leads)
+        else:
+            leads = self._leader is batch
+            if leads:
+                driver.end_shard()
+        run = next(self._runs, None)
+        if run is None:
+            self._is_over = True
+            if leads:
+                driver.end_phase()
+            raise StopIteration
+        micro, data = run
+        given = data if self._upload is None else self._upload.take(micro.index, data)
+        if leads:
+            driver.begin_shard(micro, data)
+            return given
+        if driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
+            raise UsageError(
+                f"the shards of two batches must be run side by side, as in zip(a.shards, b.shards): the second batch is at "
+                f"{_name(micro)}, and the first at {_name(driver.micro)}."
+            )
+        driver.received(micro, data)
+        return given
+
+    def drop(self) -> None:
+        """The phase was left: undo a shard that runs aside."""
+        if isinstance(self._runs, Generator):
+            self._runs.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has ended."""
+        return self._is_over
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the loop runs side by side with one over another batch, which leads the phase."""
+        return self._leader is not None and self._leader is not self.batch
+
+    def end_beside(self) -> None:
+        """End the loop with a phase that another batch has led."""
+        self._is_over = True
+
+
+def _name(micro: MicroStep | None) -> str:
+    return "none" if micro is None else f"shard {micro.shard}, part {micro.part}"

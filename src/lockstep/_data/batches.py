@@ -1,0 +1,196 @@
+"""Batches as nested structures: tensors, arrays, and tuples, lists, dicts and dataclasses of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep._base.errors import DataError
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) or (hasattr(value, "__array__") and getattr(value, "ndim", None) is not None)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
+    """A container of the same kind, with ``convert(path, item)`` for each item; None if it is not a container."""
+    if _is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{n: convert(f"{path}.{n}", getattr(value, n)) for n in names})
+    if isinstance(value, Mapping):
+        items = {key: convert(f"{path}[{key!r}]", item) for key, item in value.items()}
+        return items if type(value) is dict else _like_mapping(value, items)
+    if _is_named_tuple(value):
+        return type(value)(*(convert(f"{path}.{n}", item) for n, item in zip(value._fields, value, strict=True)))
+    if isinstance(value, (list, tuple)):
+        return type(value)([convert(f"{path}[{i}]", item) for i, item in enumerate(value)])
+    return None
+
+
+def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
+    if isinstance(original, MutableMapping):  # a copy keeps attributes besides the items (of a tokenizer's batch, say)
+        result = copy.copy(original)
+        for key, item in items.items():  # ``update`` of a Counter would add
+            result[key] = item
+        return result
+    try:
+        return type(original)(items)
+    except TypeError:  # a mapping that is not made from a dict: a plain dict reads the same
+        return items
+
+
+def map_tensors(
+    function: Callable[[Tensor], Any], batch: Any, method_name: str = "", *arguments: Any, skip: str = ""
+) -> Any:
+    """The same batch with ``function`` applied to every tensor in it; values of other kinds stay as they are.
+
+    On objects that are not mappings and have a method named ``method_name``, that method is called instead, with
+    ``arguments``: they may be containers with rules of their own, such as ``PackedSequence``. Those with a method named
+    ``skip`` stay as they are.
+    """
+
+    def convert(_: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(value)
+        if method_name and not isinstance(value, Mapping) and callable(method := getattr(value, method_name, None)):
+            return method(*arguments)
+        if skip and not isinstance(value, Mapping) and callable(getattr(value, skip, None)):
+            return value
+        rebuilt = _rebuild(value, convert, "")
+        return value if rebuilt is None else rebuilt
+
+    return convert("", batch)
+
+
+def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
+    """The same batch with ``function`` applied to everything in it that is not a container."""
+
+    def convert(_: str, value: Any) -> Any:
+        rebuilt = _rebuild(value, convert, "")
+        return function(value) if rebuilt is None else rebuilt
+
+    return convert("", batch)
+
+
+def to_device(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
+    """The batch on ``device``, copied asynchronously if its memory is pinned and ``non_blocking`` given. On the CPU it is the
+    batch itself.
+
+    Objects of other kinds are moved by their ``to(device)`` method, if they have one.
+    """
+    if device.type == "cpu":
+        return batch
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), batch, "to", device)
+
+
+def pin(batch: Any) -> Any:
+    """The batch in pinned memory. Objects of other kinds are pinned by their ``pin_memory()`` method, if they have one."""
+    return map_tensors(Tensor.pin_memory, batch, "pin_memory")
+
+
+def _arrays(batch: Any, path: str) -> list[tuple[str, Any]]:
+    """All tensors and arrays in a value at this path, with their own."""
+    found: list[tuple[str, Any]] = []
+
+    def visit(path: str, value: Any) -> Any:
+        if _is_array(value):
+            found.append((path, value))
+        elif not isinstance(value, str):
+            _rebuild(value, visit, path)
+        return value
+
+    visit(path, batch)
+    return found
+
+
+def count_samples(batch: Any) -> int:
+    """Number of samples in a ready batch: the common length of dimension 0 of all its tensors and arrays.
+
+    Raises:
+        DataError: it has no tensor, one has no dimension 0, or two have different lengths.
+    """
+    first: tuple[str, int] | None = None
+    for path, array in _arrays(batch, "batch"):
+        if array.ndim == 0:
+            raise DataError(
+                f"{path} is a single number: a ready batch is cut along dimension 0, so everything in it needs one. "
+                "Give one value per sample, or leave it out of the batch."
+            )
+        if first is None:
+            first = (path, len(array))
+        elif len(array) != first[1]:
+            raise DataError(
+                f"{first[0]} has {first[1]} rows and {path} has {len(array)}: a ready batch is cut along dimension 0, "
+                "so all its tensors need the same number of rows."
+            )
+    if first is None:
+        raise DataError(
+            f"a batch of type {type(batch).__name__} holds no tensor, so it cannot be cut into shards: "
+            "give prepare() a DataLoader over samples, or batches of tensors"
+        )
+    return first[1]
+
+
+def cut(batch: Any, part: slice, num_samples: int) -> Any:
+    """The samples ``part`` of a ready batch of ``num_samples``.
+
+    Tensors and arrays are cut along dimension 0, and so are lists with one value per sample (texts, names, lists of
+    tokens). Other plain values, tuples of numbers, and lists of another length belong to the whole batch and are kept.
+
+    Raises:
+        DataError: it is ambiguous how a value is to be cut.
+    """
+
+    def convert(path: str, value: Any) -> Any:
+        if _is_array(value):
+            return value[part]
+        if isinstance(value, (str, bytes)) or _is_size(value):
+            return value
+        if isinstance(value, (list, tuple, range)) and not _is_named_tuple(value) and not _holds_array(value):
+            return cut_list(value, path)
+        rebuilt = _rebuild(value, convert, path)
+        if rebuilt is None and hasattr(value, "__len__"):
+            raise DataError(
+                f"{path} is a {type(value).__name__}, which has a length, and may hold something for each sample: a "
+                "ready batch can hold tensors, arrays, plain values, and lists, tuples, dicts and dataclasses of them"
+            )
+        return value if rebuilt is None else rebuilt
+
+    def cut_list(value: Any, path: str) -> Any:
+        is_column = len(value) == num_samples
+        holds_columns = any(isinstance(item, (list, tuple)) and len(item) == num_samples for item in value)
+        if is_column and holds_columns:
+            raise DataError(
+                f"{path} is a list of {num_samples} lists of {num_samples}, in a batch of {num_samples} samples: either "
+                "dimension could count samples. Use a tensor or an array."
+            )
+        if is_column:
+            return value[part]
+        return _rebuild(value, convert, path) if holds_columns else value
+
+    if part == slice(0, num_samples):
+        return batch
+    return convert("batch", batch)
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value is a tuple of plain numbers. It belongs to the whole batch (an image size, say): values per sample
+    come as lists or tensors."""
+    return type(value) is tuple and all(isinstance(item, (int, float)) for item in value)
+
+
+def _holds_array(value: Any) -> bool:
+    return bool(_arrays(value, ""))

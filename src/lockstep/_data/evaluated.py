@@ -1,0 +1,52 @@
+"""The loaders on which a run evaluates, and the numbers of its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from lockstep._data.assignment import ShardAssignment
+from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
+from lockstep._data.fetch import set_workers
+from lockstep._data.loader import PreparedLoader
+
+
+class Evaluations:
+    """Numbers the evaluations since the last step.
+
+    Args:
+        assignment: makes this process's shard assignment.
+        workers: see ``RunConfig.workers``.
+        held: the ids of the generators, and other objects of samplers, that checkpoints hold.
+    """
+
+    def __init__(
+        self, assignment: Callable[[], ShardAssignment], workers: int | None, held: Callable[[], Collection[int]]
+    ) -> None:
+        self._held = held
+        self._assignment = assignment
+        self._workers = workers
+        self._since: tuple[int, int, bool] = (0, 0, False)
+        """The epoch of the newest evaluation, the steps taken before it, and whether it was within a step."""
+        self._loaders: list[Any] = []
+        """Those of the evaluations since then, one for each. (Kept, so that no new one has the ``id`` of another.)"""
+
+    def next(self, loader: Any, epoch: int, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
+        """The source and the key of the next evaluation.
+
+        Args:
+            loader: the loader to evaluate on.
+            epoch: the current one. (A run that resumes between two does not make the evaluations of the first again.)
+            step: steps taken so far.
+            in_step: whether the evaluation is inside the body of a loop over a training loader.
+        """
+        batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
+        if (epoch, step, in_step) != self._since:
+            self._since = (epoch, step, in_step)
+            self._loaders.clear()
+        set_workers(batches, self._workers)
+        source = EvaluationSource(batches, self._assignment(), self._held())
+        self._loaders.append(batches)
+        numbers = list(dict.fromkeys(map(id, self._loaders)))
+        repeat = sum(known is batches for known in self._loaders) - 1
+        return source, EvaluationKey(step=step, number=numbers.index(id(batches)), repeat=repeat)

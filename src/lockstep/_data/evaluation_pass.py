@@ -1,0 +1,408 @@
+"""One pass over an evaluation loader: its batches, whose samples one rank has each, and what is recorded of them.
+
+The loader's batches stay whole, as on a single process, and are assigned to the processes in turn: every process goes through
+all batches, and gets the samples of its own. The results of all batches are gathered at the end and added in batch order, so
+the sum does not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lockstep._base.errors import ConfigError, UsageError
+from lockstep._data.batch import GlobalBatch
+from lockstep._data.evaluation_round import Round
+from lockstep._data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
+from lockstep._data.metric_updates import MetricUpdates
+from lockstep._data.shared import gather, keep
+from lockstep._data.uploads import Uploads
+from lockstep._data.values import SUM, Part, Weight, check_weight, checked, combine, on_cpu, part_of, take
+from lockstep._world.comm.collectives import Collectives
+
+LINES = (
+    "The lines: `for images, labels in evaluation.shards: ... evaluation.add(accuracy=...)`, and evaluation['accuracy'] after "
+    "the block. (To do something between batches: `for batch in evaluation: for images, labels in batch.shards: ... "
+    "batch.add(accuracy=...)`.)"
+)
+Place = tuple[int, int]
+"""Where results belong: the number of the batch, and of the pass over its shards."""
+
+
+class Guard(Protocol):
+    """Knows where the script is."""
+
+    evaluated: list[EvaluationBatch]
+    """The batches of evaluations over whose shards loops run, in the order in which these began."""
+
+    def check_outside(self, call: str) -> None:
+        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
+
+
+class EvaluationPass:
+    """Hands out the batches of a loader, and records what the script adds for them.
+
+    Args:
+        source: the loader's batches.
+        key: of the evaluation.
+        collectives: over all ranks.
+        device: where samples are moved to.
+        guard: knows where the script is.
+        metrics: see ``MetricUpdates``.
+        together: whether the model's forward pass is a collective, so that every rank must run it equally often. Then as many
+            batches as there are ranks run at once.
+        shares: whether results are shared. Then, too, as many batches as there are ranks run at once: one after another, each
+            would wait for the one before.
+    """
+
+    def __init__(
+        self,
+        source: EvaluationSource,
+        key: EvaluationKey,
+        collectives: Collectives,
+        device: torch.device,
+        guard: Guard,
+        metrics: Sequence[Any] = (),
+        *,
+        together: bool = False,
+        shares: bool = False,
+    ) -> None:
+        self._source = source
+        self._key = key
+        self._collectives = collectives
+        self._device = device
+        self._uploads = None if device.type == "cpu" else Uploads(device, source.batches)
+        self._guard = guard
+        self._together = together
+        self._shares = shares
+        self._num_at_once = collectives.size if together or shares else 1
+        self._is_open = self._has_begun = False
+        self._round = Round(())
+        self._dealt: Generator[Dealt] | None = None
+        self._is_short = False
+        """Whether some ranks have no batch of their own in the current round, the last."""
+        self.current: EvaluationBatch | None = None
+        """The batch that the outer loop is at."""
+        self._requested: set[Place] = set()
+        """The passes over shards that the script has requested. The same on every rank."""
+        self._place: Place | None = None
+        """The pass whose samples the script has received last; None: its results do not count."""
+        self._added: list[tuple[Place, str, str, Any, Weight]] = []
+        self._updates = MetricUpdates(metrics)
+
+    # The block and the outer loop
+
+    def begin(self) -> None:
+        """Enter the block."""
+        self._guard.check_outside("an evaluation")
+        self._is_open = True
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Leave the block."""
+        self._is_open = False
+        self.current, self._round = None, Round(())
+        if self._dealt is not None:
+            self._dealt.close()  # the script may have left the loop, and hold its iterator
+        if self._uploads is not None:
+            self._uploads.settle()
+        try:
+            yield
+        finally:
+            self._guard.evaluated.clear()
+
+    def batches(self) -> Iterator[EvaluationBatch]:
+        """All batches of the loader, on every rank. Can be called once."""
+        self._check_open()
+        if self._has_begun:
+            raise UsageError("an evaluation is iterated once: call team.evaluate() again for another pass over its loader")
+        self._guard.check_outside("the loop over an evaluation")
+        self._has_begun = True
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[EvaluationBatch]:
+        self._dealt = dealt = self._source.deal(self._key)
+        at_once = self._num_at_once
+        rounds = zip(dealt, strict=True) if at_once == 1 else iter(lambda: tuple(itertools.islice(dealt, at_once)), ())
+        for batches in rounds:
+            self._round, self._is_short = Round(batches), self._together and len(batches) < at_once
+            for number, num_samples, _ in batches:
+                self.current = batch = EvaluationBatch(self, number, num_samples)
+                yield batch
+                if self._uploads is not None:
+                    self._uploads.settle()
+                self._check_open()
+                if self._guard.evaluated:
+                    self._refuse_left()
+        self.current = None
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError("iterate inside the block: `with team.evaluate(model, loader) as evaluation:`")
+
+    def _refuse_left(self) -> None:
+        try:
+            self._guard.check_outside("the next batch")
+        finally:
+            self._guard.evaluated.clear()
+
+    # Called by the batches
+
+    def run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
+        """Run over the shards of the current batch. ``turn``: the number of earlier passes over them."""
+        self._guard.check_outside("another loop over batch.shards")
+        if self.current is not batch:
+            raise UsageError(
+                f"batch.shards of batch {batch.place} of an evaluation, outside of the body of the loop that yielded it: run "
+                "over the shards of each batch before the next"
+            )
+        self._requested.add((batch.place, turn))
+        self._round.num_requested = max(self._round.num_requested, turn + 1)
+        return self._run(batch, turn)
+
+    def _run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
+        evaluated = self._guard.evaluated
+        for samples in self._take(turn):
+            if self._uploads is not None:
+                samples = self._uploads.move(samples)
+            if self._place is not None:
+                self._source.reseed(self._key, *self._place)
+            evaluated.append(batch)
+            yield samples
+            # With the loops beside this one, as in zip(a.shards, b.shards), of which only the first is run to its end.
+            del evaluated[evaluated.index(batch) :]
+        self._source.reseed_between(self._key, batch.place, turn + 1)
+
+    def _take(self, turn: int) -> Sequence[Any]:
+        """The samples for a pass over the current batch; none: they are another rank's.
+
+        If the forward pass is a collective, every rank must run it equally often. So the batches of a round, one for each rank,
+        run at once, in the turn of the first whose shards are requested: nothing that the outer loop does can separate them. A
+        rank without a batch in the last round runs rank 0's, and what it adds does not count.
+        """
+        now = self._round
+        if turn < now.num_passes:
+            return ()
+        if now.num_passes == 0:
+            now.fetch()
+            if self._is_short:
+                first = self._collectives.broadcast_object(now.samples)
+                now.samples = now.samples or first
+        now.num_passes = turn + 1
+        self._place = None if now.number is None else (now.number, turn)
+        return now.samples
+
+    def add(
+        self,
+        batch: EvaluationBatch | None,
+        weight: float | Tensor | None,
+        values: dict[str, Any],
+        reduction: str | None = None,
+    ) -> None:
+        """Note the values of the batch that this process is in."""
+        if batch not in self._guard.evaluated:
+            raise UsageError(f"add({', '.join(values)}) outside of the loop over shards: {LINES}")
+        if self._place is None:
+            return
+        given, num_samples = check_weight(weight, reduction, "batch.add"), self._round.num_samples
+        weight = 1.0 if reduction == SUM else num_samples if given is None else given
+        if weight is None:
+            raise ConfigError("the number of samples in this batch is unknown: give add(..., weight=number of samples)")
+        for name, value in values.items():
+            kind, taken = take(name, value, reduction, (num_samples, given))
+            self._added.append((self._place, name, kind, taken, weight))
+
+    def update(self, batch: EvaluationBatch | None, metric: Any, args: tuple[Any, ...]) -> None:
+        """Update a metric with the batch that this process is in."""
+        if batch not in self._guard.evaluated:
+            raise UsageError(f"update({type(metric).__name__}) outside of the loop over shards: {LINES}")
+        if self._place is not None:
+            self._updates.add(self._place, metric, args)
+
+    def running(self, batch: EvaluationBatch, num_samples: int | None) -> tuple[int, int | None]:
+        """The number of a batch and its number of samples; inside its shards those of the batch whose samples this process
+        runs, which may be another of the round. ``num_samples``: of ``batch``, as the loader tells it."""
+        if batch not in self._guard.evaluated:
+            return batch.place, num_samples
+        if self._place is None:  # another rank's samples, in a round with fewer batches than ranks: they do not count
+            return batch.place, None
+        return self._place[0], self._round.num_samples
+
+    def share(self, batch: EvaluationBatch, value: Any) -> None:
+        """Note a result of the batch that this process is in, for ``shared``."""
+        if not self._shares:
+            raise UsageError(
+                "batch.share() in an evaluation that does not share: write team.evaluate(model, loader, share=True), so that "
+                "as many batches as there are processes are computed before results are exchanged"
+            )
+        if batch not in self._guard.evaluated:
+            raise UsageError(f"batch.share() outside of the loop over shards: {LINES}")
+        if self._place is not None:
+            self._round.mine.append((self._place, keep(value)))
+
+    def shared(self, batch: EvaluationBatch, turn: int) -> list[Any]:
+        """What was shared in a pass over a batch, on every rank. The first call after that pass has run, for all batches of the
+        round at once, is a collective. ``turn``: the number of earlier passes over the batch."""
+        self._guard.check_outside("batch.shared()")
+        now = self._round
+        if self.current is not batch or turn < 0 or not self._shares:
+            raise UsageError(
+                f"batch.shared() of batch {batch.place} of an evaluation, before a loop over its batch.shards or after the "
+                "next batch: results are shared by batch.share() in that loop, within "
+                "team.evaluate(model, loader, share=True), and are read right after it"
+            )
+        if now.num_gathered < now.num_requested:
+            mine, now.mine, now.num_gathered = now.mine, [], now.num_requested
+            now.shared += gather(mine, self._collectives, self._device)
+        return [value for place, value in now.shared if place == (batch.place, turn)]
+
+    def gather(self) -> dict[str, Any]:
+        """The means and sums over all ranks, by name; every rank must call it. Only here are values on a GPU waited for."""
+        self._guard.check_outside("the end of the block")
+        mine: list[tuple[Place, str, Part]] = [
+            (place, name, part_of(kind, on_cpu(value), checked(float(weight), "batch.add")))
+            for place, name, kind, value, weight in self._added
+            if place in self._requested
+        ]
+        everyone = itertools.chain.from_iterable(self._collectives.all_gather_plain(mine))
+        in_order = sorted(everyone, key=lambda record: record[0])
+        totals = combine(((name, part) for _, name, part in in_order))
+        self._updates.replay(self._requested, self._collectives, self._device, lambda: self._source.reseed_replay(self._key))
+        return {name: total.result for name, total in totals.items()}
+
+
+class EvaluationBatch(GlobalBatch):
+    """One batch of an evaluation's loader, the same on every rank, whose samples one rank has."""
+
+    __slots__ = ("_num_passes", "_num_samples", "_pass", "place")
+
+    def __init__(self, over: EvaluationPass, number: int, num_samples: int | None) -> None:
+        self._pass = over
+        self._num_samples = num_samples
+        self._num_passes = 0
+        self.place = number
+        """Its number, also inside ``batch.shards``."""
+
+    @property
+    def number(self) -> int:
+        """Number of the batch in its loader, from 0: the same on every rank. Inside ``batch.shards`` that of the samples: where
+        batches of a round run at once, they may be those of another batch."""
+        return self.running[0]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the batch. The same on every rank. Inside ``batch.shards``, as for ``number``.
+
+        Raises:
+            UsageError: the loader's batches are ready-made, so only the rank that owns one can count it.
+        """
+        num_samples = self.running[1]
+        if num_samples is None:
+            raise UsageError(
+                "batch.num_samples of a ready-made batch: only the process that owns it can count its samples. Add the "
+                "number inside batch.shards: batch.add(count=len(labels), weight=1)"
+            )
+        return num_samples
+
+    @property
+    def shards(self) -> Iterator[Any]:
+        """The whole batch, on ``team.device`` of the rank that owns it; nothing on the others.
+
+        Leaving the loop over it early is an error. Each loop over it is a pass with a random stream of its own.
+        """
+        self._num_passes += 1
+        return self._pass.run(self, self._num_passes - 1)
+
+    def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
+        """Record results of the batch, inside ``batch.shards``, for their average over all batches: ``evaluation[name]`` after
+        the block. Local.
+
+        Args:
+            weight: the batch's weight in the average; None: its number of samples.
+            reduction: ``sum`` or ``mean``: what the values are, as for ``Batch.add``. A tensor is then combined elementwise.
+            values: each a number or a tensor: the batch's average, or one value per sample (which are averaged).
+
+        Raises:
+            UsageError: outside of ``batch.shards``.
+            ConfigError: no weight is given, and the number of samples cannot be determined.
+        """
+        self._pass.add(self, weight, values, reduction)
+
+    def update(self, metric: Any, *args: Any) -> None:
+        """Schedule ``metric.update(*args)`` for the end of the block, on every rank and in batch order. Local.
+
+        So a metric object (of torchmetrics, say) ends up on every rank as if it had seen the whole loader. The synchronization
+        in ``compute()`` of torchmetrics is disabled, since it would count every batch once per rank.
+        """
+        self._pass.update(self, metric, args)
+
+    @property
+    def running(self) -> tuple[int, int | None]:
+        """``number`` and ``num_samples``, with None where the latter is unknown."""
+        return self._pass.running(self, self._num_samples)
+
+    def share(self, value: Any) -> None:
+        """Share a result of the batch with all processes, inside ``batch.shards``: ``shared()`` returns it on each. Local.
+
+        For results that no average replaces, such as predictions::
+
+            with team.evaluate(model, loader, share=True) as evaluation:
+                for batch in evaluation:
+                    for images, labels in batch.shards:
+                        batch.share((model(images), labels))
+                    [(logits, labels)] = batch.shared()
+
+        Args:
+            value: tensors and plain values, or lists, tuples and dicts of them (or anything that can be pickled). Tensors are
+                detached and copied.
+
+        Raises:
+            UsageError: outside of ``batch.shards``, or in an evaluation without ``share=True``.
+        """
+        self._pass.share(self, value)
+
+    def shared(self) -> list[Any]:
+        """The values that the batch's owner has shared in the newest loop over ``batch.shards``, one for each call: the same on
+        every rank. Every rank must call it, in the outer loop, after that loop; it blocks until all have.
+
+        Raises:
+            UsageError: inside ``batch.shards``, before it, or in an evaluation without ``share=True``.
+        """
+        return self._pass.shared(self, self._num_passes - 1)
+
+    def __getitem__(self, name: str) -> NoReturn:
+        if isinstance(name, str):
+            raise UsageError(
+                f"batch[{name!r}] of an evaluation: its values are averages over the whole loader. Read evaluation[{name!r}] "
+                "after the `with` block. (If it is part of the data, read it inside batch.shards.)"
+            )
+        self.refuse(f"batch[{name!r}]")
+
+    @override
+    def refuse(self, use: str) -> NoReturn:
+        raise UsageError(
+            f"{use}: an evaluation yields each batch of its loader on every process, and the samples on the one that owns it. "
+            f"{LINES}"
+        )
+
+    def refuse_inside(self, call: str) -> NoReturn:
+        """Raise the error for a call inside the loop over this batch's shards.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{call} inside batch.shards, in batch {self.place} of an evaluation: there only the process that owns the batch "
+            "runs, so the others would not do the same. Call it in the outer loop, or after the block. (If it is there "
+            "already: the loop over batch.shards was left before its end, by break or an error that was caught. Run it to its "
+            "end, with `continue`; `break` belongs in the outer loop.)"
+        )
+
+    def __repr__(self) -> str:
+        return f"EvaluationBatch(batch {self.place} of an evaluation)"

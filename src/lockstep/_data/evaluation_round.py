@@ -1,0 +1,58 @@
+"""The batches of an evaluation that the ranks run at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lockstep._base.errors import DataError
+from lockstep._data.batches import count_samples
+from lockstep._data.evaluation_source import Dealt
+from lockstep._data.shared import Shared
+
+
+class Round:
+    """Batches that the ranks run at once: one for each rank, or a single one."""
+
+    __slots__ = (
+        "_fetch",
+        "mine",
+        "num_gathered",
+        "num_passes",
+        "num_requested",
+        "num_samples",
+        "number",
+        "samples",
+        "shared",
+    )
+
+    def __init__(self, batches: Sequence[Dealt]) -> None:
+        self.number: int | None = None
+        """That of this rank's batch; None: it has none."""
+        self.num_samples: int | None = None
+        self._fetch: Callable[[], Any] | None = None
+        self.samples: Sequence[Any] = ()
+        """This rank's batch, once it is fetched."""
+        self.num_passes = 0
+        """Passes that were run."""
+        self.num_requested = 0
+        """Passes that the script has requested. The same on every rank: in ``zip(a.shards, b.shards)`` a rank without a batch
+        of a's does not run b's."""
+        self.mine: list[Shared] = []
+        """What this rank has shared since it was gathered."""
+        self.shared: list[Shared] = []
+        """What all ranks have shared of the first ``num_gathered`` passes."""
+        self.num_gathered = 0
+        for number, num_samples, fetch in batches:
+            if fetch is not None:
+                self.number, self.num_samples, self._fetch = number, num_samples, fetch
+
+    def fetch(self) -> None:
+        """Fetch this rank's batch, if it has one."""
+        if self._fetch is None:
+            return
+        self.samples = (self._fetch(),)
+        if self.num_samples is None:
+            with contextlib.suppress(DataError):
+                self.num_samples = count_samples(self.samples[0])

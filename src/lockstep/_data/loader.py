@@ -1,0 +1,424 @@
+"""The prepared training loader: one iteration is one step, on every process."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from collections.abc import Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import torch
+
+from lockstep._base.errors import ConfigError, DataError, UsageError
+from lockstep._data.assignment import ShardAssignment
+from lockstep._data.batch import Batch, PhaseDriver
+from lockstep._data.changed_samples import ChangedSamples, calling_line
+from lockstep._data.source import StepData
+from lockstep._data.sources import choose_source
+from lockstep._data.torch_loader import length_of
+from lockstep._data.uploads import Uploads, fetches_ahead
+from lockstep._data.worker_copies import WorkerCopies
+from lockstep._plan.shards import StepPlan
+
+
+class Driver(Protocol):
+    """What a prepared loader needs of the loop."""
+
+    @property
+    def phases(self) -> PhaseDriver:
+        """Runs the phases of each step."""
+
+    @property
+    def next_is_done(self) -> bool:
+        """Whether ``skips`` would be true."""
+
+    def skips(self) -> bool:
+        """Whether the next pass was completed before the run was interrupted, and is skipped. It is counted then."""
+
+    def enter(self, loader: object) -> bool:
+        """Begin a pass over ``loader``. True: it leads the steps; False: it runs beside another pass that does."""
+
+    def is_in_pass(self) -> bool:
+        """Whether a pass that leads is under way."""
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """Begin a step with the next global batch."""
+
+    def begin_step_beside(self, loader: Any) -> None:
+        """A loader beside the leading one yields a batch, too, or has none left: restart the random stream, from which fetching
+        may have drawn."""
+
+    def end_pass_beside(self, loader: Any) -> None:
+        """End a pass beside the leading one."""
+
+    def end_step(self) -> None:
+        """End the step: the loop's body has run."""
+
+    def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
+        """End the pass: exhausted, or left by ``break`` or an error."""
+
+
+class _Pass:
+    """A pass over a loader.
+
+    Args:
+        number: of the pass, from 0.
+        first: number of its first step, as the loader counts them.
+        done: its steps that were taken before the run was interrupted.
+    """
+
+    def __init__(self, number: int, first: int, done: int) -> None:
+        self.number = number
+        self.first = first
+        self.done = done
+        """Completed steps."""
+
+
+class PreparedLoader:
+    """A training loader prepared by ``team.prepare``. Yields one ``Batch`` per step, equally many on every rank.
+
+    ``len()`` counts steps. Other attributes are those of the user's loader, and cannot be set.
+    """
+
+    def __init__(self, batches: Iterable[Any], assignment: ShardAssignment, driver: Driver, device: torch.device) -> None:
+        self.wrapped = batches
+        """The user's loader."""
+        self._source = choose_source(batches, assignment)
+        self._assignment = assignment
+        # Now: lengths may change with the epoch.
+        self._lines, self._sample_lines = self._source.describe(), self._source.describe_samples()
+        self._driver = driver
+        self._uploads = None if device.type == "cpu" else Uploads(device, batches)
+        dataset, speaks = getattr(batches, "dataset", None), assignment.rank == 0
+        self._changed = ChangedSamples(
+            batches if dataset is None else dataset, speaks=speaks, name="batches" if dataset is None else "dataset"
+        )
+        self._copies = WorkerCopies(batches, speaks=speaks)
+        self._epoch = 0
+        """Number of the next pass."""
+        self._is_shared = assignment.world_size > 1
+        self._is_compared = False
+        """Whether the ranks have been found to read the same data in this launch's first pass."""
+        self._pass = _Pass(0, 1, 0)
+        """The newest."""
+        self._is_running = False
+        """Whether a pass is under way."""
+        self._iterator: weakref.ref[Generator[Batch]] | None = None
+        """The newest iterator."""
+        self._newest: Batch | None = None
+        """The newest batch that was yielded beside another loader's."""
+        self._num_beside = 0
+        """Batches yielded beside another loader's, over the whole run."""
+        self._skip = 0
+        """Steps of the next pass that were taken before the run was interrupted."""
+        self._source_before: Any = None
+        """The state of the source then."""
+        self.made_inside = False
+        """Whether the newest iterator beside another loader's was made within the other's pass."""
+        self.is_idle = False
+        """Whether it had yielded nothing yet in the other's pass when the run was saved, or is saved now."""
+        self._totals: dict[str, list[float]] = {}
+        """For each value of ``batch.add``, its weighted sum over the newest pass and the sum of its weights."""
+
+    def __len__(self) -> int:
+        return self._source.num_steps()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "wrapped":
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not name.startswith("_") and name not in ("wrapped", "is_idle", "made_inside"):
+                raise UsageError(
+                    f"loader.{name} = ... after prepare(), which has taken over how batches are fetched: it would have no "
+                    f"effect. Set it before, or prepare a second loader. (What your own class reads: loader.wrapped.{name}.)"
+                )
+            object.__setattr__(self, name, value)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether each rank reads whole global batches, of which it keeps its part."""
+        return self._source.reads_all
+
+    @property
+    def plans_in_worker(self) -> bool:
+        """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them when it begins."""
+        return self._source.plans_in_worker
+
+    @property
+    def averages(self) -> dict[str, float]:
+        """The weighted means of the values of ``batch.add`` over all steps of the newest pass. The same on every rank."""
+        return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}
+
+    def _sums(self) -> dict[str, list[float]]:
+        """``_totals`` with those of the newest batch beside another loader's, which counts as done."""
+        sums = {name: list(pair) for name, pair in self._totals.items()}
+        for name, pair in (self._newest.totals if self._newest is not None else {}).items():
+            sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
+        return sums
+
+    def _add(self, batch: Batch) -> None:
+        """Add the sums of a batch's phases, once."""
+        totals, batch.totals = batch.totals, {}
+        for name, (total, weight) in totals.items():
+            pair = self._totals.setdefault(name, [0.0, 0.0])
+            pair[0] += total
+            pair[1] += weight
+
+    def _refuse_older(self) -> NoReturn:
+        raise UsageError(
+            "an iterator of a prepared loader was used after a newer one of the same loader: there is one position in the "
+            "run, and the newer one has moved it"
+        )
+
+    def describe(self) -> list[str]:
+        """Lines about it as it was prepared, which must be the same on every rank and in every launch."""
+        return self._lines
+
+    def describe_data(self) -> list[str]:
+        """The same, with lines which must be the same in every launch."""
+        return self._lines + self._sample_lines
+
+    def __iter__(self) -> Iterator[Batch]:
+        iterator = self._iterate(made_inside=self._driver.is_in_pass())
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def finish(self) -> None:
+        """End the pass that is under way. Every rank must call it.
+
+        For a loop that counts steps to ``len(loader)`` and never asks for the end, so that it is not known to be over: those of
+        libraries that drive training.
+
+        After the last step it is as if the loop had come to its end, before that as if it were left by ``break``. If no pass is
+        under way, nothing happens.
+
+        Raises:
+            DataError: the loader yields more steps than ``len(loader)``.
+        """
+        iterator = None if self._iterator is None else self._iterator()
+        if iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED and self._driver.next_is_done:
+            next(iterator, None)  # the loop had no step to take
+        if not self._is_running or iterator is None or inspect.getgeneratorstate(iterator) != inspect.GEN_SUSPENDED:
+            return
+        length = length_of(self)
+        taken = self._pass.done + (not self._assignment.is_beside)  # the newest step counts when the next is asked for
+        if length is None or taken < length:
+            iterator.close()
+        elif next(iterator, None) is not None:
+            iterator.close()
+            raise DataError(
+                f"loader.finish(): len(loader) is {length}, and the loader has yielded step {length + 1} of a pass: a loop "
+                "that counts to len() would leave out samples. Mend the length of the sampler or data set."
+            )
+
+    def _iterate(self, *, made_inside: bool) -> Generator[Batch]:
+        if not torch.is_grad_enabled():
+            raise UsageError(
+                "a prepared loader was iterated with gradients disabled, so this is not a training loop: "
+                "use `with team.evaluate(model, loader) as evaluation:` to evaluate on all processes"
+            )
+        if self._driver.skips():
+            return
+        if not self._driver.enter(self):
+            yield from self._iterate_beside(made_inside=made_inside)
+            return
+        driver, exhausted, failed = self._driver, False, False
+        batch: Batch | None = None
+        this_pass = self._begin(driver.phases.step + 1, is_beside=False)
+        try:
+            for plan, data in self._steps(this_pass):
+                driver.begin_step(plan)
+                batch = Batch(plan, data, driver.phases, self._uploads)
+                before = self._changed.look(plan.number, data) if plan.number >= self._changed.next else None
+                if plan.number >= self._copies.next:
+                    self._copies.look(plan.number)
+                yield batch
+                if this_pass is not self._pass:
+                    self._refuse_older()
+                if before is not None:
+                    self._changed.compare(before, calling_line)
+                if self._uploads is not None:
+                    self._uploads.settle()
+                this_pass.done += 1
+                driver.end_step()
+                if batch.totals:
+                    self._add(batch)
+            exhausted = True
+        except GeneratorExit:
+            # `break` closes this generator, and so does an error that leaves the loop: indistinguishable here.
+            failed = sys.is_finalizing()
+            raise
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            if this_pass is self._pass:  # else a newer iterator leads, and has closed this pass
+                self._is_running = False
+                if self._copies.is_looking:
+                    self._copies.end_pass(driver.phases.step)
+                driver.leave(self, exhausted=exhausted, failed=failed)
+                if batch is not None and not failed:  # after `break`, completed phases count
+                    self._add(batch)
+
+    def take(self, num_steps: int) -> Iterator[Batch]:
+        """The first steps of a pass, for an epoch of so many: ``for batch in loader.take(1000)``.
+
+        Those that were taken before the run was interrupted count. (``itertools.islice(loader, 1000)`` counts from 0 again in a
+        resumed pass, and so takes more.)
+
+        Args:
+            num_steps: 1 or more. The pass ends sooner if the loader does.
+
+        Raises:
+            ConfigError: ``num_steps`` is less than 1.
+        """
+        if num_steps < 1:
+            raise ConfigError(f"loader.take({num_steps}): an epoch has 1 step or more")
+        return self._take(num_steps)
+
+    def _take(self, num_steps: int) -> Iterator[Batch]:
+        done = self._skip
+        for batch in self:
+            if done >= num_steps:  # an earlier launch was given more
+                return
+            done += 1
+            yield batch
+            if done == num_steps:
+                return
+
+    def _iterate_beside(self, *, made_inside: bool) -> Iterator[Batch]:
+        """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts the steps."""
+        if self._skip and self.is_idle and made_inside and not self.made_inside:
+            self.abandon()  # the script has the iterator from before the pass, too: this is another
+        self.made_inside, self.is_idle = made_inside, False
+        driver = self._driver
+        batch: Batch | None = None
+        this_pass = self._begin(self._num_beside + 1, is_beside=True)
+        try:
+            for plan, data in self._steps(this_pass):
+                this_pass.done += 1
+                self._num_beside += 1
+                driver.begin_step_beside(self)
+                self._newest = batch = Batch(plan, data, driver.phases, self._uploads)
+                before = self._changed.look(self._num_beside, data) if self._num_beside >= self._changed.next else None
+                yield batch
+                if this_pass is not self._pass:
+                    self._refuse_older()
+                if before is not None:
+                    self._changed.compare(before, calling_line)
+                if self._uploads is not None:
+                    self._uploads.settle()
+                self._add(batch)
+            driver.begin_step_beside(self)
+        finally:
+            if this_pass is self._pass:
+                driver.end_pass_beside(self)
+                self._is_running = False
+                if batch is not None:
+                    self._add(batch)
+
+    def abandon(self) -> None:
+        """Give up the current pass: it has yielded no batch during a whole pass of the leading loader."""
+        self._pass, self._is_running = _Pass(0, 1, 0), False
+        if self._skip:  # an earlier launch has begun it
+            self._epoch, self._skip, self.is_idle = self._epoch + 1, 0, False
+
+    def _begin(self, next_number: int, *, is_beside: bool) -> _Pass:
+        """Begin the next pass, or continue an interrupted one."""
+        self._assignment.is_beside = is_beside
+        self._newest = None
+        if not self._skip:
+            self._totals = {}
+        self._pass = begun = _Pass(self._epoch, next_number - self._skip, self._skip)
+        self._epoch, self._skip, self._is_running = self._epoch + 1, 0, True
+        return begun
+
+    def _steps(self, begun: _Pass) -> Iterator[StepData]:
+        """The steps of a pass that are still to be taken."""
+        if self._uploads is not None:
+            self._uploads.settle()  # of a pass that was left
+        steps = self._source.steps(begun.first, begun.number, begun.done, compared=self._is_shared and not self._is_compared)
+        if self._is_shared:
+            steps = self._compare(steps, begun)
+        if self._uploads is not None and fetches_ahead(self.wrapped):
+            steps = self._uploads.one_ahead(steps)
+        return self._tell(steps, begun) if self._source.is_told else steps
+
+    def _tell(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
+        """The same steps; the source is told of each as the script takes it. Only this tells how far the script has come: the
+        source may have been asked for more, and a pass that is left ends without a word."""
+        next_step = begun.first + begun.done
+        try:
+            for step in steps:
+                next_step = step[0].number + 1
+                self._source.taken(step[0].number)
+                yield step
+        except Exception:
+            self._source.taken(next_step)
+            raise
+        self._source.ended()
+
+    def _compare(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
+        """The same steps, after checking that all ranks have read the same first samples: in a launch's first pass at once,
+        since ranks could wait for gradients of samples that others do not have, then together with the next phase."""
+        first = next(steps, None)
+        samples = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
+        name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
+        if self._is_compared:
+            place = f"pass {begun.number + 1} over loader {self._assignment.loader} ({name})"
+            self._driver.phases.note_data(f"{samples} in the first global batch of {place}")
+        else:
+            self._driver.phases.compare_data(f"{samples} in the first global batch of {name}")
+            self._is_compared = True
+        if first is not None:
+            yield first
+            yield from steps
+
+    @property
+    def next_pass(self) -> int:
+        """Number of the next pass over this loader in the run, from 0: what launches before this one have made is counted."""
+        return self._epoch
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps of the next pass that were taken before the run was interrupted: all of a pass that is skipped."""
+        if self._driver.next_is_done and (length := length_of(self)) is not None:
+            return length
+        return self._skip
+
+    @property
+    def held(self) -> set[int]:
+        """See ``Source.held``."""
+        return self._source.held
+
+    def compared(self) -> str | None:
+        """See ``Source.compared``."""
+        return self._source.compared()
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last step: a tree of plain values and tensors, the same on every rank."""
+        running = self._is_running
+        return {
+            "pass": self._epoch - running,
+            "skip": self._pass.done if running else self._skip,
+            "followed": self._num_beside,
+            "totals": self._sums(),
+            "source": self._source_before
+            if self._skip
+            else self._source.state(self._pass.first + self._pass.done - 1 if running else None),
+            "idle": self.is_idle and (running or self._skip > 0),
+            "inside": self.made_inside,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state`` with the next pass."""
+        self._epoch, self._skip, self._num_beside = state["pass"], state["skip"], state["followed"]
+        self._totals = {name: list(pair) for name, pair in state["totals"].items()}
+        self.is_idle, self.made_inside = state.get("idle", False), state.get("inside", False)
+        self._source_before = state["source"]
+        self._source.load_state(state["source"])

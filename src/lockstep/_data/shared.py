@@ -1,0 +1,65 @@
+"""Values of single shards, or of single evaluation batches, on every process: predictions, rather than their averages."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from lockstep._base.errors import ConfigError
+from lockstep._data.batches import map_leaves, map_tensors
+from lockstep._world.comm.collectives import Collectives
+
+Shared = tuple[tuple[int, ...], Any]
+"""A place, by which values are ordered, and the value that was shared there."""
+
+
+_UNCHANGING = (int, float, complex, bool, str, bytes, type(None))
+_REFUSED = (pickle.PicklingError, AttributeError, TypeError)
+"""What pickle raises for a lambda, an object of a local class, or a generator."""
+
+
+def keep(value: Any, call: str = "batch.share()") -> Any:
+    """A copy of a value as it is when the script shares it, with tensors on the CPU: the script may overwrite it for the next
+    shard (an array that it fills again and again), and how many shards come next here depends on the number of processes.
+
+    Raises:
+        ConfigError: something in it cannot be pickled. (Found here, it is refused on one process, too.)
+    """
+    return map_leaves(lambda leaf: _kept(leaf, call), value)
+
+
+def gather(mine: Iterable[Shared], collectives: Collectives, device: torch.device) -> list[Shared]:
+    """What all ranks have shared, in the order of the places, on every rank, with tensors on ``device``. Every rank must call
+    it; it blocks until all have.
+
+    Raises:
+        ConfigError: a value of this rank cannot be pickled. (The other ranks raise an error after the timeout.)
+    """
+    try:
+        everyone = collectives.all_gather_object(list(mine))
+    except _REFUSED as error:  # a container of a local class
+        _refuse(error, "batch.share()")
+    in_order = sorted((record for of_rank in everyone for record in of_rank), key=lambda record: record[0])
+    return [(place, map_tensors(lambda tensor: tensor.to(device), value)) for place, value in in_order]
+
+
+def _kept(leaf: Any, call: str) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to("cpu", copy=True)  # (a view that is pickled would send its whole base)
+    if type(leaf) in _UNCHANGING:
+        return leaf
+    try:
+        return pickle.loads(pickle.dumps(leaf))
+    except _REFUSED as error:
+        _refuse(error, call)
+
+
+def _refuse(error: Exception, call: str) -> NoReturn:
+    raise ConfigError(
+        f"{call}: a value cannot be sent to the other processes ({error}). Give it tensors and plain values, or "
+        "lists, tuples and dicts of them."
+    ) from error

@@ -1,0 +1,378 @@
+"""The engine of one process, assembled: the only module that knows all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._base.stopping import StopWatch, say
+from lockstep._base.visible import visible
+from lockstep._data import shared
+from lockstep._data.assignment import ShardAssignment
+from lockstep._data.evaluated import Evaluations
+from lockstep._data.loader import PreparedLoader
+from lockstep._data.streams import Purpose, draw_on, preserve_rng, reseed
+from lockstep._joining.instrument import Instrument, Run
+from lockstep._joining.startup.announcement import Announcement, start_event
+from lockstep._joining.startup.script_seed import ScriptSeed
+from lockstep._joining.startup.split_remarks import SplitRemarks
+from lockstep._journal.measure.log import MetricLog
+from lockstep._journal.measure.nan_watch import NanWatch
+from lockstep._journal.measure.passes import PassMeter
+from lockstep._journal.measure.progress import choose_display
+from lockstep._journal.measure.split import LOADING
+from lockstep._journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, OverlapTimer, PartTimer, StepClock
+from lockstep._journal.measure.trackers import RunInfo, Trackers, trackers_for
+from lockstep._journal.writer import EventWriter
+from lockstep._listener import Listener, Listeners, Stage
+from lockstep._loop.at_exit import AtExit
+from lockstep._loop.balance import Balance, may_balance
+from lockstep._loop.ledger import Ledger
+from lockstep._loop.loop import Loop
+from lockstep._loop.meeting import Meetings
+from lockstep._loop.phases import Phases
+from lockstep._loop.preparing import Preparation
+from lockstep._plan.blocks import Blocks, even_blocks
+from lockstep._plan.rounds import equal_hosts
+from lockstep._prepare.guards import ShardGuards
+from lockstep._prepare.precision import find_precision
+from lockstep._prepare.scaling import LossScaling
+from lockstep._prepare.trained import TrainedObjects
+from lockstep._state.checkpoint.store import Store
+from lockstep._state.recovery.divergence import DivergenceCheck
+from lockstep._state.recovery.fingerprint import Fingerprint
+from lockstep._state.recovery.resuming import Checkpoint, Restorer
+from lockstep._state.recovery.run_state import RunState
+from lockstep._state.recovery.saving import Saver
+from lockstep._state.recovery.unrepeatable import Unrepeatable
+from lockstep._state.recovery.unsaved_objects import UnsavedObjects
+from lockstep._state.rundir.fixed_settings import FixedSettings
+from lockstep._state.rundir.lock import RunLock
+from lockstep._sync.table import make_sync
+from lockstep._world.comm.collectives import Collectives
+from lockstep._world.comm.group import Transport, close_group, default_group, group_store
+from lockstep._world.comm.raw_collectives import RawCollectives
+from lockstep._world.environment import World
+from lockstep._world.kernels import NOTICE, DeterministicKernels, needs_deterministic_kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The run that a team belongs to."""
+
+    run_dir: Path
+    birth: FixedSettings
+    checkpoint: Checkpoint | None
+    """The checkpoint to resume from; None: start at step 0."""
+    lock: RunLock | None
+    """Held by rank 0; None on other ranks."""
+    token: str
+    """Identifies this launch; the same on every rank."""
+    is_new: bool
+    """Whether no launch has used the run directory before. Valid on rank 0 only."""
+    shards_given: bool
+    """Whether the script or the command line gave V. If not, it is the number of processes of the run's first launch."""
+    notices: Sequence[str] = ()
+    """Lines that rank 0 prints at the start."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """See ``instrument.Run``, as the next one."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    on_terminal: bool = False
+    """Whether the output goes to a terminal."""
+
+
+class Engine:
+    """What runs steps in this process: builds all of it, and wires it together.
+
+    Args:
+        config: the run's settings, with every default resolved.
+        transport: the process group's backend and network interface.
+        instruments: their listeners are notified as well.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        devices: tuple[torch.device, ...],
+        transport: Transport,
+        context: RunContext,
+        instruments: Sequence[Instrument] = (),
+    ) -> None:
+        assert config.threads is not None
+        assert config.seed is not None
+        self.config, self.world, self.devices, self.context = config, world, devices, context
+        self.is_main = world.rank == 0
+        torch.set_num_threads(config.threads)
+        draw_on(devices)
+        reseed(config.seed, Purpose.START)
+        # Unguarded: the loop issues its own collectives only at points that all ranks reach.
+        self.collectives = Collectives(default_group(), transport)
+        self.hosts = [world.host] * world.world_size
+        if world.num_nodes > 1:
+            self.hosts = self.collectives.all_gather_plain(world.host)
+        self.transport = dataclasses.replace(transport, ranks_per_host=equal_hosts(self.hosts))
+        self._started = start_event(config, world, devices[0], transport, self.hosts)
+        self._build_records()
+        self._build_loop()
+        self._build_listeners()
+        self._kernels = DeterministicKernels() if needs_deterministic_kernels(config, devices[0]) else None
+        try:
+            self._begin(instruments)
+        except BaseException:
+            self.close(0, failed=True)
+            raise
+
+    def _build_records(self) -> None:
+        """What is kept of a run: its journal, its state, and its checkpoints."""
+        config, context, checkpoint = self.config, self.context, self.context.checkpoint
+        self.stop_watch = StopWatch(speaks=self.is_main)
+        self.trackers = self._open_trackers() if self.is_main else Trackers()
+        self.journal = EventWriter(context.run_dir if self.is_main else None)
+        self.state = RunState(self.devices)
+        self.saver = Saver(
+            Store(context.run_dir),
+            config,
+            context.token,
+            context.birth,
+            self.state,
+            self.collectives,
+            self.journal,
+            self.stop_watch,
+        )
+        self.restorer = None
+        if checkpoint is not None:
+            self.restorer = Restorer(checkpoint, self.state, config.allow)
+        self.fingerprint = Fingerprint(self.state)
+        self.divergence = DivergenceCheck(self.fingerprint, self.collectives)
+
+    def _build_loop(self) -> None:
+        """What takes steps."""
+        config, collectives = self.config, self.collectives
+        assert config.shards is not None
+        assert config.seed is not None
+        self.precision = find_precision(config.precision)
+        scaling = LossScaling(self.devices[0].type) if self.precision.scales_loss else None
+        self.sync = make_sync(config.strategy, config, config.shards, self.transport, self.devices)
+        self.clock = StepClock(self.saver, self.devices[0])
+        self.balance = None
+        if may_balance(config, self.world.world_size):
+            registered = self.state.registered.values
+            self.balance = Balance(self.world.world_size, config.shards, self.clock, self.journal, registered)
+        self.trained = TrainedObjects(scaling)
+        self.guards = ShardGuards(self.trained, config.shards, is_plain=self.sync.is_plain)
+        self.listeners = Listeners()
+        self.phases = Phases(
+            config.seed,
+            config.shards,
+            self.sync,
+            Ledger(collectives, config.accumulate, self.balance or self.clock),
+            self.trained,
+            self.guards,
+            self.listeners,
+            self.clock.mark,
+            functools.partial(shared.gather, collectives=collectives, device=self.devices[0]),
+        )
+        self.phases.may_warn_of_loader = self.is_main and self.world.world_size > 1
+        self.meetings = Meetings(self.world.world_size, group_store(), config.timeout_s)
+        self.loop = Loop(
+            self.phases,
+            self.saver,
+            self.divergence,
+            self.restorer,
+            self.listeners,
+            self.meetings,
+            is_main=self.is_main,
+        )
+        self.preparation = Preparation(
+            config,
+            self.devices,
+            self.assignment,
+            self.sync,
+            self.loop,
+            collectives,
+            self.trained,
+            self.guards,
+            self.state,
+            self.listeners,
+        )
+        self.evaluated = Evaluations(functools.partial(self.assignment, 0), config.workers, self.state.held)
+        self._script_seed = ScriptSeed(collectives, self.state, self.phases, self.restorer)
+        self._optimizer_hooks = (
+            register_optimizer_step_pre_hook(self.phases.before_optimizer),
+            register_optimizer_step_post_hook(self.clock.after_optimizer),
+        )
+
+    def _build_listeners(self) -> None:
+        """The engine's own, within a stage in the order in which they are notified."""
+        config, world, context, clock = self.config, self.world, self.context, self.clock
+        warns = self.is_main and config.interval != "off"
+        gathers = self.sync.forward_is_collective  # whose own collectives cannot be told from the script's
+        self.at_exit = AtExit()
+        self._display = choose_display(
+            config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
+        )
+        self.passes = PassMeter(self.journal, self.collectives, clock.take, speaks=self._display is not None)
+        self.log = MetricLog(world.world_size, config.log_every, lambda row: self.record("step", *row))
+        candidates: list[Listener | None] = [
+            LoaderTimer(clock),
+            self.balance,
+            self.divergence if world.world_size > 1 else None,
+            UnsavedObjects(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
+            Unrepeatable(self.loop.resumption, speaks=warns),
+            RawCollectives(self.collectives) if STRATEGIES[config.strategy].promises_bits and not gathers else None,
+            NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
+            self.log,
+            self.trackers,
+            self._announcement() if self.is_main else None,
+            PartTimer(clock, LOGGING, Stage.SAVING, SAVING),
+            self.saver,
+            PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING),
+            self.passes,
+            self._display,
+            clock,
+            OverlapTimer(clock, self.sync) if world.world_size > 1 else None,
+            self._split_remarks() if self.is_main and not context.asked else None,
+            self.at_exit,
+        ]
+        self.listeners.add(listener for listener in candidates if listener is not None)
+
+    def _begin(self, instruments: Sequence[Instrument]) -> None:
+        """Write the beginning of the run, and notify the listeners of instruments from now on."""
+        checkpoint, context = self.context.checkpoint, self.context
+        self.journal.write("start", **self._started, inode=context.run_dir.stat().st_ino)
+        if checkpoint is not None:
+            self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
+        elif not context.is_new:
+            self.journal.write("resume", step=0, checkpoint=None)
+        notices, run = [*context.notices], self._as_run()
+        if self._kernels is not None:
+            notices.append(NOTICE)
+        for instrument in instruments:
+            self.listeners.add(instrument.listeners(run))
+            notices += instrument.notices(run) if self.is_main else ()
+        for notice in notices if self.is_main and not context.asked else ():
+            print(visible(f"lockstep: {notice}", has_lines=True), flush=True)
+        if self.trained.scaling is not None:
+            self.preparation.keep(self.trained.scaling)
+
+    def _as_run(self) -> Run:
+        context, checkpoint = self.context, self.context.checkpoint
+        return Run(
+            config=self.config,
+            world=self.world,
+            devices=self.devices,
+            run_dir=context.run_dir,
+            birth=context.birth,
+            token=context.token,
+            after=0 if checkpoint is None else checkpoint.manifest.step,
+            given=context.given,
+            asked=context.asked,
+            hosts=tuple(self.hosts),
+            collectives=self.collectives,
+            journal=self.journal,
+            phases=self.phases,
+            state=self.state,
+            sync=self.sync,
+            saver=self.saver,
+            fingerprint=self.fingerprint,
+            stop_watch=self.stop_watch,
+            clock=self.clock,
+            passes=self.passes,
+            meetings=self.meetings,
+        )
+
+    def _open_trackers(self) -> Trackers:
+        config, context, checkpoint = self.config, self.context, self.context.checkpoint
+        script = Path(sys.argv[0] if sys.argv else "").stem
+        hyperparameters: dict[str, Any] = {}
+        about = RunInfo(
+            run_dir=context.run_dir,
+            project=script if script not in ("", "-c", "__main__") else "lockstep",
+            settings={**self._started, "args": shlex.join(sys.argv[1:]), "birth": context.birth.as_json()},
+            hyperparameters=hyperparameters,
+            is_again=not context.is_new,
+            aside=preserve_rng,
+        )
+        resumed_from = None if checkpoint is None else checkpoint.manifest.step
+        return Trackers(trackers_for(config.track, about, resumed_from), hyperparameters)
+
+    def _announcement(self) -> Announcement:
+        context = self.context
+        given = context.shards_given or not context.is_new
+        return Announcement(self.config, self.world, self.devices, self.transport, context.run_dir, shards_given=given)
+
+    def _split_remarks(self) -> SplitRemarks | None:
+        config = self.config
+        assert config.shards is not None
+        return None if config.shards == 1 else SplitRemarks(config.shards, say)
+
+    def record(self, kind: str, epoch: int, step: int, values: dict[str, float], apart: Sequence[str] = ()) -> None:
+        """Write the values of a ``step``, or the results of an evaluation (``evaluate``), to the journal and the trackers.
+        ``apart``: names of those of a step that were logged apart from it."""
+        if values:
+            self.journal.write(kind, epoch=epoch, step=step, values=values, **({"apart": list(apart)} if apart else {}))
+            self.trackers.write(kind, step, values, apart)
+        if kind == "step" and self._display is not None:
+            self._display.values(values)
+
+    def prepare(self, objects: Sequence[Any]) -> list[Any]:
+        """Prepare objects, and compare what was prepared so far with the checkpoint to resume from. Every rank must call it."""
+        self._script_seed.take()
+        prepared = self.preparation.prepare(objects)
+        if self.restorer is not None and not self.restorer.is_done:
+            self.restorer.check_objects()
+            self.restorer.check_loaders()
+        for loader in prepared:
+            if isinstance(loader, PreparedLoader):
+                self.phases.has_loader = True
+                self.listeners.made_loader(loader, self.state.loaders.index(loader) + 1)
+                self.stop_watch.begin()
+        return prepared
+
+    def assignment(self, loader: int) -> ShardAssignment:
+        """This process's shard assignment for the loader of this number."""
+        return ShardAssignment(
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            num_shards=self.phases.num_shards,
+            seed=self.phases.seed,
+            loader=loader,
+            accumulate=self.config.accumulate,
+            allows_other_data="data" in self.config.allow,
+            moves=None if self.balance is None else self.balance.moves,
+        )
+
+    def blocks(self) -> Blocks:
+        """The shards of all ranks in the current step."""
+        if self.balance is not None:
+            return self.balance.moves.in_force
+        return even_blocks(self.world.world_size, self.phases.num_shards)
+
+    def close(self, step: int, *, failed: bool) -> None:
+        """Release all resources. Local."""
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        try:
+            self.listeners.end_run(step, failed=failed)
+        finally:
+            self.journal.close()
+            self.trackers.close(failed=failed)
+            if self.context.lock is not None:
+                self.context.lock.release()
+            self.meetings.close()
+            self.sync.close()
+            self.collectives.release()
+            if self._kernels is not None:
+                self._kernels.put_back()
+            close_group(failed=failed)

@@ -1,0 +1,253 @@
+"""``join()``: creates a team from the environment, the command line and the script's settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep._base import errors
+from lockstep._base.config import STRATEGIES, RunConfig, settle
+from lockstep._base.errors import ConfigError, LockstepError, UsageError
+from lockstep._data.many_workers import hold_back_warning
+from lockstep._data.streams import script_seed
+from lockstep._joining.engine import Engine, RunContext
+from lockstep._joining.instrument import make_instruments
+from lockstep._joining.opening import LaunchRequest, OpenRun, open_run
+from lockstep._joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
+from lockstep._joining.startup.host import host_of_this_process
+from lockstep._joining.team import Team
+from lockstep._joining.unlaunched import show_uncaught
+from lockstep._plan.blocks import block
+from lockstep._state.recovery.resuming import Checkpoint
+from lockstep._state.recovery.software import numerics
+from lockstep._state.rundir.fixed_settings import Command, FixedSettings
+from lockstep._state.rundir.lock import RunLock
+from lockstep._sync.table import resolve_strategy
+from lockstep._world.comm.agreement import compare_ranks
+from lockstep._world.comm.collectives import Collectives
+from lockstep._world.comm.group import (
+    Transport,
+    check_not_open,
+    choose_devices,
+    choose_transport,
+    close_group,
+    default_group,
+    open_group,
+)
+from lockstep._world.comm.machines import has_own_devices
+from lockstep._world.comm.store import OpenStore, open_store
+from lockstep._world.environment import Environment, World, read_environment
+from lockstep._world.machine.cores import threads_for
+from lockstep._world.machine.threads import use_threads
+
+_joined: Team | None = None
+_num_joined = 0
+
+
+def _with_settings(function: Callable[..., Team]) -> Callable[..., Team]:
+    """Give ``join`` the signature that ``help()`` shows. (The options of tools are in it for type checkers, in
+    ``lockstep._tools.arguments``: importing this imports no tool.)"""
+    signature = inspect.signature(function)
+    *own, others = signature.parameters.values()
+    settings = inspect.signature(RunConfig).parameters.values()
+    function.__signature__ = signature.replace(parameters=[*own, *settings, others])  # type: ignore[attr-defined]
+    return function
+
+
+def joined_team() -> Team | None:
+    """The team of the run that this process takes part in; None: it takes part in none."""
+    return None if _joined is None or _joined.is_closed else _joined
+
+
+@_with_settings
+def join(*, rank: int | None = None, world_size: int | None = None, **settings: Any) -> Team:
+    """Join the run for which this process was started, alone or as one of many. Call it once, at the top of the script.
+
+    Every rank must call it; it returns when all have. It opens the process group, chooses the device, sets the number of
+    threads and the random streams, and opens the run directory.
+
+    Args:
+        rank: the rank of this process, if it was started by hand. None: given by the launcher, or by the environment
+            variable RANK.
+        world_size: the number of processes; required if and only if ``rank`` is given.
+        settings: fields of ``RunConfig``, and options of tools, as for ``lockstep run``.
+
+    Raises:
+        ConfigError: a setting is invalid, or not available here.
+        UsageError: this process has joined before, or has opened a process group; or multiprocessing has started it from a
+            script that trains at its top level.
+        PeerError: the other ranks did not arrive at the rendezvous within the timeout.
+        MismatchError: the ranks were started with different settings.
+        CheckpointError: the run to resume has checkpoints, and all of them are damaged.
+    """
+    global _joined, _num_joined
+    check_not_imported()
+    show_uncaught()
+    if joined_team() is not None:
+        raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
+    environment = read_environment()
+    instruments, given = make_instruments(environment.asked), dict(settings)
+    for instrument in instruments.values():
+        settings = dict(instrument.given(settings))
+    explicit = {**settings, **environment.settings}
+    config, options = settle(environment.settings, settings)
+    if config.seed is None and (seed := script_seed()) is not None:
+        explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
+        config = dataclasses.replace(config, seed=seed)
+    for name, instrument in instruments.items():
+        instrument.options = options.get(name)
+        config = instrument.settings(config)
+    world = environment.world.by_hand(rank, world_size)
+    check_not_open()
+    _choose(config, world)  # invalid settings are reported before any rank waits for others
+    try:
+        opened = open_store(config, world)
+        world = opened.world
+        devices, transport = _choose(config, world, opened)
+        if devices[0].type != "cpu":
+            torch.accelerator.set_device_index(devices[0])
+        open_group(opened, transport, devices)
+    except BaseException:
+        close_group(failed=True)
+        raise
+    collectives = Collectives(default_group(), transport)
+    try:
+        config, context = _agree(config, options, explicit, environment, world, devices[0].type, collectives)
+        context = dataclasses.replace(
+            context,
+            given=given,
+            asked=environment.asked,
+            on_terminal=environment.terminal if environment.terminal is not None else sys.stdout.isatty(),
+        )
+        assert config.threads is not None
+        use_threads(config.threads)
+        hold_back_warning()
+        engine = Engine(config, world, devices, transport, context, list(instruments.values()))
+        team = Team(engine)
+    except BaseException:
+        collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
+        close_group(failed=True)
+        raise
+    _joined = team
+    _num_joined += 1
+    engine.at_exit.call(team.close_at_exit)
+    return team
+
+
+def _choose(config: RunConfig, world: World, opened: OpenStore | None = None) -> tuple[tuple[torch.device, ...], Transport]:
+    devices = choose_devices(config, world)
+    num_shards = config.shards or world.world_size
+    resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type != "cpu")
+    are_own = has_own_devices(world, devices, None if opened is None else opened.store)
+    return devices, choose_transport(config, world, devices, None if opened is None else opened.host, are_own=are_own)
+
+
+def _agree(
+    config: RunConfig,
+    options: dict[str, Any],
+    explicit: dict[str, Any],
+    environment: Environment,
+    world: World,
+    device: str,
+    collectives: Collectives,
+) -> tuple[RunConfig, RunContext]:
+    """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
+    check_software(world, collectives)
+    given = {name: value for values in (config, *options.values()) for name, value in dataclasses.asdict(values).items()}
+    if STRATEGIES[config.strategy].promises_bits and "numerics" not in config.allow:
+        given |= numerics()
+    compare_ranks(
+        "settings",
+        [f"{k}={v!r}" for k, v in given.items()],
+        collectives,
+        "Give all of them the same options on the command line, and in join(), and the same GPUs (or --allow numerics: they, "
+        "and PyTorch's numeric settings, may then differ, and bits too)",
+    )
+    opening: dict[str, Any] = {}
+    lock: RunLock | None = None
+    is_new, notices, shards_given = True, list[str](), config.shards is not None
+    if world.rank == 0:
+        try:
+            run = _open(config, explicit, environment, world, device)
+            opening = {
+                # Other machines may have started the script in other directories.
+                "run_dir": str(run.run_dir if world.num_nodes == 1 else run.run_dir.absolute()),
+                "birth": run.birth.as_json(),
+                "checkpoint": None if run.checkpoint is None else run.checkpoint.as_json(),
+            }
+            lock, is_new, notices = run.lock, run.is_new, run.notices
+        except LockstepError as error:
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in vars(errors))
+            opening = {"error": (kind, str(error))}
+    opening = collectives.broadcast_plain(opening)
+    if "error" in opening:
+        kind, message = opening["error"]
+        raise vars(errors)[kind](message)  # on every rank
+    run_dir, birth = Path(opening["run_dir"]), FixedSettings(**opening["birth"])
+    checkpoint = None if opening["checkpoint"] is None else Checkpoint.from_json(opening["checkpoint"])
+    token = collectives.broadcast_plain(secrets.token_hex(4))
+    check_run_dir_shared(run_dir, token, world, collectives)
+    config = dataclasses.replace(
+        config,
+        strategy=resolve_strategy(
+            config.strategy, world.world_size, birth.shards, is_exact=birth.exact, on_gpus=device != "cpu"
+        ),
+        shards=birth.shards,
+        accumulate=birth.accumulate,
+        seed=birth.seed,
+        threads=birth.threads,
+        precision=birth.precision,
+        run_dir=str(run_dir),
+    )
+    block(world.rank, world.world_size, birth.shards)
+    return config, RunContext(
+        run_dir=run_dir,
+        birth=birth,
+        checkpoint=checkpoint,
+        lock=lock,
+        token=token,
+        is_new=is_new,
+        shards_given=shards_given,
+        notices=notices,
+    )
+
+
+def _open(
+    config: RunConfig,
+    explicit: dict[str, Any],
+    environment: Environment,
+    world: World,
+    device: str,
+) -> OpenRun:
+    """Find or create the run, on rank 0, while the others wait."""
+    num_shards = config.shards or world.world_size
+    block(0, world.world_size, num_shards)  # more processes than shards is an error
+    born_with = FixedSettings(
+        shards=num_shards,
+        exact=STRATEGIES[config.strategy].promises_bits,
+        accumulate=config.accumulate,
+        seed=config.seed or 0,
+        threads=config.threads or environment.threads or threads_for(num_shards, world.num_cores),
+        precision=config.precision,
+        device=device,
+    )
+    part = "" if world.job is None else world.job.part
+    is_program = world.is_program
+    if is_program and config.run_dir is None and (host := host_of_this_process()) is not None:
+        if config.interval != "off" and not config.fresh:
+            raise ConfigError(
+                f"this process runs {host} ({sys.argv[0]}), which calls the function that trains, and not a training script: "
+                "by its command, one training cannot be told from another, so none can be resumed. Name the run's directory, "
+                "a different one for each training: join(run_dir=...). (Without checkpoints, checkpoint_every='off', none is "
+                "needed.)"
+            )
+        is_program = False
+    command = Command.of_this_process(_num_joined, is_program=is_program, explicit=explicit, part=part)
+    return open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))

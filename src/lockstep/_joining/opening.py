@@ -1,0 +1,273 @@
+"""Determining the run of a launch: a new one, or an interrupted one and the checkpoint from which it resumes."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from lockstep._base.beneath import check_named
+from lockstep._base.config import RUNS, RunConfig
+from lockstep._base.errors import CheckpointError, ConfigError, in_words
+from lockstep._plan.blocks import block
+from lockstep._state.checkpoint.manifest import Manifest
+from lockstep._state.checkpoint.store import Store
+from lockstep._state.recovery.resuming import Checkpoint
+from lockstep._state.rundir.fixed_settings import (
+    Command,
+    FixedSettings,
+    read_fixed_settings,
+    reconcile,
+    write_fixed_settings,
+)
+from lockstep._state.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
+from lockstep._state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
+from lockstep._world.environment import World
+
+_FINISHED, _INTERRUPTED = "finished", "interrupted"
+_AFTER_LOSS_S = 120.0
+
+
+@dataclass(kw_only=True)
+class OpenRun:
+    """A run, with the lock of its directory."""
+
+    run_dir: Path
+    birth: FixedSettings
+    checkpoint: Checkpoint | None
+    """The checkpoint from which it resumes; None: start at step 0."""
+    lock: RunLock
+    is_new: bool
+    notices: list[str] = field(default_factory=list)
+    """Lines to print."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """The request of this launch."""
+
+    config: RunConfig
+    explicit: Mapping[str, Any]
+    """The settings that were given explicitly, on the command line or in the script."""
+    born_with: FixedSettings
+    """The birth of a new run with the settings of this launch."""
+    command: Command
+    world: World
+
+    def begins_anew(self, path: Path) -> bool:
+        """Whether the run in a directory must not be resumed. (A restart resumes what this launch has begun.)"""
+        return self.config.fresh and not self.has_begun(path)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the run that it began before a restart can be distinguished from those of other launches."""
+        return bool(self.world.launch and self.world.restart) or bool(self.world.job and self.world.job.restart)
+
+    def has_begun(self, path: Path) -> bool:
+        """Whether the run in a directory is that of this launch, or of this Slurm job, before a restart."""
+        job = self.world.job
+        if job is not None and job.restart > 0 and last_job(path) == job.name:
+            # Concurrent steps of a batch script may have other numbers after a requeue.
+            return self._is_of_command(path)
+        return self.world.restart > 0 and last_launch(path) == self.world.launch
+
+    def lock(self, path: Path, *, leave_no_name: bool = False, patience_s: float | None = None) -> RunLock:
+        """Lock a directory for this launch. The lock records its name, by which a restart finds its run.
+
+        Raises:
+            ConfigError: it is in use.
+        """
+        job = self.world.job
+        names = ("", "") if leave_no_name else (self.world.launch, "" if job is None else job.name)
+        if patience_s is not None:
+            return RunLock(path, *names, patience_s=patience_s)
+        # A file server may be slow to release the lock of a lost machine. (The other ranks wait for this one meanwhile.)
+        after_loss_s = max(PATIENCE_S, min(_AFTER_LOSS_S, 0.8 * self.config.timeout_s))
+        is_again = self.world.restart > 0 or (job is not None and job.restart > 0)
+        return RunLock(path, *names, patience_s=after_loss_s if is_again else PATIENCE_S, far_patience_s=after_loss_s)
+
+    def _is_of_command(self, path: Path) -> bool:
+        try:
+            contents = read_fixed_settings(path)
+        except ConfigError:
+            return True  # so that the damage is reported
+        return contents is None or contents[1].is_like(self.command)
+
+
+def open_run(launch: LaunchRequest) -> OpenRun:
+    """Find or create the run of this launch. Called on rank 0 only.
+
+    With ``run_dir``, the run in that directory is resumed, if there is one. Without, the newest interrupted run of the same
+    command is resumed that has a checkpoint, was created with settings that this launch does not contradict, and is not in use.
+
+    Raises:
+        ConfigError: the directory is in use or cannot be written, or a setting differs from the run's birth.
+        CheckpointError: the run has checkpoints, but none of them is usable.
+    """
+    try:
+        if launch.config.run_dir is not None:
+            return _open_named(Path(launch.config.run_dir), launch)
+        check_named(RUNS)
+        notices: list[str] = []
+        earlier = earlier_run_dirs(RUNS, launch.command.script)
+        if launch.is_named:
+            for path in earlier:
+                if launch.has_begun(path):
+                    return _open_named(path, launch)
+        for path in earlier if launch.command.script else ():
+            state = None if launch.begins_anew(path) else _state_of(path, launch, notices)
+            if state == _FINISHED:
+                break  # earlier interrupted runs were superseded by it
+            run = _try_resume(path, launch, notices) if state == _INTERRUPTED else None
+            if run is not None:
+                return run
+        path = default_run_dir(RUNS, launch.command.script)
+        lock = launch.lock(path)
+        write_fixed_settings(path, launch.born_with, launch.command)
+        return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
+    except OSError as error:
+        raise ConfigError(
+            f"the run directory cannot be used: {error.filename}: {in_words(error)}. Give another one with run_dir= or "
+            "--run-dir."
+        ) from error
+
+
+def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
+    check_named(path)
+    path.mkdir(parents=True, exist_ok=True)
+    begins_anew = launch.begins_anew(path)
+    lock = launch.lock(path, leave_no_name=begins_anew)
+    try:
+        notices: list[str] = []
+        if begins_anew:
+            if _is_in_use(path):
+                old_path = rename_old_run(path)
+                notices.append(f"the run that was in {path} is now in {old_path}")
+                path.mkdir()
+            lock.release()
+            lock = launch.lock(path)
+        run = _resume(path, launch, lock, notices)
+        if run is None:
+            write_fixed_settings(path, launch.born_with, launch.command)
+            return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
+        if run.checkpoint is None:
+            notices.append(f"run {path} ended before its first checkpoint, so there is nothing to resume: it starts over")
+        return run
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether a directory contains files that a new run must not be mixed with."""
+    return any(entry.name != "lock" for entry in path.iterdir())
+
+
+def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | None:
+    """The state of an earlier run of this command; None: it is of another command, or cannot be resumed."""
+    store = Store(path)
+    newest = store.newest()
+    is_saved = newest is not None or store.has_unfinished()
+    try:
+        contents = read_fixed_settings(path)
+    except ConfigError as error:
+        if is_saved:
+            _note(notices, f"{path} stays as it is: {error}")
+        return None
+    command = launch.command
+    if contents is None or not is_saved:
+        return None
+    if command.script and contents[1].differs_in_args(command) and holder_of(path) is None:
+        began = shlex.join(contents[1].args) or "none"
+        _note(
+            notices,
+            f"{path} is of the same script, begun with other arguments ({began}). To go on with that one: --run-dir {path}",
+        )
+    if not contents[1].is_like(command):
+        return None
+    if newest is not None and _is_finished(newest):
+        return None if contents[1].differing(command) else _FINISHED
+    differing = contents[1].differing(command, launch.config.allow)
+    if differing:
+        changes = [f"{name}: {_given(command, name)} now, {_given(contents[1], name)} then" for name in differing]
+        _note(
+            notices,
+            f"{path} was interrupted, and has other settings ({'; '.join(changes)}). To resume that one: --run-dir {path}",
+        )
+        return None
+    return _INTERRUPTED
+
+
+def _given(command: Command, name: str) -> str:
+    return repr(command.settings[name]) if name in command.settings else "not given"
+
+
+def _note(notices: list[str], why: str) -> None:
+    if not notices:  # only about the newest of several runs
+        notices.append(f"this is a new run: {why}")
+
+
+def _try_resume(path: Path, launch: LaunchRequest, notices: list[str]) -> OpenRun | None:
+    """Resume an interrupted run of this command, if possible."""
+    try:
+        contents = read_fixed_settings(path)
+        assert contents is not None
+        _reconcile(path, contents[0], launch)
+        lock = launch.lock(path, patience_s=0.2)
+    except ConfigError as error:
+        _note(notices, f"{path} stays as it is: {error}")
+        return None
+    try:
+        run = _resume(path, launch, lock, [])
+    except BaseException:
+        lock.release()
+        raise
+    if run is None or run.checkpoint is None:  # it was killed while writing its first checkpoint
+        lock.release()
+        return None
+    return run
+
+
+def _reconcile(path: Path, birth: FixedSettings, launch: LaunchRequest) -> FixedSettings:
+    reconciled = reconcile(path, birth, launch.explicit, launch.born_with, launch.config.allow)
+    block(0, launch.world.world_size, reconciled.shards)  # more processes than shards is an error
+    return reconciled
+
+
+def _is_finished(checkpoint: Path) -> bool:
+    try:
+        return Manifest.read(checkpoint).finished
+    except CheckpointError:
+        return False  # damaged: the checkpoints before it may be usable
+
+
+def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]) -> OpenRun | None:
+    """The run in a directory; None: there is none. Its settings are those of its newest checkpoint, which has a checksum; until
+    there is one, those of ``birth.json``."""
+    store = Store(path)
+    store.clean()
+    sound = store.newest_sound(notices.append)
+    if sound is None:
+        contents = read_fixed_settings(path)
+        if contents is None:
+            return None
+        birth = _reconcile(path, contents[0], launch)
+        return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
+    directory, manifest = sound
+    # A setting that the version which wrote it did not know is as this launch would have it.
+    known = launch.born_with.as_json() | dict(manifest.birth)
+    born = FixedSettings(**{each.name: known[each.name] for each in fields(FixedSettings)})
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
+    state = "had finished at" if manifest.finished else "resumes after"
+    notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start over: --fresh, or fresh=True.")
+    return OpenRun(
+        run_dir=path,
+        birth=_reconcile(path, born, launch),
+        checkpoint=Checkpoint(path=directory, manifest=manifest),
+        lock=lock,
+        is_new=False,
+        notices=notices,
+    )

@@ -1,0 +1,150 @@
+"""The description of a run at its start: for its journal, and for the user at the first training loader, with what in the
+allotted resources does not fit."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._base.stopping import say
+from lockstep._base.visible import visible
+from lockstep._joining.startup.allotment import misfits
+from lockstep._joining.startup.split_remarks import batch_size_of
+from lockstep._listener import Listener
+from lockstep._state.recovery.software import version
+from lockstep._state.rundir.fixed_settings import own_args, script_sha256
+from lockstep._world.comm.group import Transport
+from lockstep._world.devices import product_of
+from lockstep._world.environment import World
+from lockstep._world.kernels import kernels_repeat
+from lockstep._world.machine.cores import num_cores
+from lockstep._world.machine.sizes import counted
+
+
+class Announcement(Listener):
+    """Prints it, on rank 0.
+
+    Args:
+        shards_given: whether V was given, or the run has it from an earlier launch.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        devices: Sequence[torch.device],
+        transport: Transport,
+        run_dir: Path,
+        *,
+        shards_given: bool,
+    ) -> None:
+        self._config, self._world, self._devices = config, world, devices
+        clause = "" if shards_given else f" ({chosen_shards(world.world_size)})"
+        self._where = f"{transport}, run {run_dir}{clause}"
+
+    @override
+    def made_loader(self, loader: Any, number: int) -> None:
+        """Print it, once."""
+        if number > 1:
+            return
+        line = first_line(loader, self._config, self._world, len(self._devices))
+        print(visible(f"{line}, {self._where}"), flush=True)
+        batch_size, num_shards = batch_size_of(loader), self._config.shards or 1
+        if batch_size is not None and batch_size < num_shards:
+            say(
+                f"WARNING: a global batch has {counted(batch_size, 'sample')}, and {num_shards} shards, of which the last are "
+                f"always empty. Give batch_size={num_shards} or more, or shards={batch_size} (either gives a different answer)."
+            )
+        on_gpu = self._devices[0].type != "cpu"
+        if on_gpu and STRATEGIES[self._config.strategy].repeats and not kernels_repeat():
+            say(
+                "WARNING: some kernels of a GPU may give other bits each time, also when this run is resumed: "
+                "torch.backends.cudnn.benchmark is True, torch.use_deterministic_algorithms was turned off or to warn_only, or "
+                "--allow numerics was given"
+            )
+        for misfit in misfits(
+            self._world,
+            num_cores=num_cores(),
+            num_gpus=torch.accelerator.device_count() if on_gpu else 0,
+            gpus_each=len(self._devices) if on_gpu else 0,
+            workers=getattr(loader, "num_workers", 0),
+        ):
+            say(misfit)
+
+
+def start_event(
+    config: RunConfig, world: World, device: torch.device, transport: Transport, hosts: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of the journal's event ``start``. ``hosts``: the host name of each rank."""
+    return {
+        **_program(),
+        "launcher": world.launcher,
+        "world_size": world.world_size,
+        "num_nodes": world.num_nodes,
+        "hosts": list(hosts),
+        "strategy": config.strategy,
+        "precision": config.precision,
+        "shards": config.shards,
+        "accumulate": config.accumulate,
+        "seed": config.seed,
+        "threads": config.threads,
+        "device": device.type,
+        "device_name": product_of(device) or platform.machine(),
+        "backend": transport.backend,
+        "num_cores": world.num_cores or num_cores(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "lockstep": version(),
+    }
+
+
+def _program() -> dict[str, Any]:
+    """What this process runs, and where: what ``lockstep replay`` needs to run it again."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    file = Path(getattr(main, "__file__", None) or "")
+    with contextlib.suppress(OSError):
+        return {
+            "script": sys.argv[0] if sys.argv else "",
+            "args": list(own_args()),
+            "module": None if spec is None else spec.name,
+            "cwd": str(Path.cwd()),
+            "script_sha256": script_sha256(file),
+        }
+    return {"script": sys.argv[0] if sys.argv else ""}  # the working directory was removed
+
+
+def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -> str:
+    """The line that says how the loader's batches are split into shards and assigned to processes."""
+    devices = f" and {num_devices} devices" if num_devices > 1 else ""
+    return (
+        f"{_batch_words(loader, config.shards or 1)} on {counted(world.world_size, 'process', 'processes')}, "
+        f"{counted(config.threads or 1, 'thread')}{devices} each"
+    )
+
+
+def chosen_shards(world_size: int) -> str:
+    """The clause that says what it means that V was given nowhere, and so is the number of processes."""
+    better = max(8, 1 << (world_size - 1).bit_length())
+    if world_size == 1:
+        return f"1 shard, so no other number of processes can resume it; shards={better} gives one answer on 1 to {better}"
+    return (
+        f"{world_size} shards, one a process: another number of processes would give a different, equally good answer; "
+        f"shards={better} fixes it"
+    )
+
+
+def _batch_words(loader: Any, num_shards: int) -> str:
+    batch_size = batch_size_of(loader)
+    if batch_size is None:
+        return f"global batches of {counted(num_shards, 'shard')}"
+    upto = "" if batch_size % num_shards == 0 else "up to "
+    return f"global batch {batch_size} = {counted(num_shards, 'shard')} x {upto}{-(-batch_size // num_shards)}"

@@ -1,0 +1,46 @@
+"""Why a program failed, for the one that started it: a file, beside what is printed for people.
+
+Who starts a program names the file in its environment (``world.FAILURE``), as it may fail before it has a run directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep._base.regular import read_bytes
+from lockstep._base.shapes import check, parse
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRecord:
+    """A failure as it was told."""
+
+    summary: str
+    """The error, in one line."""
+    report: str
+    """All that was told of it."""
+
+    def write(self, path: str | None) -> None:
+        """Write it, unless this program was given no file, or the file is there: of several processes, the first to fail is
+        most likely the cause. Never fails."""
+        text = json.dumps({name: value[: _MOST_BYTES // 8] for name, value in dataclasses.asdict(self).items()})
+        with contextlib.suppress(OSError):
+            if path is not None:
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with os.fdopen(fd, "w", encoding="utf-8") as file:
+                    file.write(text)
+
+
+def read_failure(path: Path) -> FailureRecord | None:
+    """The failure in a file; None: none was told, or it cannot be read."""
+    try:
+        return check(FailureRecord(**parse(read_bytes(path, _MOST_BYTES))))
+    except (OSError, TypeError, ValueError):
+        return None

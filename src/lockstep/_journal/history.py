@@ -1,0 +1,199 @@
+"""Reads a run's journal: its events, its launches, its steps as they count after all resumes, and what is new in it.
+
+A file may be damaged, of another version, or somebody else's: it is read if it is a regular one of bounded size, and lines that
+are not as the table in ``events`` says are skipped.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep._base.regular import MOST_LINE_BYTES, MOST_LINES_BYTES, open_to_read, read_lines
+from lockstep._journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
+
+_SPARE = 4
+"""Lines of a kind that are kept by a reader that wants the last: the launch may have been killed while it wrote one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """From one ``start`` in a journal to the next."""
+
+    start: Event
+    """Empty: it was lost."""
+    events: tuple[Event, ...]
+    """In order, the start among them."""
+    resumed_after: int | None
+    """The step after which it resumed; None: it has repeated nothing."""
+    counts_until: float
+    """The last step that counts: what this launch did of later ones was done again."""
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that it took; None: it took none."""
+        steps = [event.get("step") for event in self.events if event["event"] != "resume"]
+        return max((step for step in steps if isinstance(step, int)), default=None)
+
+    @property
+    def times_s(self) -> list[float]:
+        """When its events were written, in seconds since 1970."""
+        return [time_s for event in self.events if (time_s := number_in(event, "time_s")) is not None]
+
+    @property
+    def ended_s(self) -> float | None:
+        """When the last of them was written; None: no time is known."""
+        return max(self.times_s, default=None)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it came to the end of the script."""
+        return self.last("end") is not None
+
+    def last(self, kind: str) -> Event | None:
+        """Its last event of a kind."""
+        return next((event for event in reversed(self.events) if event["event"] == kind), None)
+
+    @property
+    def history(self) -> list[Event]:
+        """Its events without those that were done again."""
+        return [e for e in self.events if e["event"] not in REPEATED or (number_in(e, "step") or 0) <= self.counts_until]
+
+
+def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """The events of a run, in order. Lines that are truncated (the launch was killed while writing) or damaged are skipped.
+
+    Args:
+        damaged: a list to which the numbers of such lines, from 1, are appended; not that of a last line still being written.
+
+    Raises:
+        FileNotFoundError: the directory holds no journal.
+        OSError: it cannot be read, is too large, or is not a regular file.
+    """
+    for number, line in enumerate(read_lines(run_dir / FILE_NAME), start=1):
+        if (event := read_event(line)) is not None:
+            yield event
+        elif damaged is not None and line.endswith(b"\n"):
+            damaged.append(number)
+
+
+def read_launches(run_dir: Path) -> list[Launch]:
+    """The launches of a run, each with the last event of every kind alone: of millions of lines, few are parsed.
+
+    Raises:
+        FileNotFoundError: the directory holds no journal.
+        OSError: it cannot be read, is too large, or is not a regular file.
+    """
+    return launches(_last_of_each_kind(read_lines(run_dir / FILE_NAME)))
+
+
+def _last_of_each_kind(lines: Iterable[bytes]) -> Iterator[Event]:
+    newest: dict[str, deque[tuple[int, bytes]]] = {}
+
+    def read() -> list[Event]:
+        found = []
+        for several in newest.values():
+            readable = ((number, event) for number, line in reversed(several) if (event := read_event(line)) is not None)
+            found += [one] if (one := next(readable, None)) else []
+        return [event for _, event in sorted(found, key=lambda one: one[0])]
+
+    for number, line in enumerate(lines):
+        if kind := kind_of(line):
+            if _begins(kind, newest):
+                yield from read()
+                newest.clear()
+            newest.setdefault(kind, deque(maxlen=_SPARE)).append((number, line))
+    yield from read()
+
+
+def launches(events: Iterable[Event]) -> list[Launch]:
+    """The launches in a journal, in order. Pure."""
+    parts: list[list[Event]] = []
+    seen = set[str]()
+    for event in events:
+        if not parts or _begins(event["event"], seen):
+            parts.append([])
+            seen.clear()
+        parts[-1].append(event)
+        seen.add(event["event"])
+    resumed = [next((step for event in part if (step := repeated_after(event)) is not None), None) for part in parts]
+    return [
+        Launch(
+            start=part[0] if part[0]["event"] == "start" else {},
+            events=tuple(part),
+            resumed_after=after,
+            counts_until=until,
+        )
+        for part, after, until in zip(parts, resumed, counts_until(resumed), strict=True)
+    ]
+
+
+def _begins(kind: str, seen: Collection[str]) -> bool:
+    """Whether an event of this kind is the first of a launch; ``seen``: the kinds of the launch before. One that resumes after
+    its first step is another, whose start was lost."""
+    return kind == "start" or (kind == "resume" and any(old in seen for old in (kind, *REPEATED)))
+
+
+def counts_until(resumed_after: Sequence[int | None]) -> list[float]:
+    """Of each launch, the last step that counts: later ones were done again by a launch that resumed after it. Pure.
+
+    Args:
+        resumed_after: of each launch; see ``Launch``.
+    """
+    until = [math.inf]
+    for step in reversed(resumed_after[1:]):
+        until.append(until[-1] if step is None else min(until[-1], step))
+    return until[: len(resumed_after)][::-1]
+
+
+def history(events: Iterable[Event]) -> list[Event]:
+    """The events without those that were repeated after a ``resume``, as if there had been no interruption. Pure."""
+    return [event for launch in launches(events) for event in launch.history]
+
+
+def read_history(run_dir: Path) -> list[Event]:
+    """The ``history`` of a run.
+
+    Raises:
+        FileNotFoundError: the directory holds no journal.
+        OSError: it cannot be read, is too large, or is not a regular file.
+    """
+    return history(read_events(run_dir))
+
+
+_BLOCK_BYTES = 1 << 24
+
+
+class Tail:
+    """Reads new events from a journal, complete lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = 0
+        self._at = 0
+        self._rest = b""
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The new events, and whether these are all, since the file was replaced or truncated."""
+        try:
+            with open_to_read(self._path, MOST_LINES_BYTES) as file:
+                status = os.fstat(file.fileno())
+                is_replaced = status.st_ino != self._file or status.st_size < self._at
+                if is_replaced:
+                    self._file, self._at, self._rest = status.st_ino, 0, b""
+                file.seek(self._at)
+                events = []
+                while data := file.read(_BLOCK_BYTES):
+                    self._at += len(data)
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    if self._rest[:1] != b"{" or len(self._rest) > MOST_LINE_BYTES:
+                        self._rest = self._rest and b"\0"  # no event, whatever follows until the line's end
+                    events += [event for line in lines if (event := read_event(line)) is not None]
+                return events, is_replaced
+        except OSError:  # it has not begun, or the file server does not answer
+            return [], False

@@ -1,0 +1,103 @@
+"""Writes JSON lines to a file of a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep._base.beneath import open_to_write
+from lockstep._base.visible import visible
+from lockstep._journal.events import FILE_NAME
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON cannot represent it, and most readers reject Python's extension
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+class LineWriter:
+    """Appends JSON objects to a file of a run directory, one a line, each at once.
+
+    While the disk is full, lines are kept in memory, and training continues.
+
+    Args:
+        name: of the file in it.
+        is_fresh: whether what is in the file is removed.
+    """
+
+    def __init__(self, run_dir: Path, name: str, *, is_fresh: bool = False) -> None:
+        self._path = run_dir / name
+        more = os.O_TRUNC if is_fresh else 0
+        self._fd = open_to_write(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o644, within=run_dir)
+        self._waiting = b""
+        self._has_warned = False
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":  # an earlier launch was killed in the middle of a line
+            self._waiting = b"\n"
+
+    def write_line(self, fields: Mapping[str, Any]) -> None:
+        """Append one line."""
+        self._waiting += json.dumps(_finite(fields)).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._fd, self._waiting) :]
+        except OSError as error:
+            if not self._has_warned:
+                _warn(
+                    f"{self._path} cannot be written: {error}. Training continues, and lines are kept in memory until it "
+                    "can be written"
+                )
+            self._has_warned = True
+        else:
+            self._has_warned = False
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        if self._fd >= 0:
+            self._flush()
+            if self._waiting:
+                _warn(f"{self._path} has lost its last {self._waiting.count(10)} lines, which could not be written")
+            os.close(self._fd)
+            self._fd = -1
+
+
+class EventWriter:
+    """Appends events to the journal of a run (see ``journal.events``).
+
+    Args:
+        run_dir: the run's directory; None: write nothing, as on ranks other than 0.
+    """
+
+    def __init__(self, run_dir: Path | None) -> None:
+        self._lines = None if run_dir is None else LineWriter(run_dir, FILE_NAME)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event."""
+        if self._lines is not None:
+            self._lines.write_line({"event": event, "time_s": time.time(), **fields})
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        if self._lines is not None:
+            self._lines.close()
+
+
+def _warn(what: str) -> None:
+    # Not a Python warning: it could be turned into an error, and a full disk must not end the training.
+    with contextlib.suppress(OSError):  # standard error may be a file on that disk
+        print(visible(f"lockstep: WARNING: {what}."), file=sys.stderr, flush=True)

@@ -1,0 +1,164 @@
+"""A launch on this machine: the checks before it, and its starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._base.errors import ConfigError, LaunchError
+from lockstep._launch import failures, gpus, restarts
+from lockstep._launch.output import OutputPlan, Streams
+from lockstep._launch.server import ForkServer
+from lockstep._launch.signals import Interrupts
+from lockstep._launch.spec import LaunchSpec
+from lockstep._launch.supervise import Outcome, supervise
+from lockstep._world.machine.cores import num_cores
+
+
+def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> int:
+    """The number of processes for a number, ``cpu``, ``gpu``, ``auto`` or None (one per GPU, else one).
+
+    With several devices per process, ``gpu`` means one per so many GPUs; with a strategy for one process, None means one.
+
+    Raises:
+        ConfigError: it is invalid, or means none.
+    """
+    each = (config.devices_per_process if config else None) or 1
+    if asked is None:
+        is_one = config is not None and STRATEGIES[config.strategy].one_process
+        return 1 if is_one else max(1, gpus.num_gpus_here() // each)
+    if asked == "auto":
+        return gpus.num_gpus_here() // each or num_cores()
+    if asked == "cpu":
+        return num_cores()
+    if asked == "gpu":
+        count = gpus.num_gpus_here()
+        if count == 0:
+            raise ConfigError("--nproc-per-node gpu: no CUDA GPU is visible here, or torch was built without CUDA")
+        if count < each:
+            raise ConfigError(f"--nproc-per-node gpu with {each} devices a process: {count} CUDA GPUs are visible here")
+        return count // each
+    try:
+        count = int(asked)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ConfigError(f"--nproc-per-node {asked}: give a number, 1 or more, or one of auto, cpu, gpu")
+    return count
+
+
+def check_fit(config: RunConfig, nproc: int, num_others: int = 0, where: str = "") -> None:
+    """Check that settings can work with ``nproc`` processes here and at least ``num_others`` elsewhere, before any is started.
+
+    Args:
+        where: the line of the script that gives the number of shards; empty: none does.
+
+    Raises:
+        ConfigError: they cannot, with this number of processes, or on this machine.
+    """
+    strategy = STRATEGIES[config.strategy]
+    if strategy.one_process and nproc > 1:
+        raise ConfigError(f"strategy {config.strategy} is one process, and {nproc} were asked for: leave one of the two out")
+    if strategy.needs == "gpus" and (config.device == "cpu" or gpus.num_gpus_here() == 0):
+        why = "--device cpu was asked for" if config.device == "cpu" else "none is visible here, or torch has no CUDA"
+        raise ConfigError(
+            f"strategy {config.strategy} spreads batches over CUDA GPUs, and {why}: use strategy single, or several processes "
+            "with strategy ddp (--nproc-per-node 2)"
+        )
+    least = nproc + num_others
+    if config.shards is not None and config.shards < least:
+        elsewhere = f" ({nproc} here, and one or more on each of the other nodes that may come)" if num_others else ""
+        more = f"write shards={least} or more in {where}" if where else f"for --shards {least} or more"
+        raise ConfigError(
+            f"{least} processes{elsewhere} for {config.shards} shard{'s' if config.shards > 1 else ''}: a process without a "
+            f"shard would have nothing to do. Ask for at most {config.shards} in all, or {more}"
+        )
+    if config.backend == "mpi":
+        raise ConfigError(
+            "backend mpi is for processes that mpirun starts (mpirun -np 2 python SCRIPT), with a PyTorch that was built from "
+            "source on a machine with MPI: leave backend out, or use gloo (or nccl, with a GPU for each process)"
+        )
+    if config.device == "cuda" or config.backend == "nccl":
+        asked = "device cuda" if config.device == "cuda" else "backend nccl"
+        count = gpus.num_gpus_here()
+        may_share = count > 0 and config.backend == "gloo"  # requested, and possible
+        each = config.devices_per_process or 1
+        if nproc * each > count and not may_share:
+            why = "" if gpus.torch_has_cuda() else " (the installed torch is built without CUDA)"
+            raise ConfigError(
+                f"{asked} for {nproc} processes, and {count} CUDA GPUs are visible{why}: "
+                f"each process needs {'its own' if each == 1 else each}. "
+                f"Ask for {'fewer processes, or backend gloo to share GPUs' if count else 'device cpu'}"
+            )
+
+
+@contextmanager
+def reserved_port(asked: int = 0) -> Iterator[int]:
+    """A context in which a port is reserved, but a worker's TCP store can listen on it. ``asked``: which; 0: any.
+
+    A socket is bound and does not listen: with SO_REUSEADDR on both sides (the TCP store sets it) the kernel lets the store
+    bind the same port, and gives it to nobody who requests any free one.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("", asked))
+        except OSError as error:
+            raise ConfigError(
+                f"port {asked} of this machine is not available ({error.strerror}): leave it out, and a free one is taken"
+            ) from error
+        yield holder.getsockname()[1]
+
+
+def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+    """Run a program in workers of this machine to its end. Afterwards all processes have ended, and all output is written.
+
+    If a worker fails, all are restarted, at most ``launch.max_restarts`` times. Restarts are reported on standard error.
+
+    Raises:
+        ConfigError: the requested port is not free.
+        LaunchError: the workers could not be started.
+    """
+    for restart in itertools.count():
+        start_dir = Path(launch.private_dir, f"start-{restart}")  # the file of a rendezvous cannot be used again
+        start_dir.mkdir(mode=0o700)
+        with reserved_port(launch.master_port) as port:
+            spec = dataclasses.replace(launch, private_dir=str(start_dir), master_port=port, restart=restart)
+            outcome = run_once(spec, server, plan, interrupts)
+        if not _starts_again(outcome):
+            return outcome
+        with contextlib.suppress(OSError):  # a reader that left early must not stop the run
+            print(restarts.announce(outcome.failures, spec, attached=plan.attach), file=sys.stderr, flush=True)
+    raise AssertionError
+
+
+def _starts_again(outcome: Outcome) -> bool:
+    failed = outcome.failures and outcome.stopped_by is None
+    return bool(failed) and restarts.follows(outcome.spec, outcome.failures[0])
+
+
+def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+    """Run the workers of one start to their end. Afterwards all processes have ended, and all output is written.
+
+    Raises:
+        LaunchError: they could not be started.
+    """
+    continuation = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
+    with Streams(spec.ranks, plan, continuation=continuation) as streams:
+        try:
+            outcome = supervise(server, spec, streams, interrupts)
+        except LaunchError as error:
+            if not spec.max_restarts:
+                raise
+            raise LaunchError(f"{error}\n\nlockstep: not started again: no process failed, the start did") from error
+        streams.drain(give_up=lambda: bool(interrupts.received))
+        streams.append(failures.logs(outcome.failures))
+    return outcome

@@ -1,0 +1,204 @@
+"""The launcher's end of a fork server."""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep._base.errors import LaunchError
+from lockstep._launch.spec import HASH_SEED
+
+# The working directory, which -c puts first, must not hide modules of the same names. The directory of this lockstep comes
+# last, so that it hides nothing either; usually it is there already.
+_BOOT = """
+import sys
+at_start = tuple(sys.modules)
+if sys.path and sys.path[0] == "": del sys.path[0]
+import json
+sys.path += [entry for entry in json.loads(sys.argv[2]) if entry not in sys.path]
+from lockstep._launch.serve import main
+main(int(sys.argv[1]), at_start)
+"""
+
+
+class ForkServer:
+    """A process that has imported torch and forks workers.
+
+    ``multiprocessing`` has a fork server, but one per process (shared with other uses by the caller), which imports the
+    caller's script again for each worker, does not let the environment be set, and whose workers are no ordinary main
+    processes (exit handlers, start methods, standard input).
+
+    Starting returns at once; requests wait in the socket until imports are complete. All processes that the server forked die
+    with it, and it dies with the thread that created it.
+
+    Args:
+        import_path: added at the end of ``sys.path``.
+    """
+
+    def __init__(self, import_path: Sequence[str] = ()) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [
+            sys.executable,
+            *_interpreter_flags(),
+            "-c",
+            _BOOT,
+            str(theirs.fileno()),
+            json.dumps([*import_path, str(Path(__file__).parents[2])]),
+        ]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=_server_environ(),
+                start_new_session=True,  # the launcher handles Ctrl-C
+            )
+        except OSError as error:
+            ours.close()
+            raise LaunchError(f"the fork server could not be started: {error}") from error
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._next_key = 0
+        self.is_ready = False
+        self.serves_calls = bool(import_path)
+        """Whether it was started for function calls, and not for ``lockstep run``, which knows what the script imports."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether it can fork workers."""
+        return self._socket.fileno() >= 0 and self._process.poll() is None
+
+    def fileno(self) -> int:
+        """For selectors: readable when ``receive`` has a message."""
+        return self._socket.fileno()
+
+    def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
+        """Request a worker; returns its key in the messages from ``receive``. Does not block, nor fail: if the server is gone,
+        ``receive`` raises the error.
+
+        Args:
+            spec_path: what it runs.
+            fds: its standard input, output and error, and the pipe for its messages; they may be closed afterwards.
+        """
+        self._next_key += 1
+        message = json.dumps({"key": self._next_key, "rank": rank, "spec": spec_path}).encode()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        return self._next_key
+
+    def warm(self) -> None:
+        """Have the server import now what most training scripts need. Does not block; workers requested later wait for it."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # ``receive`` raises the error
+            self._socket.send(json.dumps({"warm": True}).encode())
+
+    def receive(self) -> dict[str, Any]:
+        """The server's next message (see ``serve``); blocks if there is none yet.
+
+        Raises:
+            LaunchError: the server is gone, and with it all of its workers.
+        """
+        try:
+            data = self._socket.recv(65536)
+        except ConnectionResetError:  # it ended with messages unread, which is reported first, and once
+            data = self._socket.recv(65536)
+        if not data:  # the server, and a worker that it was forking, have ended
+            self.close()
+            raise LaunchError(
+                f"the fork server (process {self.pid}, from which all ranks of this machine are forked) "
+                f"{_end_of(self._process.returncode)}, and its workers ended with it"
+            )
+        message: dict[str, Any] = json.loads(data)
+        self.is_ready = self.is_ready or "ready" in message
+        return message
+
+    def close(self) -> None:
+        """End the server and all processes that it forked, also workers not yet reported. May be called again."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+_kept: ForkServer | None = None
+"""An idle server, for the next launch in this process."""
+
+
+def start_early() -> ForkServer:
+    """Start the server for the next ``take_server``, before the rest of the launcher is imported. The caller must close it."""
+    server = ForkServer()
+    keep_server(server)
+    return server
+
+
+def take_server(import_path: Sequence[str] = ()) -> ForkServer:
+    """The kept server, or a new one. The caller must close it, or keep it."""
+    global _kept
+    if _kept is not None and _kept.is_alive():
+        server, _kept = _kept, None
+        return server
+    drop_server()
+    return ForkServer(import_path)
+
+
+def keep_server(server: ForkServer) -> None:
+    """Keep an idle server for the next ``take_server``."""
+    global _kept
+    drop_server()
+    _kept = server
+
+
+def drop_server() -> None:
+    """End the kept server, if any. (It ends with this process anyway.)"""
+    global _kept
+    if _kept is not None:
+        _kept.close()
+    _kept = None
+
+
+atexit.register(drop_server)
+
+
+def _interpreter_flags() -> list[str]:
+    options = [f"{name}" if value is True else f"{name}={value}" for name, value in sys._xoptions.items()]
+    return [
+        *(["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []),
+        *(f"-W{option}" for option in sys.warnoptions),
+        *(f"-X{option}" for option in options),
+    ]
+
+
+def _end_of(status: int) -> str:
+    if status != -signal.SIGKILL:
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        return f"ended unexpectedly, {how}"
+    return (
+        "was killed (SIGKILL): by the kernel when memory ran out (its log, dmesg, would say so), or by somebody, perhaps a "
+        "process of the script that killed its parent"
+    )
+
+
+def _server_environ() -> dict[str, str]:
+    """The environment in which the server loads libraries, which workers cannot change any more. They get one of their own."""
+    environ = dict(os.environ)
+    # NumPy's BLAS creates its threads when it is loaded: here it needs none, and each worker sets their number.
+    environ["OPENBLAS_NUM_THREADS"] = "1"
+    if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+        # Idle threads of OpenMP spin. If the cores have other work, such as loader workers, a small step then takes 15 to 30 ms
+        # instead of 1, and now and then 200. If they sleep, a step on idle cores takes half a millisecond longer.
+        environ |= {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+    environ.setdefault("PYTHONHASHSEED", HASH_SEED)
+    return environ

@@ -1,0 +1,138 @@
+"""Runs a shard aside: the body of the script's loop over ``batch.shards`` runs for it, without any effect on the run.
+
+An instrument gives ``Phases.runs`` a generator that yields the micro-steps of the shard in the context ``Aside.shard``, before
+or after those that count. Nothing of them is recorded or exchanged, and when they have run, gradients, buffers, random streams
+and what the shard carries from batch to batch are as before. What cannot be undone is what the script itself keeps: see
+``Team.in_audit``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lockstep._base.errors import UsageError
+from lockstep._data.streams import preserve_rng
+from lockstep._listener import Listener, Listeners
+from lockstep._loop.phases import Phases, Sinks
+from lockstep._plan.shards import MicroStep
+from lockstep._prepare.per_shard import PerShard
+from lockstep._state.recovery.run_state import RunState
+from lockstep._sync.gradients import detach_grads, put_back
+from lockstep._sync.protocol import ShardSync, Sync
+
+
+class Aside:
+    """Runs shards aside, on one rank.
+
+    Args:
+        phases: of the run.
+        sync: of the run. Its backward pass must not communicate, or else every rank must run a shard aside.
+        state: of the run.
+    """
+
+    def __init__(self, phases: Phases, sync: Sync, state: RunState) -> None:
+        self._phases = phases
+        self._sync = sync
+        self._state = state
+
+    def carried(self, shard: int) -> list[Any]:
+        """What a shard of this rank carries from batch to batch: its value of each ``team.per_shard``."""
+        return [item.of(shard) for item in self._per_shard()]
+
+    def _per_shard(self) -> list[PerShard]:
+        targets = (adapter.target for adapter in self._state.registered.values())
+        return [target for target in targets if isinstance(target, PerShard)]
+
+    @contextlib.contextmanager
+    def shard(self, shard: int, carried: Sequence[Any], listener: Listener) -> Iterator[None]:
+        """A context in which micro-steps run without effect. It may also be left while one runs.
+
+        Args:
+            shard: whose micro-steps they are.
+            carried: what it carries, as ``carried`` returns it. It is changed.
+            listener: the only one to be notified; of ``drop`` if the context is left early.
+
+        Raises:
+            UsageError: the script has changed weights, or an option of an optimizer.
+        """
+        phases, trained, guards = self._phases, self._phases.trained, self._phases.guards
+        before = guards.weights.contents()
+        try:
+            with contextlib.ExitStack() as undo:
+                undo.enter_context(preserve_rng())
+                undo.callback(_remember_buffers(trained.models) if self._sync.is_plain else self._sync.buffers.rewind)
+                undo.callback(put_back, detach_grads(trained.parameters))
+                undo.callback(detach_grads, trained.parameters)
+                items = self._per_shard()
+                own = [item.swap(shard, value) for item, value in zip(items, carried, strict=True)]
+                undo.callback(lambda: [item.swap(shard, value) for item, value in zip(items, own, strict=True)])
+                undo.callback(setattr, phases, "sinks", phases.sinks)
+                phases.sinks = Sinks(
+                    phases.own.ledger.blank(),
+                    _Dropped(self._sync, trained.parameters),
+                    Listeners([listener]).methods,
+                    lambda mark: None,
+                )
+                yield
+        except BaseException:
+            listener.drop()
+            raise
+        if (what := guards.weights.first_change(before)) is not None:
+            raise UsageError(
+                f"{what} was changed inside batch.shards in step {phases.step}, in which an audit computes a shard once more: "
+                "it would be changed twice. Do that once a step, after the loop over batch.shards, or leave --audit out. "
+                "(Embedding(max_norm=...) changes its weight in the forward pass.)"
+            )
+
+
+class _Dropped(ShardSync):
+    """Drops the gradients of backward passes.
+
+    Args:
+        sync: of the run.
+        parameters: of all prepared models.
+    """
+
+    def __init__(self, sync: Sync, parameters: Iterable[nn.Parameter]) -> None:
+        self._sync = sync
+        self._parameters = parameters
+
+    @override
+    def begin_shard(self, micro: MicroStep) -> None:
+        pass
+
+    @override
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
+        with self._sync.buffers.held():
+            loss.backward(**options)  # type: ignore[no-untyped-call]
+        if not self._sync.is_plain:  # else the script may use ``.grad`` inside ``batch.shards``
+            detach_grads(self._parameters)
+
+    @override
+    def end_shard(self) -> None:
+        pass
+
+
+def _remember_buffers(models: Iterable[nn.Module]) -> Callable[[], None]:
+    """Returns a function that restores the buffers to their present values, including those that are None."""
+    before: list[tuple[dict[str, Any], str, Tensor | None, Tensor | None]] = [
+        (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
+        for model in models
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+
+    def restore() -> None:
+        with torch.no_grad():
+            for buffers, name, buffer, value in before:
+                buffers[name] = buffer
+                if buffer is not None and value is not None:
+                    buffer.data.copy_(value)
+
+    return restore

@@ -1,0 +1,164 @@
+"""Shards move from processes that are slower than the others to those that wait for them. The answer stays the same.
+
+The ranks exchange how long they were busy with the numbers of each phase (``loop.ledger``), whether shards move or not. So all
+of them come to the same decision without a word, and it applies to steps that nobody has planned yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from time import perf_counter
+
+from typing_extensions import override
+
+from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._data.loader import PreparedLoader
+from lockstep._data.moves import Moves
+from lockstep._journal.measure.step_clock import StepClock
+from lockstep._journal.writer import EventWriter
+from lockstep._listener import Listener
+from lockstep._plan.balance import (
+    AHEAD,
+    BACKWARD,
+    BUSY,
+    DATA,
+    FORWARD,
+    SCRIPT,
+    Balancer,
+    Row,
+    can_balance,
+)
+from lockstep._plan.blocks import even_blocks
+from lockstep._prepare.per_shard import PerShard
+from lockstep._prepare.state_adapters import StateAdapter
+
+
+def may_balance(config: RunConfig, world_size: int) -> bool:
+    """Whether shards may move in a run with these settings, all of them resolved."""
+    assert config.shards is not None
+    return config.balance == "on" and STRATEGIES[config.strategy].balances and can_balance(world_size, config.shards)
+
+
+class Balance(Listener):
+    """Moves shards. Implements ``Clock`` for the ledger, around the clock of steps.
+
+    Args:
+        world_size: number of processes.
+        num_shards: V.
+        clock: measures this rank.
+        journal: is told of moves.
+        registered: the adapters of what the script has registered, among it what its shards carry from step to step.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        num_shards: int,
+        clock: StepClock,
+        journal: EventWriter,
+        registered: Callable[[], Iterable[StateAdapter]],
+    ) -> None:
+        blocks = even_blocks(world_size, num_shards)
+        self.moves = Moves(blocks)
+        self._balancer = Balancer(blocks)
+        self._clock = clock
+        self._journal = journal
+        self._registered = registered
+        self._num_loaders = 0
+        self.stays = False
+        """Whether nothing may move, since the steps of a whole pass are planned where no move is known."""
+        self._reads_all = False
+        """Whether each rank reads the data of all shards, so that getting them takes as long whatever its shards are."""
+        self._step = self._ended = 0
+        """The step that has begun last, and the one that has ended."""
+        self._since_s = 0.0
+        """When this rank last reported, or its pass began."""
+        self._phase_began_s = 0.0
+        self._in_pass = self._begins_pass = False
+        """Whether a pass is under way, of which steps are planned, and whether it is in its first step, which does not count,
+        since loader workers start for it."""
+        self._rows: Sequence[Row] = ()
+        """Those of the step's last phase."""
+
+    # Clock
+
+    def device_finished(self) -> None:
+        """See Clock."""
+        self._clock.device_finished()
+
+    def report(self, num_samples: int) -> list[float]:
+        """See ``plan.balance.Row``."""
+        row = self._clock.report(num_samples)
+        began_s, self._since_s = self._since_s, perf_counter()
+        in_phase_s = self._since_s - self._phase_began_s - self._clock.exposed_s
+        computing_s = row[FORWARD] + row[BACKWARD]
+        in_shards_s = computing_s + min(row[SCRIPT], max(0.0, in_phase_s - computing_s))
+        if not self._reads_all:
+            in_shards_s += row[DATA]
+        idle_s = self._since_s - began_s - row[BUSY]
+        return [*row, in_shards_s, idle_s, float(self.moves.planned_until(self._step))]
+
+    def receive(self, rows: Sequence[Row]) -> None:
+        """See Clock."""
+        self._clock.receive(rows)
+        self._rows = rows
+        if not self._begins_pass:
+            self._balancer.add(rows)
+
+    # Listener
+
+    @override
+    def made_loader(self, loader: PreparedLoader, number: int) -> None:
+        self._num_loaders += 1
+        self._reads_all = loader.reads_all
+        # Steps of two loaders side by side must have the same blocks, but are not planned together.
+        self.stays = loader.plans_in_worker or self._num_loaders > 1 or self.stays
+
+    @override
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        self._since_s, self._in_pass, self._begins_pass = perf_counter(), True, True
+
+    @override
+    def begin_step(self, step: int) -> None:
+        self._step, self._rows = step, ()
+
+    @override
+    def begin_phase(self, phase: int) -> None:
+        self._phase_began_s = perf_counter()
+
+    @override
+    def end_step(self, step: int, num_samples: int) -> None:
+        begins_pass, self._begins_pass = self._begins_pass, False
+        if not self._rows or begins_pass or self.moves.is_pending or self.stays:
+            return
+        proposal = self._balancer.end_step()
+        if proposal is None:
+            return
+        first = 1 + int(max(map(itemgetter(AHEAD), self._rows)))
+        before = self.moves.in_force
+        self.moves.move(first, proposal.blocks)
+        self._journal.write("move", step=first, before=before.sizes, shards=proposal.blocks.sizes, gain=proposal.gain)
+
+    @override
+    def tick(self, step: int) -> None:
+        self._ended = step
+        if self.moves.is_pending and step + 1 >= self.moves.first:
+            self._settle()
+
+    @override
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        self._in_pass = False
+
+    @override
+    def flush(self) -> None:
+        if self.moves.is_pending and not self._in_pass:  # what was planned of the pass is never taken
+            self._settle()
+
+    def _settle(self) -> None:
+        """The next step begins with other blocks: what shards carry from step to step goes to where they are then."""
+        for adapter in self._registered():
+            if isinstance(adapter.target, PerShard):
+                adapter.target.share()
+        self.moves.settle(self._ended)
+        self._balancer.restart(self.moves.in_force)

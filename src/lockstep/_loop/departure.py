@@ -1,0 +1,86 @@
+"""How this process has left its loop over a prepared loader, before the loader's end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import linecache
+import sys
+from dataclasses import dataclass
+from types import CodeType, FrameType, TracebackType
+
+from lockstep._base import exit_status
+from lockstep._base.tracebacks.frames import owner, users_frame
+
+EXCEPTION, EXIT, ENDED, PASSED_OVER = "exception", "sys.exit", "its own end", "continue"
+_STATEMENTS = ("break", "return")
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The end of a pass over a prepared loader on one rank. Plain values: a black box records them."""
+
+    step: int
+    """The last step that counts."""
+    cause: str
+    """``break``, ``return``, ``sys.exit``, ``exception``; ``its own end``: the loader has no more batches; ``continue``: it is
+    not left, but the step had no loop over ``batch.shards``. Empty: unknown (the script has dropped an iterator)."""
+    place: str
+    """The script's line: ``train.py:9 in main``; empty: unknown."""
+    next_step: int
+    """Of the phase that would have come next: its step, and the number of phases before it in that."""
+    next_phase: int
+
+
+def departure(step: int, comes_next: tuple[int, int], *, exhausted: bool) -> Departure:
+    """How the loop is being left: to be asked by its iterator, as that ends or is dropped. Never raises.
+
+    Args:
+        step: the last one that counts.
+        comes_next: the step of the phase that would have come next, and the number of phases before it in that.
+        exhausted: whether the loader has no more batches.
+    """
+    cause, place = ENDED if exhausted else "", ""
+    with contextlib.suppress(Exception):
+        if (frame := users_frame(sys._getframe(1))) is not None:
+            place = _place(frame.f_code, frame.f_lineno)
+            if not exhausted and not (cause := _statement(frame)):
+                cause, place = _error_in(frame) or ("", place)
+    return Departure(step, cause, place, *comes_next)
+
+
+def passed_over(step: int) -> Departure:
+    """A step whose shards the script has not run, as its loop asks for the next."""
+    frame = users_frame(sys._getframe(1))
+    return Departure(step, PASSED_OVER, "" if frame is None else _place(frame.f_code, frame.f_lineno), step, 0)
+
+
+def _place(code: CodeType, line: int) -> str:
+    return f"{code.co_filename}:{line} in {code.co_name}"
+
+
+def _statement(frame: FrameType) -> str:
+    """The statement at whose instruction a frame stands, if it leaves a loop; empty: it is another one."""
+    first, _, begin, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    text = linecache.getline(frame.f_code.co_filename, first or frame.f_lineno)
+    words = (text.encode()[begin:].decode(errors="replace") if begin is not None else text).split(maxsplit=1)
+    return next((word for word in _STATEMENTS if words and words[0].rstrip(";") == word), "")
+
+
+def _error_in(frame: FrameType) -> tuple[str, str] | None:
+    """The cause and the place of the error that is leaving a frame; None: no error is.
+
+    It has left a traceback that ends at the very instruction where the frame stands (see ``base.unwinding``). Looks at all
+    objects that Python's garbage collector knows.
+    """
+    traces = (each for each in gc.get_objects() if type(each) is TracebackType)
+    trace = next((each for each in traces if each.tb_frame is frame and each.tb_lasti == frame.f_lasti), None)
+    if trace is None:
+        return None
+    inner, users = trace, trace
+    while inner.tb_next is not None:
+        inner = inner.tb_next
+        if owner(inner.tb_frame.f_code.co_filename) == "user":
+            users = inner
+    is_exit = inner.tb_frame.f_code.co_filename == exit_status.__file__
+    return EXIT if is_exit else EXCEPTION, _place(users.tb_frame.f_code, users.tb_lineno)

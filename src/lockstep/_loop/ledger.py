@@ -1,0 +1,442 @@
+"""The numbers of a phase: the shards' weights and the values that the script added, exchanged between ranks at its end.
+
+Nearly always the ranks can predict the form of this data: as many backward calls as the last time, of the same kinds, and
+values of the same names. Then a single message of fixed length per rank suffices. A rank whose data has another form (the
+script has added a tensor, say) sets a flag in that message, upon which all ranks exchange pickled pages.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep._base.errors import DataError, LossError, MismatchError, PeerError, UsageError
+from lockstep._data.values import (
+    COUNT,
+    Part,
+    Total,
+    Weight,
+    all_on_cpu,
+    check_weight,
+    checked,
+    combine,
+    is_float,
+    is_on_device,
+    on_cpu,
+    part_of,
+    take,
+)
+from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._sync.protocol import Outcome
+from lockstep._world.comm.agreement import compare_ranks
+from lockstep._world.comm.collectives import Collectives
+from lockstep._world.comm.short import all_gather_short
+from lockstep._world.comm.waiter import has_timed_out
+from lockstep._world.machine.sizes import name_ranks
+
+KINDS = ("samples", "weight", "sum")
+"""The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""
+
+_REMEMBERED = 50
+"""Phases of one number after which a name that none of them has used is no longer foreseen. A script may have a name for each
+of a thousand tasks, or for each step, and each takes room in the message of every rank."""
+_MOST_PHASES = 1 << 20
+"""Of a step."""
+_MARK = math.pi
+"""What a line begins with; none of its bytes is zero. Gloo accepts a message that is too short: what a rank has sent in another
+collective overwrites the beginning of its line, behind which is what that memory held before, such as an earlier line."""
+Gather = Callable[[list[float]], list[list[float]] | None]
+"""See ``Sync.gather``."""
+Name = tuple[str, str]
+"""A value's name and kind: see ``data.values``."""
+
+_SAME_DATA = (
+    "Samples would be lost, or trained twice. Every rank must read the same data, of which it gets its shards: do not split a "
+    "data set or stream by rank, and make, split (random_split) and shuffle it after join(), which starts the same random "
+    "stream on every rank, or with a generator of a fixed seed"
+)
+
+
+@dataclass(slots=True)
+class _Page:
+    """What one rank has recorded in a phase."""
+
+    kinds: list[str] = field(default_factory=list)
+    """One of KINDS per backward call."""
+    weights: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Weights given by the script, by backward call and micro-step."""
+    values: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
+    """Weighted sums of numbers and of their weights, by name and micro-step."""
+    others: list[tuple[str, int, Part]] = field(default_factory=list)
+    """Names, micro-steps and values that no float can hold: tensors, and large integers."""
+    new_keys: tuple[Hashable, ...] = ()
+    beside: int = 0
+
+    @property
+    def names(self) -> set[Name]:
+        return {name for name, _ in self.values}
+
+    def parts(self) -> list[tuple[str, int, Part]]:
+        """All names, micro-steps and values."""
+        numbers = [
+            (name, slot, (kind, int(value) if kind == COUNT else value, weight))
+            for ((name, kind), slot), (value, weight) in self.values.items()
+        ]
+        return numbers + self.others
+
+
+@dataclass
+class _Foreseen:
+    """The form predicted for phases of one number in their steps. The same on every rank."""
+
+    kinds: list[str] = field(default_factory=list)
+    names: dict[Name, int] = field(default_factory=dict)
+    """Each with the phase, of those of this number, in which it was last used."""
+    num_phases: int = 0
+
+    def foresees(self, page: _Page) -> bool:
+        """Whether a page has this form."""
+        has_more = page.new_keys or page.others or page.beside or not page.names <= self.names.keys()
+        return not has_more and page.kinds == self.kinds[: len(page.kinds)]
+
+    def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
+        """Foresee what all ranks have had. ``kinds``: of the rank that made the most backward calls."""
+        if len(kinds) >= len(self.kinds) or kinds != self.kinds[: len(kinds)]:
+            self.kinds = kinds
+        used: set[Name] = set().union(*(page.names for page in pages))
+        self.num_phases += 1
+        self.names.update(dict.fromkeys(used, self.num_phases))
+        if len(self.names) > len(used):
+            oldest = self.num_phases - _REMEMBERED
+            self.names = {name: last for name, last in self.names.items() if last > oldest}
+
+
+class Clock(Protocol):
+    """Measures how long this rank was busy, and learns how long the others were."""
+
+    def device_finished(self) -> None:
+        """This rank has waited for its device to compute the values of the phase."""
+
+    def report(self, num_samples: int) -> list[float]:
+        """The measurements of this rank, which is about to wait for the others: equally many numbers on every rank.
+        ``num_samples``: its samples in the phase so far."""
+
+    def receive(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take the measurements of all ranks, by rank."""
+
+
+class Teller(Protocol):
+    """Adds numbers of its own to those that the ranks exchange at the end of a phase: no message more. What is exchanged may
+    depend on nothing but what is equal on all ranks."""
+
+    def tell(self) -> list[float]:
+        """The numbers of this rank for the phase that ends: equally many on every rank."""
+
+    def hear(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take those of all ranks, by rank."""
+
+
+class Ledger:
+    """Collects the numbers of the current phase and exchanges them at its end.
+
+    Args:
+        collectives: over all ranks.
+        accumulate: global batches per step.
+        clock: its numbers are exchanged with those of the phase.
+    """
+
+    def __init__(self, collectives: Collectives, accumulate: int, clock: Clock) -> None:
+        self._weight: Weight | None = None
+        """The weight that the micro-step's last backward call was given."""
+        self.num_calls = 0
+        """Backward calls of the micro-step so far."""
+        self._collectives = collectives
+        self._is_alone = collectives.size == 1
+        self._clock = clock
+        self.tellers: list[Teller] = []
+        """The same on every rank. On a single one, nothing is exchanged, and they are not asked."""
+        self._accumulate = accumulate
+        self._foreseen: defaultdict[int, _Foreseen] = defaultdict(_Foreseen)
+        """By phase."""
+        self._page = _Page()
+        self._added: list[tuple[str, str, Any, Weight | None]] = []
+        """Names, kinds, values and weights of the current micro-step."""
+        self._on_device: list[tuple[str, int, str, Any, Weight]] = []
+        """Names, micro-steps, kinds, values and weights, of which one or the other is yet to be read."""
+        self._given: dict[tuple[int, int], Tensor] = {}
+        """Weights on a device that the script has given, like those of the page."""
+        self._first_data: list[str] = []
+        """Descriptions of first batches, which the ranks compare with the next exchange."""
+
+    def blank(self) -> Ledger:
+        """A ledger for micro-steps of the current phase that do not count: nothing of it is ever exchanged."""
+        return Ledger(self._collectives, self._accumulate, self._clock)
+
+    def compare_data(self, description: str) -> None:
+        """Compare descriptions of the first samples that each rank has read. Every rank must call it.
+
+        Raises:
+            MismatchError: the descriptions differ.
+        """
+        remedy = (
+            f"{_SAME_DATA}. (A sample must depend on its index and the random stream alone: not on the time or the rank)"
+        )
+        compare_ranks("data", [description], self._collectives, remedy)
+
+    def note_data(self, description: str) -> None:
+        """Compare descriptions of the first samples of a pass with the next exchange, which costs no message. Every rank must
+        call it."""
+        self._first_data.append(description)
+
+    def drop(self) -> None:
+        """The phase was left."""
+        self._page, self._added, self._on_device, self._given = _Page(), [], [], {}
+        self.num_calls, self._weight = 0, None
+
+    def weight_of(self, micro: MicroStep) -> Weight:
+        """The current micro-step's weight so far: that given to its last backward call, or else its number of samples."""
+        return float(micro.num_samples) if self._weight is None else self._weight
+
+    def call(self, weight: Weight | None, reduction: str | None, micro: MicroStep) -> Weight:
+        """Record a backward call and return the factor for its gradients.
+
+        Raises:
+            UsageError: the same call of an earlier shard was of another kind.
+        """
+        kind = "weight" if weight is not None else ("sum" if reduction == "sum" else "samples")
+        kinds, call = self._page.kinds, self.num_calls
+        if call == len(kinds):
+            kinds.append(kind)
+        elif kinds[call] != kind:
+            _refuse_kinds(call, {kind, kinds[call]})
+        self.num_calls += 1
+        if weight is not None:
+            self._weight = weight
+            if isinstance(weight, Tensor):
+                self._given[call, micro.index] = weight
+            else:
+                self._page.weights[call, micro.index] = weight
+            return weight
+        return micro.fraction if kind == "samples" else 1.0
+
+    def add(
+        self, weight: float | Tensor | None, values: dict[str, Any], micro: MicroStep, reduction: str | None = None
+    ) -> None:
+        """Record values of the current micro-step.
+
+        Raises:
+            ConfigError: a value is neither a number nor a tensor of one value per sample, and no ``reduction`` says what it is.
+        """
+        of_values = check_weight(weight, reduction, "batch.add")
+        lengths = (micro.num_samples, self.weight_of(micro), of_values)  # in this order: a weight may be one to wait for
+        for name, value in values.items():
+            self._added.append((name, *take(name, value, reduction, lengths), of_values))
+
+    def end_shard(self, micro: MicroStep) -> None:
+        """End the micro-step. Only now is its weight known: ``backward`` may have been called after ``add``."""
+        for name, kind, value, given in self._added:
+            weight = self.weight_of(micro) if given is None else given
+            if is_on_device(value) or is_on_device(weight):
+                self._on_device.append((name, micro.index, kind, value, weight))
+            else:
+                self._note(name, micro.index, part_of(kind, on_cpu(value), float(weight)))
+        self._added, self.num_calls, self._weight = [], 0, None
+
+    def _wait_for_devices(self) -> None:
+        """Note what is on devices: the only place that waits for them, once for all values and weights."""
+        entries: list[Any] = [
+            item for *_, value, weight in self._on_device for item in (value, weight) if is_on_device(item)
+        ]
+        numbers = iter(all_on_cpu([*self._given.values(), *entries]))
+        self._page.weights.update({key: checked(next(numbers), "backward") for key in self._given})
+        for name, slot, kind, value, weight in self._on_device:
+            number = next(numbers) if is_on_device(value) else on_cpu(value)
+            of_value = checked(next(numbers), "batch.add") if is_on_device(weight) else float(weight)
+            self._note(name, slot, part_of(kind, number, of_value))
+        self._on_device, self._given = [], {}
+        self._clock.device_finished()
+
+    def _note(self, name: str, slot: int, part: Part) -> None:
+        kind, value, weight = part
+        key = (name, kind), slot
+        if is_float(part):
+            earlier, weights = self._page.values.get(key, (0 if kind == COUNT else 0.0, 0.0))
+            value, weight = earlier + value, weights + weight
+            if is_float((kind, value, weight)):
+                self._page.values[key] = value, weight
+                return
+            self._page.values.pop(key, None)
+        self._page.others.append((name, slot, (kind, value, weight)))
+
+    def settle(
+        self, plan: StepPlan, phase: int, new_keys: Sequence[Hashable], gather: Gather, step: int, beside: int = 0
+    ) -> tuple[Outcome, dict[str, Total]]:
+        """Exchange the numbers of the phase with the other ranks. Every rank must call it; it blocks until all have.
+
+        Args:
+            plan: of the step.
+            phase: its number in the step.
+            new_keys: ``Sync.new_keys`` of this rank, which the others are told.
+            gather: ``Sync.gather``, which may send the numbers along with the gradients.
+            step: the step number, for messages.
+            beside: ``Outcome.beside`` of this rank, which the others are told.
+
+        Returns:
+            The outcome of the backward calls, and for each name what the shards have added under it: both independent of the
+            number of processes.
+
+        Raises:
+            DataError: the ranks have read different data: in number, or at the beginning of a pass.
+            PeerError: a rank did not arrive within the timeout.
+            UsageError: the ranks' backward calls are of different kinds, or the shards' values of different kinds or shapes.
+            LossError: the weights of all shards sum to zero.
+            ConfigError: a weight that was on a device is negative or infinite.
+        """
+        if self._on_device or self._given:
+            self._wait_for_devices()
+        page = self._page
+        if self._is_alone and not (page.values or page.weights or page.others or new_keys):
+            num_calls = len(page.kinds)
+            page.kinds.clear()
+            return Outcome([None] * num_calls), {}
+        self._page = _Page()
+        page.new_keys, page.beside = tuple(new_keys), beside
+        pages = [page] if self._is_alone else self._exchange(plan, page, (step, phase), gather)
+        kinds = max((peer.kinds for peer in pages), key=len)
+        for peer in pages:
+            for call, kind in enumerate(peer.kinds):
+                if kind != kinds[call]:
+                    _refuse_kinds(call, {kind, kinds[call]})
+        if not self._is_alone:
+            self._foreseen[phase].learn(kinds, pages)
+        totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
+        in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
+        values = dict(sorted(combine(((name, part) for name, _, part in in_order)).items()))
+        together = dict.fromkeys(item for peer in pages for item in peer.new_keys)
+        return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
+
+    def _exchange(self, plan: StepPlan, page: _Page, at: tuple[int, int], gather: Gather) -> list[_Page]:
+        """The pages of all ranks. ``at``: the step, and the number of the phase in it."""
+        step, phase = at
+        form = self._foreseen[phase]
+        is_foreseen = form.foresees(page)
+        weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
+        slots = range(self._accumulate * plan.blocks.most)  # the most micro-steps that a rank has
+        busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
+        told = [teller.tell() for teller in self.tellers]
+        place = float(step * _MOST_PHASES + phase)
+        line = [_MARK, place, 0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples)]
+        line += [self._data_number(), *busy, *itertools.chain(*told)]
+        line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
+        for name in sorted(form.names):
+            line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
+        try:
+            lines = gather(line) or all_gather_short(torch.tensor(line, dtype=torch.float64)).tolist()
+        except RuntimeError as error:
+            if not has_timed_out(error):
+                raise
+            raise PeerError(
+                f"another rank did not reach the end of its loop over batch.shards in step {step} within the timeout "
+                f"({error}): it may be stuck (loading data, say), or have left that loop."
+            ) from error
+        if any(row[0] != _MARK or row[1] != place for row in lines):
+            _refuse_places(lines, step)
+        first = 6 + len(busy)
+        self._clock.receive([row[6:first] for row in lines])
+        for teller, numbers in zip(self.tellers, told, strict=True):
+            teller.hear([row[first : first + len(numbers)] for row in lines])
+            first += len(numbers)
+        samples = [int(row[4]) for row in lines]
+        if len(set(samples)) > 1:
+            raise DataError(
+                f"the ranks have global batches of different numbers of samples: {', '.join(map(str, samples))} on ranks 0 to "
+                f"{len(samples) - 1}. {_SAME_DATA}."
+            )
+        if len({row[5] for row in lines}) > 1:
+            self._refuse_first_data()
+        self._first_data = []
+        if any(row[2] for row in lines):
+            return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
+        return [self._read(row, first, form, weighted, slots) for row in lines]
+
+    def _data_number(self) -> float:
+        """A number that is the same on all ranks if they have begun their passes with the same batches."""
+        return float(zlib.crc32("\n".join(self._first_data).encode())) if self._first_data else 0.0
+
+    def _refuse_first_data(self) -> NoReturn:
+        """Raise the error for passes that have begun with different batches. Every rank must call it."""
+        mine = "; ".join(self._first_data) or "no pass has begun"
+        everyone = self._collectives.all_gather_plain(mine)
+        ranks: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, description in enumerate(everyone):
+            ranks[description].append(rank)
+        found = ", but ".join(f"{description} on {name_ranks(which)}" for description, which in ranks.items())
+        raise DataError(
+            f"the ranks began a pass with different batches: {found}. {_SAME_DATA}. (A sampler may remember what it has drawn "
+            "in its generators and its attributes alone.)"
+        )
+
+    def _read(self, line: list[float], first: int, form: _Foreseen, weighted: list[int], slots: range) -> _Page:
+        page = _Page(kinds=form.kinds[: int(line[3])])
+        numbers = iter(line[first:])
+        for call in weighted:
+            for slot in slots:
+                weight = next(numbers)
+                if not math.isnan(weight):
+                    page.weights[call, slot] = weight
+        for name in sorted(form.names):
+            for slot in slots:
+                value, weight = next(numbers), next(numbers)
+                if weight >= 0:
+                    page.values[name, slot] = (value, weight)
+        return page
+
+
+def _total(pages: list[_Page], call: int, step: int) -> float:
+    total = math.fsum(
+        weight for page in pages for (call_of_weight, _), weight in page.weights.items() if call_of_weight == call
+    )
+    if total == 0:
+        raise LossError(
+            f"the weights of all shards of step {step} sum to zero, so its gradient is 0/0: there was nothing to learn from "
+            "in the whole global batch (no tokens?). Leave such batches out of the data; or, for a gradient of 0, give a shard "
+            "without anything a tiny weight: team.backward(total / max(n, 1), weight=max(n, 1e-6))."
+        )
+    return total
+
+
+def _refuse_places(lines: Sequence[Sequence[float]], step: int) -> NoReturn:
+    """Raise the error for lines of different places, or of which some are none."""
+    foreign = [rank for rank, line in enumerate(lines) if line[0] != _MARK]
+    if foreign:
+        raise PeerError(
+            f"{name_ranks(foreign)} did not send what ranks exchange in step {step}, but something else: the script calls a "
+            "collective of torch.distributed on some ranks only, or in another order."
+        )
+    places = [divmod(int(line[1]), _MOST_PHASES) for line in lines]
+    ranks: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, place in enumerate(places):
+        ranks[place].append(rank)
+    found = ", and ".join(f"{name_ranks(which)} in loop {n + 1} of step {step}" for (step, n), which in ranks.items())
+    raise MismatchError(
+        f"the ranks are in different loops over batch.shards: {found}. Every rank must run the same loops in every step: is "
+        "one behind an `if` or a `continue` that is reached on some ranks only?"
+    )
+
+
+def _refuse_kinds(call: int, kinds: set[str]) -> None:
+    raise UsageError(
+        f"backward call {call + 1} was given a weight or reduction='sum' for some shards and not for others "
+        f"({' and '.join(sorted(kinds))}): token counts, sample counts and sums cannot be added up. Make it the same call in "
+        "all shards."
+    )

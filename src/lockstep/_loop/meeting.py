@@ -1,0 +1,132 @@
+"""Where the ranks meet before what all of them must do outside of their steps: an evaluation, the end of a pass or of the run.
+
+A rank that has left its loop while others go on would call a collective that is not theirs: Gloo then aborts one of them
+because the sizes differ, or all wait until the timeout. So ranks first count themselves in the store by which they have found
+each other. It takes a tenth of a millisecond, has no size that could differ, and a rank that waits here can look where the
+others are.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+
+from lockstep._base.errors import PartedError, PeerError
+from lockstep._loop.departure import Departure
+
+_ARRIVED, _MET = "lockstep/arrived", "lockstep/met"
+"""Keys of the store: the sum of what the ranks have added as they came, and the number of meetings at which all did."""
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.0001, 0.02
+_MOST_ASKED_PER_S = 2000
+"""How often one store is asked by all ranks together that wait for the last: it also serves their rendezvous."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 60.0
+
+
+class Parting(NamedTuple):
+    """Ranks that can never meet again."""
+
+    text: str
+    """Which are where, and the remedy."""
+    is_told_here: bool
+    """Whether this rank is the one that tells it, where each tells its own errors."""
+
+
+class Place(NamedTuple):
+    """Where a rank waits for the others."""
+
+    number: int
+    """Counts the meetings of this launch."""
+    call: str
+    """Before what, in words; empty: it waits no more."""
+
+
+class Meetings:
+    """The meetings of this process with the other ranks.
+
+    Args:
+        world_size: number of ranks.
+        store: shared by them; None: they do not meet.
+        timeout_s: how long to wait for others, in seconds.
+    """
+
+    def __init__(self, world_size: int, store: Store | None, timeout_s: float) -> None:
+        self.place = Place(0, "")
+        """The newest. May be read from another thread."""
+        self.left: Departure | None = None
+        """How this rank has left its newest pass; None: it is in one, or before the first."""
+        self.is_due = False
+        """Whether a pass was left early since the last meeting."""
+        self.look: Callable[[float], Parting | None] = lambda waited_s: None
+        """Says whether the ranks have parted, given how long this one has waited: set by an instrument, which can see where
+        the others are."""
+        self._sum = 0
+        """What ``_ARRIVED`` is if all ranks have come to the same meetings."""
+        self._world_size = world_size
+        self._store = store if world_size > 1 else None
+        self._timeout_s = timeout_s
+
+    @property
+    def are_held(self) -> bool:
+        """Whether there are other ranks to meet."""
+        return self._store is not None
+
+    def close(self) -> None:
+        """Hold no meetings any more."""
+        self._store = None
+
+    def leave(self, departure: Departure, *, early: bool) -> None:
+        """This rank has left its pass. Local."""
+        self.left, self.is_due = departure, early
+
+    def meet(self, call: str, step: int) -> None:
+        """Wait until every rank is here. Every rank must call it, outside of ``batch.shards``.
+
+        Args:
+            call: before what, in words.
+            step: the last one.
+
+        Raises:
+            PartedError: some never come, since they wait elsewhere for this one.
+            PeerError: some did not come within the timeout.
+        """
+        self.is_due = False
+        if self._store is None:
+            return
+        number = self.place.number + 1
+        self.place = Place(number, call)
+        # The last rank knows by the sum that all have come to the same place, and tells the others. If they have not, nobody
+        # is told, and each looks where the others are.
+        mine = (1 << 16) + zlib.crc32(f"{call} {step}".encode()) % (1 << 16)
+        self._sum += mine * self._world_size
+        try:
+            if number == 1:
+                self._store.add(_MET, 0)
+            if self._store.add(_ARRIVED, mine) == self._sum:
+                self._store.add(_MET, 1)
+            else:
+                self._wait(self._store, number)
+        except DistError:  # its host is gone: what comes next fails with words about that
+            self._store = None
+        self.place = Place(number, "")
+
+    def _wait(self, store: Store, number: int) -> None:
+        began, pause_s, look_s = time.monotonic(), _FIRST_PAUSE_S, _FIRST_LOOK_S
+        most_pause_s = max(_MOST_PAUSE_S, self._world_size / _MOST_ASKED_PER_S)
+        while int(store.get(_MET)) < number:
+            waited_s = time.monotonic() - began
+            if waited_s >= look_s:
+                # More and more seldom: a rank that is seen to do something does not count as waiting.
+                look_s = waited_s + min(look_s, _LONGEST_LOOK_S)
+                if (parting := self.look(waited_s)) is not None:
+                    raise PartedError(parting.text, is_told_here=parting.is_told_here)
+            if waited_s > self._timeout_s:
+                raise PeerError(
+                    f"another rank did not come to {self.place.call} within the timeout of {self._timeout_s:g} s, where this "
+                    "one waits for it: it may be stuck"
+                )
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, most_pause_s)

@@ -1,0 +1,524 @@
+"""The phases of a step: loops over ``batch.shards``, each of which ends by combining gradients, buffers and values."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lockstep._base.errors import ConfigError, LossError, UsageError, unknown_name
+from lockstep._base.stopping import say
+from lockstep._data.batch import Batch, Shards, own_runs
+from lockstep._data.evaluation_pass import EvaluationBatch
+from lockstep._data.shared import Shared
+from lockstep._data.streams import Purpose, reseed
+from lockstep._data.values import Total, check_weight
+from lockstep._journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
+from lockstep._listener import Listeners
+from lockstep._loop import refusals
+from lockstep._loop.ledger import Ledger
+from lockstep._loop.refusals import is_sum, may_be_sum
+from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._prepare.guards import ShardGuards
+from lockstep._prepare.state_adapters import parameters_of
+from lockstep._prepare.trained import TrainedObjects
+from lockstep._prepare.unprepared import refuse
+from lockstep._sync.gradients import Gradients, detach_grads, put_back
+from lockstep._sync.protocol import Outcome, ShardSync, Sync
+
+
+class Sinks(NamedTuple):
+    """Where that goes which a micro-step computes, records and tells."""
+
+    ledger: Ledger
+    sync: ShardSync
+    methods: Mapping[str, Sequence[Callable[..., None]]]
+    """What to call at each event: ``Listeners.methods``."""
+    mark: Mark
+
+
+class Position(NamedTuple):
+    """A place in a run."""
+
+    step: int
+    """Between steps, that of the last one."""
+    phase: int
+    """Completed phases of that step."""
+    shard: int | None
+    """None: outside of ``batch.shards``."""
+
+
+class Phases:
+    """Runs the phases of the current step. Implements PhaseDriver for its batches.
+
+    Args:
+        seed: the root of the run's random streams.
+        num_shards: V.
+        sync: synchronizes gradients and buffers.
+        ledger: exchanges the numbers of each phase.
+        trained: what was prepared so far.
+        guards: of what is trained.
+        listeners: notified of steps, phases and shards.
+        mark: notes the time at which an activity begins.
+        gather: gathers what the shards of all ranks have shared. A collective.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        num_shards: int,
+        sync: Sync,
+        ledger: Ledger,
+        trained: TrainedObjects,
+        guards: ShardGuards,
+        listeners: Listeners,
+        mark: Mark,
+        gather: Callable[[list[Shared]], list[Shared]],
+    ) -> None:
+        self._gather = gather
+        self.seed = seed
+        self.num_shards = num_shards
+        self.step = 0
+        """Number of the current step; between steps, that of the last one."""
+        self.micro: MicroStep | None = None
+        """The running micro-step; None: outside of ``batch.shards``."""
+        self.num_done = 0
+        """Completed phases of the current step."""
+        self.was_left = 0
+        """The step that was left inside ``batch.shards``, until that has been reported; 0: none."""
+        self.has_loader = False
+        """Whether a training loader was prepared."""
+        self.may_warn_of_loader = False
+        """Whether this process is one of several, and the one to say that a loader is missing."""
+        self.evaluated: list[EvaluationBatch] = []
+        """The batches of evaluations over whose shards loops run, in the order in which these began."""
+        self._sync = sync
+        self._ledger = ledger
+        self.trained, self.guards = trained, guards
+        self._listeners = listeners
+        self._methods = listeners.methods
+        self._combines = not sync.is_plain
+        """Whether what shards compute is combined. A single one's gradients and buffers are left where they are."""
+        self._has_streams = num_shards > 1
+        """Whether shards have random streams of their own, after which the step's begins again. With V = 1 that of the step
+        simply continues, as in any script: starting one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
+        self.runs = own_runs
+        """See PhaseDriver. An instrument that runs shards aside has its own (see ``loop.aside``)."""
+        self.found_wrong = False
+        """Whether an instrument has found a result of the run wrong, so that nothing may be saved any more."""
+        self.own = Sinks(ledger, sync, listeners.methods, mark)
+        """Those of micro-steps that count."""
+        self.sinks = self.own
+        """Those of the running micro-step."""
+        self._plan: StepPlan | None = None
+        """That of the current step."""
+        self._batch: Batch | None = None
+        """The batch that leads the current phase; None: between phases."""
+        self.opened: list[Shards] = []
+        """Iterators over shards that the script has requested since the last phase."""
+        self._carried: Gradients = {}
+        """Gradients from before the phase, to which those of the phase are added."""
+        self._checked: set[tuple[int, int]] = set()
+        """Phases and backward calls whose loss was checked for being a sum."""
+        self._has_warned = False
+        """Whether that was said of one that may be a sum."""
+        self._has_refused = False
+        """Whether an error was raised already for a call that does not belong in the current phase."""
+        self._settled: tuple[Outcome, dict[str, Total]] | None = None
+        """What the ranks have exchanged at the end of the current phase, if they have."""
+        self._cut_short: BaseException | None = None
+        """The error that has ended a backward pass of the running micro-step. It counts only if the script catches it and goes
+        on."""
+
+    # The step
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the body of a loop over a prepared loader is running."""
+        return self._plan is not None
+
+    @property
+    def in_phase(self) -> bool:
+        """Whether a loop over ``batch.shards`` is running."""
+        return self._batch is not None
+
+    def position(self) -> Position:
+        """Where this process is now. May be called from another thread."""
+        micro = self.micro
+        return Position(self.step, self.num_done, None if micro is None else micro.shard)
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether a shard runs aside, without effect on the run."""
+        return self.sinks is not self.own
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """Begin a step with the next global batch."""
+        self.step += 1
+        self._plan = plan
+        self.num_done = 0
+        self.opened = []
+        for notify in self._methods["begin_step"]:
+            notify(self.step)
+        reseed(self.seed, Purpose.STEP, self.step, 0)
+
+    def end_step(self) -> None:
+        """End the step, after the loop's body has run.
+
+        Raises:
+            UsageError: like ``check_outside``.
+        """
+        if self._batch is not None or self.was_left:
+            self.check_outside("the next step")
+        plan, self._plan = self._plan, None
+        assert plan is not None
+        plan.was_passed_over = self.num_done == 0
+        step, num_samples = self.step, plan.num_samples
+        for notify in self._methods["end_step"]:
+            notify(step, num_samples)
+
+    def leave_step(self, *, failed: bool) -> bool:
+        """Leave the loop's body by ``break`` or an error. Returns whether the step counts: it does if a phase was completed
+        and none is open."""
+        if not failed and self._batch is None and self.num_done > 0:
+            self.end_step()
+            return True
+        self._plan = None
+        if self._batch is not None:
+            if not failed and not self._has_refused:
+                self.was_left = self.step
+            for shards in self.opened:
+                shards.drop()
+            self._sync.drop()
+            self._ledger.drop()
+            self.guards.gradients.drop()
+            detach_grads(self.trained.parameters)  # of a single shard, whose gradients are where autograd has left them
+            put_back(self._carried)
+        self._batch = self.micro = self._cut_short = self._settled = None
+        self._carried = {}
+        self._listeners.drop()
+        self.step -= not failed
+        return False
+
+    def check_outside(self, call: str, remedy: str = "Call it once a step, after the loop over batch.shards.") -> None:
+        """See PhaseDriver.
+
+        Raises:
+            UsageError: a loop over ``batch.shards`` runs, or was left before its end.
+            AbandonedError: it was left, and an error is being handled.
+        """
+        left_step, self.was_left = self.was_left, 0
+        if left_step and (error := sys.exc_info()[1]) is not None:
+            raise refusals.abandoned(call, left_step, error)
+        if left_step:
+            raise refusals.left_early(call, left_step)
+        if self._batch is None:
+            if self.evaluated:
+                self.evaluated[-1].refuse_inside(call)
+            return
+        self._has_refused = True
+        micro = self.micro
+        where = f" in step {self.step}, shard {micro.shard}" if micro is not None else ""
+        by_zip = ", or by zip(other, batch.shards): write zip(batch.shards, other)" if micro is None or micro.is_last else ""
+        raise UsageError(
+            f"{call} inside batch.shards{where}: there each process runs only its own shards, so the others would not do the "
+            f"same. {remedy} (If it is there already: that loop was left before its end, by break or an error that was "
+            f"caught{by_zip}, so its gradients were not synchronized. Run it to its end, with `continue`.)"
+        )
+
+    def check_zero_grad(self, call: str) -> None:
+        """``check_outside`` for a call that clears gradients.
+
+        Raises:
+            UsageError: like ``check_outside``.
+        """
+        if self._batch is None and not (self.was_left or self.evaluated):
+            return
+        self.check_outside(
+            call,
+            "A shard begins without gradients, so nothing is to be cleared there: call it once a step, after the loop over "
+            "batch.shards. For the gradient of an input (PGD, say) use torch.autograd.grad(loss, inputs), which leaves those "
+            "of the weights alone.",
+        )
+
+    def check_scaler(self, call: str) -> None:
+        """``check_outside`` for a call of the script's GradScaler, which fails where there are no gradients.
+
+        Raises:
+            UsageError: like ``check_outside``, or there are none.
+        """
+        self.check_outside(call)
+        if self.in_step and not self.guards.gradients.have_been:
+            self.guards.gradients.check_first_step(call, self.step)
+
+    def resume_stream(self) -> None:
+        """Give back the random stream of this position, after something else has drawn from another."""
+        micro = self.micro
+        if micro is not None:
+            reseed(self.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)
+        elif self._plan is not None:
+            reseed(self.seed, Purpose.STEP, self.step, self.num_done)
+
+    def compare_data(self, description: str) -> None:
+        """See PhaseDriver."""
+        self.check_outside("the first batch of a loader")
+        self._ledger.compare_data(description)
+
+    def note_data(self, description: str) -> None:
+        """See PhaseDriver."""
+        self._ledger.note_data(description)
+
+    def gather(self, mine: list[Shared]) -> list[Shared]:
+        """See PhaseDriver."""
+        return self._gather(mine)
+
+    # Phases
+
+    def begin_phase(self, batch: Batch) -> Batch:
+        """See PhaseDriver."""
+        if self._batch is not None and self._batch is not batch and self.micro is not None:
+            first, second = ([min(n, self.num_shards) for n in b.plan.sizes] for b in (self._batch, batch))
+            if first != second:
+                raise refusals.uneven_side_by_side(first, second)
+            if batch.plan.blocks.sizes != self._batch.plan.blocks.sizes:
+                raise refusals.moved_side_by_side()
+            return self._batch
+        if self._batch is not None or self.was_left:
+            self.check_outside("another loop over batch.shards")
+        if self._plan is None or batch.plan.was_passed_over:
+            raise refusals.step_is_over(batch.plan.number)
+        self._batch, self._has_refused = batch, False
+        trained, guards = self.trained, self.guards
+        self._carried = detach_grads(trained.parameters)
+        if trained.scaling is not None:
+            trained.scaling.begin_phase(self._carried)
+        if self._combines:
+            self._sync.begin_phase(batch.plan, self.num_done)
+        if guards.is_strict:
+            guards.weights.begin_phase(self.step)
+        if guards.unprepared.known:
+            guards.unprepared.begin_phase()
+        for notify in self._methods["begin_phase"]:
+            notify(self.num_done)
+        self.own.mark((BEGINNING, perf_counter()))
+        return batch
+
+    def begin_shard(self, micro: MicroStep, data: Any) -> None:
+        """See PhaseDriver."""
+        self.micro = self.guards.gradients.micro = micro
+        _, sync, methods, mark = self.sinks
+        if self._combines:
+            sync.begin_shard(micro)
+        for notify in methods["begin_shard"]:
+            notify(micro)
+        if self._has_streams:
+            self.resume_stream()
+        for notify in methods["received"]:
+            notify(micro, data)
+        mark((IN_FORWARD, perf_counter()))
+
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """See PhaseDriver."""
+        for notify in self.sinks.methods["received"]:
+            notify(micro, data)
+
+    def end_shard(self) -> None:
+        """See PhaseDriver."""
+        micro = self.micro
+        assert micro is not None
+        if self._cut_short is not None:
+            raise refusals.cut_short(micro, self._cut_short) from self._cut_short
+        ledger, sync, methods, mark = self.sinks
+        self.guards.gradients.end_shard(ledger.num_calls)
+        if self.guards.is_strict:
+            self.guards.weights.end_shard(self.step)
+        ledger.end_shard(micro)
+        if self._combines:
+            sync.end_shard()
+        for notify in methods["end_shard"]:
+            notify()
+        self.micro = None
+        mark((ENDING, perf_counter()))
+
+    def settle(self) -> None:
+        """Exchange the numbers of the phase, once the shards of this process have run. Every rank must call it; it blocks until
+        all have. ``end_phase`` does unless it was done: by an instrument that runs shards aside after it has heard of the
+        others' numbers, while buffers are still those that all shards began with."""
+        batch, sync = self._batch, self._sync
+        assert batch is not None
+        if self.guards.is_strict:
+            self.guards.weights.check_unchanged(self.step)
+        new_keys = sync.new_keys() if self._combines else ()
+        beside = self._beside(batch.plan) if len(self.opened) > 1 else 0
+        self._settled = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, beside)
+
+    def end_phase(self) -> None:
+        """See PhaseDriver."""
+        batch = self._batch
+        assert batch is not None
+        trained, guards, sync = self.trained, self.guards, self._sync
+        if self._settled is None:
+            self.settle()
+        assert self._settled is not None
+        (outcome, values), self._settled = self._settled, None
+        if self._combines:
+            sync.end_phase(outcome)
+        if trained.scaling is not None:
+            trained.scaling.unscale(trained.parameters)
+        if self._carried:
+            put_back(self._carried)
+            self._carried = {}
+        if values:
+            batch.note(values)
+        if len(self.opened) > 1:
+            self._end_beside(outcome.beside, {name: batch.values[name] for name in values})
+        else:
+            self.opened = []
+        self._batch = None
+        if guards.unprepared.known:
+            guards.unprepared.end_phase()
+        for notify in self._methods["end_phase"]:
+            notify(self.num_done)
+        self.num_done += 1
+        if self._has_streams:
+            self.resume_stream()
+
+    def _beside(self, plan: StepPlan) -> int:
+        """The loops that have run side by side with the one that leads, a bit for each of ``opened``, if there are ranks to be
+        told: without samples, a loop over both ends before the second is asked for any, as if it were to come later."""
+        if plan.num_active_ranks == len(plan.blocks.by_rank):
+            return 0
+        return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_beside)
+
+    def _end_beside(self, beside: int, values: Mapping[str, Any]) -> None:
+        for number, shards in enumerate(self.opened):
+            if shards.is_beside or beside >> number & 1:
+                shards.end_beside()
+                shards.batch.values.update(values)
+        self.opened = [shards for shards in self.opened if not shards.is_over]
+
+    # Calls of the script
+
+    def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
+        """Check a shard's loss, and run its backward pass. See ``Team.backward``."""
+        if self._cut_short is not None and self.micro is not None:
+            raise refusals.cut_short(self.micro, self._cut_short) from self._cut_short
+        if not self.trained.parameters:
+            raise UsageError("backward() before prepare(): prepare the model first, so that its gradients are synchronized")
+        if reduction not in (None, "mean", "sum"):
+            raise unknown_name("reduction", str(reduction), ("mean", "sum"))
+        if reduction == "sum" and weight is not None:
+            raise ConfigError("backward(weight=..., reduction='sum'): a sum is not weighted. Leave one of them out.")
+        if weight is not None:
+            weight = check_weight(weight, None, "backward")
+        micro = self.micro
+        if micro is None:
+            raise refusals.backward_outside(has_loader=self.has_loader)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
+        if not loss.requires_grad:
+            raise LossError(
+                "the loss does not depend on any parameter with requires_grad, so it has no gradient: was it detached, turned "
+                "into a number on the way, or computed under no_grad?"
+            )
+        ledger, sync, methods, mark = self.sinks
+        trained, guards, call = self.trained, self.guards, ledger.num_calls
+        if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
+            self._checked.add((self.num_done, call))
+            if is_sum(loss, micro.num_samples):
+                raise refusals.sum_for_a_mean(micro, self.num_shards)
+            if micro.shard == 0 and not self._has_warned and may_be_sum(loss, micro.num_samples):
+                self._has_warned = True
+                say(refusals.perhaps_sum_for_a_mean(micro, self.num_shards))
+        factor = ledger.call(weight, reduction, micro)
+        try:
+            for notify in methods["before_backward"]:
+                notify(loss, weight)
+            if self.step >= guards.unprepared.looks.next and not self.is_aside:
+                guards.unprepared.look(loss, self.step)
+            mark((IN_BACKWARD, perf_counter()))
+            guards.gradients.before_backward(call)
+            try:
+                run: Callable[..., None] = sync.backward
+                for precision in trained.model_precisions:
+                    run = functools.partial(precision.backward, run)
+                run(loss if trained.scaling is None else trained.scaling.scale(loss), call, factor, options)
+            finally:
+                guards.gradients.is_running = False
+                if guards.gradients.marked:
+                    guards.gradients.put_placeholders()
+            mark((IN_SCRIPT, perf_counter()))
+            for notify in methods["after_backward"]:
+                notify()
+        except BaseException as error:  # an interrupt, too: the script may catch any
+            self._cut_short = error
+            raise
+
+    def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
+        """See PhaseDriver."""
+        micro = self.micro
+        if micro is None:
+            raise UsageError(
+                f"batch.add({', '.join(values)}) outside of batch.shards: it records values of one shard. What is equal on all "
+                "ranks needs no mean: use the value itself, or team.log()."
+            )
+        self.sinks.ledger.add(weight, values, micro, reduction)
+
+    def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
+        """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.
+
+        Args:
+            optimizer: any.
+            args: of the call, the optimizer first. With another one, or with options, it may compute gradients itself.
+            options: of the call.
+
+        Raises:
+            UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were not synchronized.
+        """
+        if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
+            raise UsageError(
+                f"{_step_of(optimizer)}: this optimizer was not given to team.prepare(), which has replaced the model's "
+                "parameters (strategy='fsdp' by sharded ones), so it would train nothing. Prepare it together with its model."
+            )
+        trains, unprepared = self.trained.sort_out(optimizer)
+        if not trains:
+            if unprepared is not None:
+                raise refuse(unprepared.shape, f"{_step_of(optimizer)} in step {self.step}: ")
+            if self.in_step and not self.in_phase:
+                self.guards.unprepared.note(optimizer)
+                for notify in self._methods["before_other_optimizer"]:
+                    notify(optimizer)
+            return
+        if self._batch is not None or self.was_left or self.evaluated:
+            self.check_outside(_step_of(optimizer))
+        if self._plan is None:
+            self._check_loader(optimizer)
+            return
+        if unprepared is not None:
+            raise refuse(unprepared.shape, f"{_step_of(optimizer)} in step {self.step}: ")
+        if len(args) == 1 and not options and not self.guards.gradients.have_been:
+            self.guards.gradients.check_first_step(_step_of(optimizer), self.step)
+        for notify in self._methods["before_optimizer"]:
+            notify(optimizer)
+
+    def _check_loader(self, optimizer: Optimizer) -> None:
+        """Warn once of a step with gradients where no loader was prepared. (Without, it only makes the optimizer's state.)"""
+        if (
+            self.has_loader
+            or not self.may_warn_of_loader
+            or all(parameter.grad is None for parameter in parameters_of(optimizer))
+        ):
+            return
+        self.may_warn_of_loader = False
+        say(refusals.no_loader(_step_of(optimizer)))
+
+
+def _step_of(optimizer: Optimizer) -> str:
+    """The call, for messages."""
+    return f"{type(optimizer).__name__}.step()"

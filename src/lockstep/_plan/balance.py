@@ -1,0 +1,207 @@
+"""Blocks that suit processes of unequal speed. Pure: from the same measurements all ranks come to the same blocks.
+
+A process that is slower than the others is given fewer shards. What each rank takes for a shard is measured, and what it does
+once a step. So it is known what steps would have taken with other blocks: as long as the slowest rank. Blocks that suit a
+window of steps are tried on those of the next, on paper, before a shard moves; and once it has, steps must be shorter.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import operator
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep._plan.blocks import Blocks, blocks_of
+
+LEAST_GAIN = 0.05
+"""Shards move if steps would have become shorter by this share, and..."""
+_STANDARD_ERRORS = 4
+"""... by so many times what is uncertain about it, since some rank always seems slower than the others."""
+_PIECES, _PIECE_S = 8, 0.25
+"""A window has at least so many pieces: a piece is a step, or as many as keep the busiest rank busy for so long. (A rank with a
+quota of processor time runs at full speed, then not at all, in turns of a tenth of a second: short steps do not show it.)"""
+_MOST_WINDOWS = 16
+"""A window becomes longer as long as there seems to be a gain that may be noise, but at most so many times as long."""
+_MOST_VAIN = 2
+"""After so many moves that were in vain nothing moves any more."""
+_HALVINGS = 60
+
+SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9)
+"""What each rank reports in each phase: its samples, the seconds for getting and computing them, those of the script's other
+code, all these together, those of them that it spent on its shards (the others are the same whatever its shards), those since
+the phase before in which it was not busy, and the last step that its loaders may have planned."""
+Row = Sequence[float]
+
+
+def can_balance(world_size: int, num_shards: int) -> bool:
+    """Whether there are enough shards for blocks of other sizes to be worth it."""
+    return world_size > 1 and num_shards >= 2 * world_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long a step takes, in seconds."""
+
+    shard_s: Sequence[float]
+    """By rank: what each of its shards takes."""
+    once_s: Sequence[float]
+    """By rank: what it does once a step, whatever its shards."""
+    step_s: float
+    """The whole step, waiting for others and exchanging gradients included."""
+
+    def busy_s(self, blocks: Blocks) -> float:
+        """How long the slowest rank would have been busy with these blocks."""
+        return max(map(_affine, self.once_s, blocks.sizes, self.shard_s))
+
+    def gain(self, before: Blocks, after: Blocks) -> float:
+        """The share of the step that these blocks would have saved."""
+        return (self.busy_s(before) - self.busy_s(after)) / self.step_s
+
+
+def usual(paces: Sequence[Pace]) -> Pace:
+    """The medians: what was slow for a moment does not count."""
+    return Pace(
+        shard_s=list(map(statistics.median, zip(*(pace.shard_s for pace in paces), strict=True))),
+        once_s=list(map(statistics.median, zip(*(pace.once_s for pace in paces), strict=True))),
+        step_s=statistics.median(pace.step_s for pace in paces),
+    )
+
+
+def _affine(constant: float, number: int, factor: float) -> float:
+    return constant + number * factor
+
+
+def fair_sizes(num: int, each_s: Sequence[float], once_s: Sequence[float]) -> list[int]:
+    """Numbers of equal things for workers of these speeds, at least one each, so that the last is ready as early as possible.
+
+    Args:
+        num: how many there are: at least one for each worker.
+        each_s: how long each worker takes for one.
+        once_s: how long each is busy besides.
+    """
+    each_s = [max(seconds, 1e-9) for seconds in each_s]
+
+    def ready_by(time_s: float) -> list[int]:
+        return [max(1, min(num, math.floor((time_s - once) / each))) for each, once in zip(each_s, once_s, strict=True)]
+
+    low_s, high_s = 0.0, max(map(_affine, once_s, itertools.repeat(num), each_s))
+    for _ in range(_HALVINGS):
+        middle_s = (low_s + high_s) / 2
+        if sum(ready_by(middle_s)) <= num:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    sizes = ready_by(low_s)
+    soonest = [(_affine(once_s[worker], size + 1, each_s[worker]), worker) for worker, size in enumerate(sizes)]
+    heapq.heapify(soonest)
+    for _ in range(num - sum(sizes)):
+        _, worker = soonest[0]
+        sizes[worker] += 1
+        heapq.heapreplace(soonest, (_affine(once_s[worker], sizes[worker] + 1, each_s[worker]), worker))
+    return sizes
+
+
+def best_blocks(num_shards: int, pace: Pace) -> Blocks:
+    """The blocks with which the slowest rank is ready as early as possible."""
+    return blocks_of(tuple(fair_sizes(num_shards, pace.shard_s, pace.once_s)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """Blocks that are better than those in force."""
+
+    blocks: Blocks
+    gain: float
+    """The share of a step's time that they are expected to save."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Move:
+    """The newest move."""
+
+    away_from: Blocks
+    step_s: float
+    """What a step took with these."""
+
+
+class Balancer:
+    """Measures the ranks, window by window, and says when other blocks would be better.
+
+    Args:
+        blocks: those in force.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._num_moves = 0
+        """Windows become longer with each, so that shards do not move forever where a rank is slow by turns."""
+        self._newest: _Move | None = None
+        """Until steps have turned out to be shorter."""
+        self._num_vain = 0
+        """Moves after which steps were no shorter."""
+        self.restart(blocks)
+
+    def restart(self, blocks: Blocks) -> None:
+        """Measure anew, with these blocks in force."""
+        self._blocks = self._tried = blocks
+        """``_tried``: those that suit the window before."""
+        self._paces: list[Pace] = []
+        """Of the pieces of the window."""
+        self._begin_piece()
+
+    def _begin_piece(self) -> None:
+        self._num_steps = 0
+        self._sums: list[float] = [0.0] * (self._blocks.world_size * (AHEAD + 1))
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add a phase, with the rows of all ranks."""
+        self._sums = list(map(operator.add, self._sums, itertools.chain.from_iterable(rows)))
+
+    def end_step(self) -> Proposal | None:
+        """The step is over."""
+        self._num_steps += 1
+        if max(self._column(BUSY)) < _PIECE_S or self._num_vain == _MOST_VAIN:
+            return None
+        if all(self._column(SAMPLES)):  # or else some rank had nothing to do
+            self._paces.append(self._pace())
+        self._begin_piece()
+        length = _PIECES * (1 + self._num_moves)
+        return self._end_window(length) if self._paces and len(self._paces) % length == 0 else None
+
+    def _end_window(self, length: int) -> Proposal | None:
+        paces, newest = self._paces, self._newest
+        pace, self._newest = usual(paces), None
+        if newest is not None and pace.step_s >= newest.step_s:
+            self._num_vain += 1  # exchanging gradients takes longer, say, since there are more subtrees to send
+            return self._propose(newest.away_from, 1 - newest.step_s / pace.step_s)
+        gains = [each.gain(self._blocks, self._tried) for each in paces]
+        gain, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
+        seems, is_certain = gain >= LEAST_GAIN, gain >= _STANDARD_ERRORS * error
+        if seems and not is_certain and len(paces) < _MOST_WINDOWS * length:
+            return None
+        self._tried, self._paces = best_blocks(self._blocks.num_shards, pace), []
+        gain = pace.gain(self._blocks, self._tried)
+        if not seems or not is_certain or gain < LEAST_GAIN:
+            return None
+        self._newest = _Move(away_from=self._blocks, step_s=pace.step_s)
+        return self._propose(self._tried, gain)
+
+    def _propose(self, blocks: Blocks, gain: float) -> Proposal:
+        self._num_moves += 1
+        return Proposal(blocks=blocks, gain=gain)
+
+    def _column(self, number: int) -> list[float]:
+        return self._sums[number :: AHEAD + 1]
+
+    def _pace(self) -> Pace:
+        """Of the piece."""
+        samples, in_shards, busy, idle = map(self._column, (SAMPLES, IN_SHARDS, BUSY, IDLE))
+        a_shard = math.fsum(samples) / self._blocks.num_shards / self._num_steps
+        return Pace(
+            shard_s=[seconds / number * a_shard for seconds, number in zip(in_shards, samples, strict=True)],
+            once_s=[max(0.0, seconds) / self._num_steps for seconds in map(operator.sub, busy, in_shards)],
+            step_s=max(map(operator.add, busy, idle)) / self._num_steps,
+        )

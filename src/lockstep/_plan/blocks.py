@@ -1,0 +1,97 @@
+"""Blocks of shards: which process runs which shards of a step.
+
+No answer depends on them: sums go through one tree over shard numbers (``plan.tree``), and any contiguous blocks will do. A run
+begins with blocks that are as even as possible; where a process is slower than others, they may change (``plan.balance``).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep._base.errors import ConfigError
+from lockstep._plan.tree import roots
+
+
+def block(rank: int, world_size: int, num_shards: int) -> range:
+    """The shards that a process owns in even blocks, which are contiguous, in rank order, and at least one shard long.
+
+    Raises:
+        ConfigError: there are more processes than shards.
+    """
+    if world_size > num_shards:
+        raise ConfigError(
+            f"{world_size} processes for {num_shards} shard{'s' if num_shards > 1 else ''}: a process would have nothing to "
+            f"do. Start {'one process' if num_shards == 1 else f'at most {num_shards} processes'}, or a new run with "
+            f"shards={world_size} or more."
+        )
+    return range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size)
+
+
+@dataclass(frozen=True, eq=False)  # by identity, since every step looks plans up by its blocks: see ``blocks_of``
+class Blocks:
+    """The shards of every process: contiguous blocks in rank order, at least one shard each, all of them together."""
+
+    bounds: tuple[int, ...]
+    """The first shard of each rank; then V."""
+
+    def __reduce__(self) -> Any:
+        return blocks_of, (self.sizes,)
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return len(self.bounds) - 1
+
+    @property
+    def num_shards(self) -> int:
+        """V."""
+        return self.bounds[-1]
+
+    @functools.cached_property
+    def by_rank(self) -> tuple[range, ...]:
+        """The shards of each rank."""
+        return tuple(itertools.starmap(range, itertools.pairwise(self.bounds)))
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of shards of each rank."""
+        return tuple(map(len, self.by_rank))
+
+    @functools.cached_property
+    def most(self) -> int:
+        """The largest number of shards that a rank has."""
+        return max(self.sizes)
+
+    @functools.cached_property
+    def roots(self) -> tuple[list[tuple[int, int]], ...]:
+        """For each rank, the subtrees of its shards: see ``plan.tree``."""
+        return tuple(map(roots, self.by_rank))
+
+    @property
+    def most_roots(self) -> int:
+        """The largest number of subtrees that a rank has, all of which it sends."""
+        return max(map(len, self.roots))
+
+    def owner(self, shard: int) -> int:
+        """The rank that has a shard."""
+        return bisect_right(self.bounds, shard) - 1
+
+    def num_active(self, num_filled: int) -> int:
+        """Number of ranks with samples if the first ``num_filled`` shards have some: the ranks below it have."""
+        return bisect_left(self.bounds, num_filled, hi=self.world_size)
+
+
+@functools.lru_cache(maxsize=256)
+def blocks_of(sizes: tuple[int, ...]) -> Blocks:
+    """Blocks of these numbers of shards, by rank: the same object, as long as it is remembered."""
+    return Blocks(tuple(itertools.accumulate(sizes, initial=0)))
+
+
+@functools.lru_cache(maxsize=256)
+def even_blocks(world_size: int, num_shards: int) -> Blocks:
+    """Blocks as equal as can be: see ``block``."""
+    return blocks_of(tuple(len(block(rank, world_size, num_shards)) for rank in range(world_size)))

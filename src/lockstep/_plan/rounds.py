@@ -1,0 +1,96 @@
+"""Sums over W ranks in few messages: round by round, each with the ranks that differ in one digit of their number.
+
+The digits have bases whose product is W. In the first round each group of adjacent ranks sums its nodes of the tree
+(``plan.tree``), every rank a slice of them; in the next, ranks of adjacent groups that have the same slice sum theirs, and so
+on. So a rank exchanges with ``sum(base - 1)`` others rather than ``W - 1``, and sends as much as in a ring. For a power of two
+in base 2 this is recursive halving (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+MPICH", 2005). The ranks of a host come first: only its slices leave it, once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep._plan.tree import sum_siblings
+
+Roots = Sequence[Sequence[tuple[int, int]]]
+"""For each rank: start and size of each of its subtrees."""
+_LARGEST = 8  # more messages at a time, in fewer rounds that wait for each other
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a rank."""
+
+    members: tuple[int, ...]
+    """The ranks that exchange, in ascending order, with this one."""
+    roots: Roots
+    """For each of them, the subtrees that it has summed before this round."""
+    most_nodes: int
+    """The largest number of subtrees that any rank has before this round."""
+
+
+def bases(world_size: int, ranks_per_host: int = 1) -> list[int]:
+    """The base of each round.
+
+    Args:
+        world_size: number of ranks.
+        ranks_per_host: number of consecutive ranks on each host; divides ``world_size``.
+    """
+    return [*_group(ranks_per_host), *_group(world_size // ranks_per_host)]
+
+
+def equal_hosts(hosts: Sequence[str]) -> int:
+    """The number of consecutive ranks on each host, if it is the same on all; else 1.
+
+    Args:
+        hosts: the host of each rank.
+    """
+    numbers = [len(list(ranks)) for _, ranks in itertools.groupby(hosts)]
+    return numbers[0] if len(set(numbers)) == 1 else 1
+
+
+def _group(number: int) -> list[int]:
+    """A product of few factors, each of at most ``_LARGEST`` where the number allows. Powers of two come first: the
+    subtrees of 4 ranks add up to one, those of 3 to two."""
+    found = [1]
+    factor = 2
+    while number > 1:
+        if factor * factor > number:
+            factor = number
+        if number % factor:
+            factor += 1
+            continue
+        number //= factor
+        if found[-1] * factor <= _LARGEST:
+            found[-1] *= factor
+        else:
+            found.append(factor)
+    return [base for base in found if base > 1]
+
+
+def plan_rounds(rank: int, roots: Roots, of_bases: Sequence[int]) -> list[Round]:
+    """The rounds of a rank.
+
+    Args:
+        rank: the rank.
+        roots: the subtrees that each rank has summed from its own shards.
+        of_bases: see ``bases``.
+    """
+    rounds, current, stride = [], [list(own) for own in roots], 1
+    for base in of_bases:
+        groups = [
+            tuple(range(first, first + base * stride, stride)) for first in range(len(roots)) if first // stride % base == 0
+        ]
+        (members,) = (group for group in groups if rank in group)
+        rounds.append(Round(members, [current[member] for member in members], max(map(len, current))))
+        merged = {member: _merge([current[member] for member in group]) for group in groups for member in group}
+        current, stride = [merged[number] for number in range(len(roots))], base * stride
+    return rounds
+
+
+def _merge(roots: Roots) -> list[tuple[int, int]]:
+    nothing = (None for own in roots for _ in own)
+    return [(node.start, node.size) for node in sum_siblings(roots, nothing, lambda _left, _right: None)]

@@ -1,0 +1,116 @@
+"""Splitting a global batch into shards, and assigning shards to processes.
+
+A global batch of ``n`` samples is split into ``V`` shards as evenly as possible: their sizes differ by at most one, larger
+ones come first, and the last ones are empty only if ``n < V``. Neither the split nor a shard's weight depends on the number
+of processes. Each process has a block of shards (``plan.blocks``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep._plan.blocks import Blocks
+
+
+def shard_slice(shard: int, num_samples: int, num_shards: int) -> slice:
+    """The samples of a shard within a global batch of ``num_samples``."""
+    smaller_size, num_larger = divmod(num_samples, num_shards)
+    start = shard * smaller_size + min(shard, num_larger)
+    return slice(start, start + smaller_size + (shard < num_larger))
+
+
+def num_filled(sizes: Sequence[int], num_shards: int) -> int:
+    """Number of shards that have samples in a step whose global batches have ``sizes`` samples."""
+    return min(max(sizes), num_shards)
+
+
+@dataclass(slots=True)
+class MicroStep:
+    """One run of a shard within a phase, on the process that owns it. Exists only for shards that are not empty.
+
+    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard runs once for each of them, consecutively.
+    (Treated as immutable, but for ``samples``; a frozen dataclass takes four times as long to create.)
+    """
+
+    step: int
+    """Number of the step, as counted by its loader."""
+    shard: int
+    part: int
+    """Number of the global batch within the step, from 0."""
+    num_samples: int
+    """Number of samples in this micro-step."""
+    batch_samples: int
+    """Number of samples in its global batch."""
+    step_samples: int
+    """Number of samples in all global batches of the step."""
+    fraction: float
+    """Its fraction of them. The fractions of all micro-steps of all shards sum to one."""
+    index: int
+    """Number of the micro-step within this process's phase, from 0."""
+    begins_shard: bool
+    """Whether it is the first of its shard in a phase."""
+    ends_shard: bool
+    """Whether it is the last of its shard in a phase."""
+    is_last: bool
+    """Whether it is the last of this process in a phase."""
+    rows: slice
+    """Its samples within the global batch."""
+    samples: Sequence[Any] = ()
+    """The identity of its samples: the sampler's indices, or positions in the pass over a stream or ready batches."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One process's micro-steps in each phase of a step."""
+
+    number: int
+    """Number of the step, as counted by its loader."""
+    sizes: tuple[int, ...]
+    """Number of samples in each of its global batches (one, unless ``accumulate`` is used). The same on every rank."""
+    micro_steps: list[MicroStep]
+    """In the order in which they run; empty if all of this process's shards are."""
+    num_active_ranks: int
+    """Ranks below this number have samples."""
+    num_samples: int
+    """Number of samples in the step, over all ranks."""
+    blocks: Blocks
+    """The shards of all ranks in this step. The same on every rank."""
+    digest: str = ""
+    """Digest of the samples read, for steps in which the ranks compare them: the same on every rank."""
+    was_passed_over: bool = False
+    """Whether the step has ended without a phase."""
+
+
+def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) -> StepPlan:
+    """A process's part of a step whose global batches have ``sizes`` samples."""
+    rows, active = _plan(sizes, rank, blocks)
+    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active, sum(sizes), blocks)
+
+
+@functools.lru_cache(maxsize=256)  # nearly all batches of a run have the same size
+def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tuple[Any, ...], ...], int]:
+    """The fields of each MicroStep after ``step``, and the number of ranks with samples. A shard's parts are consecutive, so
+    that they have a sum of their own."""
+    num_shards = blocks.num_shards
+    filled = num_filled(sizes, num_shards)
+    owned = [
+        (shard, [part for part, size in enumerate(sizes) if shard < size])
+        for shard in blocks.by_rank[rank]
+        if shard < filled
+    ]
+    positions = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
+    micro_steps = []
+    for index, (shard, part, begins, ends) in enumerate(positions):
+        rows = shard_slice(shard, sizes[part], num_shards)
+        number, is_last = rows.stop - rows.start, index == len(positions) - 1
+        of_step = sum(sizes), number / sum(sizes)
+        micro_steps.append((shard, part, number, sizes[part], *of_step, index, begins, ends, is_last, rows))
+    return tuple(micro_steps), blocks.num_active(filled)
+
+
+def deal(num_items: int, rank: int, world_size: int) -> range:
+    """The items of a process when ``num_items`` (evaluation batches) are assigned to processes in turn."""
+    return range(rank, num_items, world_size)

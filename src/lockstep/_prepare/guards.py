@@ -1,0 +1,312 @@
+"""The guards of what is trained: what a shard must not do to it, since each process runs only its own shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lockstep._base.digest import bit_sums
+from lockstep._base.errors import ModelError, UsageError
+from lockstep._base.versions import version
+from lockstep._plan.powers_of_two import PowersOfTwo
+from lockstep._plan.shards import MicroStep
+from lockstep._prepare.trained import TrainedObjects
+from lockstep._prepare.unprepared import UnpreparedParameters
+from lockstep._world.comm.dtensors import is_dtensor
+
+
+class ShardWeights:
+    """Finds changes inside ``batch.shards``. Each process runs only its own shards, so the others would not have them.
+
+    Args:
+        parameters: of all prepared models, with their names.
+    """
+
+    def __init__(
+        self, parameters: dict[nn.Parameter, str], optimizers: list[Optimizer], schedules: list[LRScheduler]
+    ) -> None:
+        self._parameters = parameters
+        self._optimizers = optimizers
+        self._schedules = schedules
+        self._stored: list[nn.Parameter] = []
+        """The parameters whose memory has an address: not those of ``fully_shard``, say."""
+        self._before: _Snapshot | None = None
+        self._addresses: list[int] = []
+        self._bits: list[int] | None = None
+        """Checksums of what ``_stored`` held when the phase began, in a step in which they are compared."""
+        self._looks = PowersOfTwo()
+
+    def add_model(self, model: nn.Module) -> None:
+        """Guard a model's weights."""
+        self._stored += [parameter for parameter in model.parameters() if type(parameter.data) is Tensor]
+
+    def begin_phase(self, step: int) -> None:
+        """Record what no shard may change."""
+        self._before = self._snapshot()
+        self._addresses = self._find_addresses()
+        self._bits = bit_sums(self._stored) if self._looks.take(step) else None
+
+    def _snapshot(self) -> _Snapshot:
+        return _Snapshot(
+            list(map(version, self._parameters)),
+            [parameter.requires_grad for parameter in self._parameters],
+            [_options(group) for optimizer in self._optimizers for group in optimizer.param_groups],
+            [progress_of(schedule) for schedule in self._schedules],
+        )
+
+    def _find_addresses(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self._stored]
+
+    def end_shard(self, step: int) -> None:
+        """Check after a micro-step that no weights were exchanged, as ``p.data = ...`` does, which is not counted as a change.
+        (The next shard's may be at the old address again.)
+
+        Raises:
+            ModelError: some were.
+        """
+        addresses = self._find_addresses()
+        if addresses != self._addresses:
+            self._refuse("changed", self._stored, addresses, self._addresses, step)
+
+    def check_unchanged(self, step: int) -> None:
+        """Check that the shards of this rank have not changed what must be equal on all ranks.
+
+        Raises:
+            ModelError: parameters were changed, frozen or unfrozen.
+            UsageError: an option of an optimizer was changed.
+        """
+        now, before = self._snapshot(), self._before
+        assert before is not None
+        if now != before:
+            everything = list(self._parameters)
+            self._refuse("changed", everything, now.versions, before.versions, step)
+            self._refuse("frozen or unfrozen (requires_grad)", everything, now.learns, before.learns, step)
+            _refuse_option(now.options, before.options, step)
+        if self._bits is not None:  # writing through ``p.data`` in place leaves no other trace
+            self._refuse("changed", self._stored, bit_sums(self._stored), self._bits, step)
+
+    def _refuse(self, change: str, parameters: Sequence[nn.Parameter], now: list[Any], before: list[Any], step: int) -> None:
+        for parameter, value, old_value in zip(parameters, now, before, strict=True):
+            if value != old_value:
+                raise ModelError(
+                    f"parameter {self._parameters[parameter]!r} was {change} inside batch.shards in step {step}: each process "
+                    "runs only its own shards, so the weights would differ from rank to rank, and from one number of processes "
+                    "to another. Do that once a step, after the loop over batch.shards: averages such as MoCo's or an EMA "
+                    "after optimizer.step(). For a loss with other weights (adversarial ones, say) pass moved copies to "
+                    "torch.func.functional_call. (Embedding(max_norm=...) changes its weight in the forward pass: leave "
+                    "max_norm out, and clip the rows after that loop.)"
+                )
+
+    def contents(self) -> tuple[list[int], list[Any]]:
+        """Checksums of all weights, and the options of optimizers and schedules: equal if nothing of them has changed.
+
+        This reads all weights, since changes through ``.data`` have no version; that is little beside a shard.
+        """
+        snapshot = self._snapshot()
+        return bit_sums(list(self._parameters)), [snapshot.options, snapshot.progress]
+
+    def first_change(self, before: tuple[list[int], list[Any]]) -> str | None:
+        """The first thing that has changed since ``contents`` returned ``before``; None: nothing has."""
+        sums, options = self.contents()
+        for name, now, earlier in zip(self._parameters.values(), sums, before[0], strict=True):
+            if now != earlier:
+                return f"parameter {name!r}"
+        return None if options == before[1] else "a learning rate"
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """What no shard may change."""
+
+    versions: list[int]
+    """The number of in-place changes of each parameter."""
+    learns: list[bool]
+    options: list[dict[str, Any]]
+    """By group of each optimizer."""
+    progress: list[Any]
+    """Of each schedule."""
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """The numbers among the options of a group: an optimizer of the script's own may have no "lr"."""
+    return {name: value for name, value in group.items() if isinstance(value, (int, float, tuple)) or name == "lr"}
+
+
+def _refuse_option(now: list[dict[str, Any]], before: list[dict[str, Any]], step: int) -> NoReturn:
+    names = [name for group, old in zip(now, before, strict=False) for name in old if group.get(name) != old[name]]
+    what = "a learning rate" if not names or names[0] == "lr" else f"the option {names[0]!r} of an optimizer"
+    raise UsageError(
+        f"schedule.step() inside batch.shards in step {step} (or {what} that was changed there by hand): it would act once a "
+        "shard. Call it once a step, after the loop over batch.shards."
+    )
+
+
+def progress_of(schedule: LRScheduler) -> list[int]:
+    """The step counts of a schedule and those inside it. (A ChainedScheduler has no count of its own.)"""
+    return [getattr(item, "last_epoch", 0) for item in (schedule, *getattr(schedule, "_schedulers", ()))]
+
+
+class ShardGradients:
+    """Guards the gradients inside ``batch.shards``.
+
+    Args:
+        parameters: of all prepared models, with their names.
+        is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
+    """
+
+    def __init__(self, parameters: dict[nn.Parameter, str], *, is_plain: bool) -> None:
+        self._parameters = parameters
+        self._is_plain = is_plain
+        self.marked: list[nn.Parameter] = []
+        """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
+        self._accumulating: list[Node] = []
+        """Autograd's nodes that write the gradients of first parameters: they keep a hook only while they exist."""
+        self.micro: MicroStep | None = None
+        """The running micro-step, which the loop sets."""
+        self.is_running = False
+        """Whether ``team.backward`` runs. The loop resets it, also after an error."""
+        self.have_been = False
+        """Whether any parameter is known to have had a gradient when an optimizer stepped."""
+
+    def add_model(self, model: nn.Module) -> None:
+        """Guard a model's gradients."""
+        name, first = next(model.named_parameters(), ("", None))  # a loss module may have buffers only
+        if first is None or not first.requires_grad or is_dtensor(first):
+            return
+        if not self._is_plain:
+            self.marked.append(first)
+        node = get_gradient_edge(first).node  # runs in Tensor.backward only: autograd.grad() and inputs= pass it by
+        self._accumulating.append(node)
+
+        def check(_: Any) -> None:
+            if self.micro is not None and not self.is_running:
+                self._refuse(name, self.micro)
+
+        node.register_prehook(check)
+
+    def before_backward(self, call: int) -> None:
+        """Begin the backward pass of ``team.backward``.
+
+        Args:
+            call: its number within the micro-step, from 0.
+
+        Raises:
+            UsageError: there are gradients already that it did not compute.
+        """
+        if self.marked:
+            self._remove_placeholders()
+        if not self._is_plain or call == 0:
+            self._check_none()
+        self.is_running = True
+
+    def put_placeholders(self) -> None:
+        """Put placeholders for gradients after a backward pass, if any are ``marked``: they raise an error when used."""
+        for parameter in self.marked:
+            if parameter.grad is None:
+                parameter.grad = NotYet.like(parameter)
+
+    def end_shard(self, num_calls: int) -> None:
+        """End the micro-step.
+
+        Args:
+            num_calls: of ``team.backward`` in the micro-step.
+
+        Raises:
+            UsageError: there are gradients that ``team.backward`` did not compute.
+        """
+        self.is_running = False
+        if not (self._is_plain and num_calls):
+            self._remove_placeholders()
+            self._check_none()
+        self.micro = None
+
+    def drop(self) -> None:
+        """The phase was left."""
+        self.micro, self.is_running = None, False
+        self._remove_placeholders()
+
+    def _remove_placeholders(self) -> None:
+        for parameter in self.marked:
+            if isinstance(parameter.grad, NotYet):
+                parameter.grad = None
+
+    def _check_none(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                assert self.micro is not None
+                self._refuse(self._parameters[parameter], self.micro)
+
+    def _refuse(self, name: str, micro: MicroStep) -> NoReturn:
+        raise UsageError(
+            f"step {micro.step}, shard {micro.shard}: {name!r} has a gradient that was not computed by team.backward(loss): it "
+            "would not be combined with those of the other shards, or would be mixed into the step's. To train, call "
+            "team.backward(loss) in place of loss.backward(). For a gradient by something else (an adversarial example, a "
+            "penalty) call torch.autograd.grad(loss, inputs), or loss.backward(inputs=[...]), which leave .grad of the weights "
+            "alone. (optimizer.zero_grad() is not needed inside batch.shards. torch.utils.swap_tensors() takes a prepared "
+            "parameter out of the exchange, too: copy values into it instead, with torch.no_grad(): parameter.copy_(...).)"
+        )
+
+    def check_first_step(self, call: str, step: int) -> None:
+        """Check before the first step of an optimizer in a launch, while not ``have_been``, that there is anything to step on.
+
+        Args:
+            call: the optimizer's, for the message.
+
+        Raises:
+            UsageError: no parameter of any prepared model has a gradient.
+        """
+        self.have_been = any(parameter.grad is not None for parameter in self._parameters)
+        if not self.have_been:
+            raise UsageError(
+                f"{call} in step {step}: no team.backward(loss) in this step has given any parameter of a prepared model a "
+                "gradient, so it would do nothing. Call team.backward(loss) in the loop over batch.shards, and step after that "
+                "loop. (If the step has left out all of its shards on purpose, skip this call too.)"
+            )
+
+
+class NotYet(Tensor):
+    """A placeholder in ``.grad`` after a backward pass inside ``batch.shards``. Any operation on it raises UsageError."""
+
+    @staticmethod
+    def like(parameter: Tensor) -> NotYet:
+        """A placeholder of a parameter's shape, which takes no memory."""
+        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(NotYet)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("__get__", "__set__"):  # its shape, say
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        raise UsageError(
+            "a gradient was used inside batch.shards (clipped, scaled, printed?): it is incomplete there, the sum over this "
+            "process's shards so far. Use gradients after the loop over batch.shards, where they are those of the whole "
+            "global batch, and the same on every rank."
+        )
+
+
+class ShardGuards:
+    """They find gradients, changes of weights, and parameters that belong to no prepared model.
+
+    Args:
+        num_shards: V. With a single shard, changes inside ``batch.shards`` are allowed.
+        is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
+    """
+
+    def __init__(self, trained: TrainedObjects, num_shards: int, *, is_plain: bool) -> None:
+        self.is_strict = num_shards > 1
+        """Whether changes inside ``batch.shards`` are refused."""
+        self.gradients = ShardGradients(trained.parameters, is_plain=is_plain)
+        self.unprepared = UnpreparedParameters(trained.ids)
+        self.weights = ShardWeights(trained.parameters, trained.optimizers, trained.schedules)
+
+    def add_model(self, model: nn.Module) -> None:
+        """Guard a model."""
+        self.gradients.add_model(model)
+        self.weights.add_model(model)

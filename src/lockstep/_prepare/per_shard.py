@@ -1,0 +1,149 @@
+"""State that each shard carries from batch to batch, such as an RNN's hidden state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep._base.errors import UsageError
+from lockstep._data.batches import map_tensors
+from lockstep._plan.blocks import Blocks
+from lockstep._plan.shards import MicroStep
+from lockstep._world.comm.collectives import Collectives
+
+
+class Current(Protocol):
+    """Provides the running shard."""
+
+    num_shards: int
+    """V."""
+    micro: MicroStep | None
+    """The running micro-step; None: outside of ``batch.shards``."""
+
+    def check_outside(self, call: str) -> None:
+        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
+
+
+class PerShard:
+    """A value for each shard; ``value`` is that of the running shard. Created by ``team.per_shard``.
+
+    Args:
+        name: for messages.
+        start: the initial value, copied for each shard.
+        phases: provides the running shard.
+        collectives: over all ranks.
+        blocks: tells the blocks in force.
+        check: raises ConfigError, with this name, for a value that neither a checkpoint nor another process can take.
+        devices: those of this process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Any,
+        phases: Current,
+        collectives: Collectives,
+        blocks: Callable[[], Blocks],
+        check: Callable[[Any, str], object],
+        devices: Sequence[torch.device],
+    ) -> None:
+        self._name = name
+        self._check = check
+        check(start, f"the start of per_shard({name!r})")
+        self._start = copy.deepcopy(start)
+        self._phases = phases
+        self._collectives = collectives
+        self._blocks = blocks
+        self._devices = devices
+        self._begin()
+
+    def _begin(self) -> None:
+        self._values = [copy.deepcopy(self._start) for _ in range(self._phases.num_shards)]
+
+    @property
+    def value(self) -> Any:
+        """The running shard's value. UsageError outside of ``batch.shards``."""
+        return self._values[self._shard()]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        shard = self._shard()
+        self._check(value, f"per_shard({self._name!r}).value")  # now, not when the shard moves or a checkpoint is due
+        # A copy: the script may use what it has assigned again, for the next shard. Tensors keep their graphs.
+        clones: dict[int, Any] = {}
+        map_tensors(lambda tensor: clones.setdefault(id(tensor), tensor.clone()), value)
+        self._values[shard] = copy.deepcopy(value, clones)
+
+    def reset(self) -> None:
+        """Give every shard the initial value again, at the beginning of an epoch, say. Every rank must call it, outside of
+        ``batch.shards``. In a part of the script that a resumed run repeats, it does nothing: the values are the saved ones."""
+        self._phases.check_outside("per_shard.reset()")
+        self._begin()
+
+    def of(self, shard: int) -> Any:
+        """The value of a shard of this rank."""
+        return self._values[shard]
+
+    def swap(self, shard: int, value: Any) -> Any:
+        """Put another value in the place of a shard's, and return that."""
+        before, self._values[shard] = self._values[shard], value
+        return before
+
+    def _shard(self) -> int:
+        micro = self._phases.micro
+        if micro is None:
+            raise UsageError(
+                f"per_shard({self._name!r}).value outside of batch.shards: each shard has a value of its own, so there is none "
+                "here. Use it in the loop over batch.shards, and team.register() for state that is the same on all ranks."
+            )
+        return micro.shard
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values of all shards. Every rank must call it."""
+        return {"values": self._of_all()}
+
+    def share(self) -> None:
+        """Give all ranks the values of all shards, which are about to move. Every rank must call it."""
+        own = self._blocks().by_rank[self._collectives.rank]
+        for shard, value in enumerate(self._of_all()):
+            if shard not in own:
+                self._values[shard] = value
+
+    def _of_all(self) -> list[Any]:
+        """The values of all shards, on the devices of this process that have the numbers of those where they are: a device of
+        one rank is none of another's. Every rank must call it."""
+        own = self._blocks().by_rank[self._collectives.rank]
+        if self._collectives.size == 1:
+            return self._values[own.start : own.stop]
+        parts = self._collectives.all_gather_object([_sent(self._values[shard], self._devices) for shard in own])
+        return [_received(value, numbers, self._devices) for part in parts for value, numbers in part]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the values of all shards."""
+        self._values = list(state["values"])
+
+
+def _sent(value: Any, devices: Sequence[torch.device]) -> tuple[Any, list[int | None]]:
+    """A value on the CPU, and the numbers of the devices where its tensors were; None: on the CPU."""
+    numbers: list[int | None] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        numbers.append(devices.index(tensor.device) if tensor.device in devices and not tensor.is_cpu else None)
+        return tensor.detach().cpu()
+
+    return map_tensors(note, value), numbers
+
+
+def _received(value: Any, numbers: list[int | None], devices: Sequence[torch.device]) -> Any:
+    """What ``_sent`` was given, on devices of this process."""
+    places = iter(numbers)
+
+    def put(tensor: Tensor) -> Tensor:
+        number = next(places)
+        return tensor if number is None else tensor.to(devices[number])
+
+    return map_tensors(put, value)

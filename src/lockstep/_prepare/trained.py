@@ -1,0 +1,71 @@
+"""What the run trains: the prepared models, optimizers and schedules."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lockstep._prepare.model_precision import ModelPrecision
+from lockstep._prepare.scaling import LossScaling
+from lockstep._prepare.state_adapters import parameters_of
+from lockstep._prepare.unprepared import is_of_one_process
+
+
+class TrainedObjects:
+    """The parameters, precisions, optimizers and schedules that were prepared so far.
+
+    Args:
+        scaling: scales the loss, if the precision requires it.
+    """
+
+    def __init__(self, scaling: LossScaling | None) -> None:
+        self.models: list[nn.Module] = []
+        self.model_precisions: list[ModelPrecision] = []
+        """Those of prepared models whose backward passes need them too."""
+        self.parameters: dict[nn.Parameter, str] = {}
+        """The parameters of all prepared models, in order, with their names."""
+        self.ids: set[int] = set()
+        """The parameters' ids: looking up tensors takes several times as long, and is done for each of them in every step."""
+        self.scaling = scaling
+        """Scales the losses of steps, and unscales their synchronized gradients; None: they are not scaled."""
+        self.optimizers: list[Optimizer] = []
+        self.schedules: list[LRScheduler] = []
+
+    def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
+        """Add a model."""
+        self.models.append(model)
+        if precision.reaches_backward:
+            self.model_precisions.append(precision)
+        for name, parameter in model.named_parameters():
+            self.parameters.setdefault(parameter, name)
+            self.ids.add(id(parameter))
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Add an optimizer."""
+        self.optimizers.append(optimizer)
+        if self.scaling is not None:
+            self.scaling.attach(optimizer)
+
+    def trains(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer, prepared or not, has parameters of prepared models."""
+        return any(id(parameter) in self.ids for parameter in parameters_of(optimizer))
+
+    def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
+        """``trains``, and any parameter of the optimizer that belongs to no prepared model and has a gradient: if the optimizer
+        has no parameters of such models, one from inside ``batch.shards``."""
+        trains = False
+        unprepared: list[Tensor] = []
+        for group in optimizer.param_groups:
+            parameters = group["params"]
+            if self.ids.issuperset(map(id, parameters)):  # nearly always, and quick
+                trains = trains or bool(parameters)
+                continue
+            for parameter in parameters:
+                if id(parameter) in self.ids:
+                    trains = True
+                elif parameter.grad is not None:
+                    unprepared.append(parameter)
+        if not unprepared:
+            return trains, None
+        return trains, next((p for p in unprepared if trains or is_of_one_process(p.grad)), None)

@@ -1,0 +1,226 @@
+"""Resuming an interrupted run: comparing its checkpoint with the objects that the script prepares, and restoring them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lockstep._base.errors import CheckpointError, MismatchError
+from lockstep._base.regular import read_bytes
+from lockstep._state.checkpoint.manifest import Manifest, Object
+from lockstep._state.checkpoint.parts import state_files, weights_files
+from lockstep._state.checkpoint.tree import put_together, take_apart
+from lockstep._state.checkpoint.weights import Form, Tensors
+from lockstep._state.checkpoint.writer import STATE
+from lockstep._state.recovery.position import ScriptPosition
+from lockstep._state.recovery.run_state import RunState
+from lockstep._state.recovery.software import numerics
+
+_MOST_BYTES = 1 << 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The checkpoint from which a launch resumes; the same on every rank."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def position(self) -> ScriptPosition:
+        """The position in the script at which it was saved."""
+        return ScriptPosition.from_json(self.manifest.position)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object for the other ranks."""
+        return {"path": str(self.path), "manifest": dataclasses.asdict(self.manifest)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Checkpoint:
+        """The checkpoint that ``as_json`` described."""
+        return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
+
+
+@dataclass
+class Restorer:
+    """Restores a checkpoint into the script's objects.
+
+    Args:
+        state: the run's, which grows as the script prepares objects.
+        allow: see ``RunConfig.allow``.
+    """
+
+    checkpoint: Checkpoint
+    state: RunState
+    allow: Collection[str]
+    is_done: bool = False
+    """Whether all state has been restored."""
+    _changed_options: dict[int, list[str]] = field(default_factory=dict)
+
+    def check_seed(self, seed: int | None) -> None:
+        """Compare the seed that the script has set after ``join`` with the checkpoint's; None: it has set none.
+
+        Raises:
+            MismatchError: it differs, and with it all random streams.
+        """
+        before = self.checkpoint.manifest.birth.get("script_seed", seed)
+        if before != seed:
+            now, was = (f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, before))
+            self._refuse(f"the seed that the script sets after join() is {now} now, and was {was}")
+
+    def check_objects(self) -> None:
+        """Compare the objects prepared so far with those of the checkpoint.
+
+        Raises:
+            MismatchError: an object differs; the message names the difference.
+        """
+        then, now = self.checkpoint.manifest.objects, self.state.describe_objects()
+        for number, new in enumerate(now):
+            if number >= len(then):
+                self._refuse(f"object {number + 1} to prepare, {_article(new['kind'])} ({new['type']}), is new")
+            old = then[number]
+            # The class of a model may have been renamed: its parameters identify it.
+            if old["kind"] != new["kind"] or (old["type"] != new["type"] and new["kind"] != "model"):
+                self._refuse(
+                    f"object {number + 1} to prepare is {_article(new['kind'])} ({new['type']}) now, and was "
+                    f"{_article(old['kind'])} ({old['type']})"
+                )
+            self._check_lines(f"{new['name']} ({new['type']})", old["lines"], new["lines"])
+            changed = [
+                key for key in {**old["options"], **new["options"]} if old["options"].get(key) != new["options"].get(key)
+            ]
+            if changed and "optimizer" not in self.allow:
+                differences = ", ".join(
+                    f"{k}={new['options'].get(k, 'none')} (was {old['options'].get(k, 'none')})" for k in changed
+                )
+                self._refuse(f"{new['name']} ({new['type']}) is made with other options now: {differences}", "optimizer")
+            self._changed_options[number] = changed
+
+    def check_loaders(self) -> None:
+        """Compare the loaders prepared so far with those of the checkpoint.
+
+        Raises:
+            MismatchError: a loader differs; the message names the difference.
+        """
+        then, now = self.checkpoint.manifest.loaders, [loader.describe_data() for loader in self.state.loaders]
+        if "data" in self.allow:
+            return
+        for number, new in enumerate(now):
+            if number >= len(then):
+                self._refuse(f"training loader {number + 1} is new: there were {len(then)}", "data")
+            self._check_lines(f"training loader {number + 1}", then[number], new, "data")
+
+    def _check_lines(self, label: str, old: list[str], new: list[str], allowable: str = "") -> None:
+        for was, is_now in itertools.zip_longest(old, new, fillvalue="nothing more"):
+            if was != is_now:
+                self._refuse(f"{label} has `{is_now}` now, and had `{was}`", allowable)
+
+    def _refuse(self, difference: str, allowable: str = "") -> NoReturn:
+        manifest = self.checkpoint.manifest
+        allowed = f" To resume anyway, with a different answer: --allow {allowable}." if allowable else ""
+        raise MismatchError(
+            f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was saved: the run "
+            f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
+            + allowed
+        )
+
+    def script_has_restored(self) -> bool:
+        """Whether an optimizer has state of steps already, before any is restored here: the script has loaded it."""
+        optimizers = [adapter.target for adapter in self.state.objects if isinstance(adapter.target, Optimizer)]
+        return not self.is_done and any(has_stepped(slots) for optimizer in optimizers for slots in optimizer.state.values())
+
+    def apply(self, *, is_final: bool) -> None:
+        """Restore all state.
+
+        Args:
+            is_final: whether all objects of the checkpoint must have been prepared; otherwise those prepared are restored.
+
+        Raises:
+            MismatchError: an object differs or is missing.
+        """
+        manifest, directory = self.checkpoint.manifest, self.checkpoint.path
+        if is_final:
+            self.is_done = True
+            self._check_all_there()
+            self._check_numerics()
+        tensors, devices = Tensors([directory / name for name in state_files(manifest.files)]), self.state.devices
+        state = self._read_state(directory / STATE)
+        records = zip(manifest.objects, state["objects"], strict=True)
+        for number, (adapter, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
+            form = adapter.forms()
+            weights = self._weights(record, form)
+            object_state = put_together(object_state, tensors.formed(form, f"{record['name']}."), devices)
+            adapter.load_state_dict(object_state, weights)
+            adapter.apply_options(self._changed_options.get(number, []), record["options"])
+        for loader, value in zip(self.state.loaders, state["loaders"], strict=False):
+            loader.load_state(put_together(value, tensors, devices))
+        registered = put_together(state["registered"], tensors.formed(self._registered_forms()), devices)
+        for name, adapter in self.state.registered.items():
+            if name in registered:
+                adapter.load_state_dict(registered[name])
+        self.state.best, self.state.best_epoch = put_together(state["best"], {}), state["best_epoch"]
+
+    def _weights(self, record: Object, form: Form) -> Mapping[str, Tensor] | None:
+        """A model's weights; None: it is not a model."""
+        if "file" not in record:
+            return None
+        files = weights_files(record["file"], self.checkpoint.manifest.files)
+        return Tensors([self.checkpoint.path / name for name in files]).formed(form)
+
+    def _registered_forms(self) -> Form:
+        """Those of what is registered: known only where it may be cut over the ranks, since a script's own ``state_dict`` need
+        not work before the state is restored."""
+        if not self.state.is_cut:
+            return lambda _: None
+        now = {name: value for name, adapter in self.state.registered.items() for _, value in adapter.compared()}
+        return take_apart(now, "registered")[1].get
+
+    def _read_state(self, file: Path) -> Any:
+        try:
+            state = json.loads(read_bytes(file, _MOST_BYTES))  # verified, with the whole checkpoint
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+        objects = state.get("objects") if isinstance(state, dict) else None
+        if not isinstance(objects, list) or len(objects) != len(self.checkpoint.manifest.objects):
+            raise CheckpointError(f"{file} does not have the state of the objects that its manifest lists")
+        return state
+
+    def _check_all_there(self) -> None:
+        manifest, state = self.checkpoint.manifest, self.state
+        if len(state.objects) < len(manifest.objects):
+            missing = manifest.objects[len(state.objects)]
+            self._refuse(f"{missing['name']} ({missing['type']}) is not prepared now, and was")
+        if len(state.loaders) < len(manifest.loaders):
+            self._refuse(f"{len(state.loaders)} training loaders are prepared now, and {len(manifest.loaders)} were", "data")
+        missing_names = [name for name in manifest.registered if name not in state.registered]
+        if missing_names:
+            self._refuse(f"{missing_names[0]!r} is not registered now, and was")
+
+    def _check_numerics(self) -> None:
+        if "numerics" in self.allow:
+            return
+        was = self.checkpoint.manifest.numerics
+        for name, value in numerics().items():
+            if name in was and was[name] != value:
+                self._refuse(f"{_owner(name)}{name} is {value!r} now, and was {was[name]!r}", "numerics")
+
+
+def has_stepped(slots: Any) -> bool:
+    """Whether the state of one parameter in an optimizer is of a step: a constructor that makes it (Adagrad's) counts none."""
+    return bool(slots) and not (isinstance(slots, Mapping) and "step" in slots and not slots["step"])
+
+
+def _owner(name: str) -> str:
+    return "the variable " if name.isupper() else "PyTorch's "
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

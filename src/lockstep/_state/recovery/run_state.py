@@ -1,0 +1,190 @@
+"""The state of a run: what its checkpoints hold, what it resumes with, and what must be the same on all its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep._base.errors import ConfigError, ModelError
+from lockstep._data.loader import PreparedLoader
+from lockstep._prepare.registry import adapter_of, registered_adapter
+from lockstep._prepare.state_adapters import ATTRIBUTES, ModelAdapter, StateAdapter, Weights
+from lockstep._prepare.unprepared import is_of_one_process
+from lockstep._state.checkpoint.manifest import Object
+from lockstep._state.checkpoint.parts import deal_out, part_name, state_part_name, weights_name
+from lockstep._state.checkpoint.tree import take_apart
+from lockstep._world.comm.dtensors import full_tensor, is_cut, to_local
+
+
+class RunState:
+    """All objects whose state belongs to the run. It grows as the script prepares and registers objects.
+
+    Args:
+        devices: those of this process, to which restored tensors go.
+    """
+
+    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+        self.devices = devices
+        self.objects: list[StateAdapter] = []
+        """The objects given to ``team.prepare``, except loaders, and the run's own loss scaler."""
+        self.loaders: list[PreparedLoader] = []
+        self.registered: dict[str, StateAdapter] = {}
+        self.script_seed: int | None = None
+        """That of a ``torch.manual_seed`` called after ``join``; None: it was not called."""
+        self.best: float | None = None
+        """The best metric given to ``Team.best``."""
+        self.left_out: dict[StateAdapter, dict[str, Any]] = {}
+        """Attributes of each object that belong to the state, and that a checkpoint cannot hold, by name: as of the newest
+        ``part``."""
+        self.best_epoch = -1
+        """The epoch in which it was given; -1: there is none."""
+
+    def keep(self, target: Any) -> None:
+        """Add an object of ``team.prepare``."""
+        adapter = adapter_of(target)
+        number = 1 + sum(earlier.kind == adapter.kind for earlier in self.objects)
+        adapter.name = adapter.kind if number == 1 else f"{adapter.kind}-{number}"
+        self.objects.append(adapter)
+
+    def register(self, name: str, target: Any, *, compare: bool = True) -> None:
+        """Add an object of ``team.register``. See ``registered_adapter`` for errors."""
+        self.registered[name] = adapter = registered_adapter(name, target)
+        adapter.is_compared = compare
+
+    def describe(self) -> dict[str, Any]:
+        """The description for a manifest."""
+        return {
+            "objects": self.describe_objects(),
+            "registered": list(self.registered),
+            "loaders": [loader.describe_data() for loader in self.loaders],
+        }
+
+    def describe_objects(self) -> list[Object]:
+        """The description of the objects for a manifest."""
+        return [_record(adapter) for adapter in self.objects]
+
+    def _weights(self) -> dict[str, Weights]:
+        """Those of all models, by the name of their file if they are not cut."""
+        named = ((adapter.name, adapter.weights()) for adapter in self.objects)
+        return {weights_name(name): weights for name, weights in named if weights is not None}
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether any weights are cut over the ranks. The same on every rank."""
+        return any(is_cut(tensor) for weights in self._weights().values() for tensor in weights.values())
+
+    def weights(self, rank: int) -> dict[str, Weights]:
+        """The files that a rank writes of the weights of all models: its own rows of what is cut over the ranks, and on rank 0
+        what is whole. Every rank must call it."""
+        files: dict[str, Weights] = {}
+        for file, current in self._weights().items():
+            weights = _cut_or_whole(current)
+            files[part_name(file, rank) if any(map(is_cut, weights.values())) else file] = {
+                name: to_local(tensor) for name, tensor in weights.items() if is_cut(tensor) or rank == 0
+            }
+        return {name: part for name, part in files.items() if part}
+
+    def part(self, rank: int, world_size: int) -> tuple[dict[str, Weights], dict[str, Any]]:
+        """The files that a rank writes of a checkpoint, with their tensors, and the JSON value of ``state.json``, which is the
+        same on every rank. Every rank must call it.
+
+        Each rank writes its own rows of what is cut over the ranks. Of what is whole, rank 0 writes the weights and what is not
+        compared, and the rest goes to the ranks with least to write."""
+        tensors: dict[str, Tensor] = {}
+
+        def apart(tree: Any, name: str) -> Any:
+            value, parts = take_apart(tree, name, self.devices)
+            tensors.update(_cut_or_whole(parts))
+            return value
+
+        state = {
+            "objects": [apart(self._tree(adapter), adapter.name) for adapter in self.objects],
+            "loaders": [apart(loader.state(), f"loader-{number}") for number, loader in enumerate(self.loaders, 1)],
+            "registered": apart({name: self._tree(adapter) for name, adapter in self.registered.items()}, "registered"),
+            "best": apart(self.best, "best"),
+            "best_epoch": self.best_epoch,
+        }
+        files = self.weights(rank)
+        # Of what may differ, ranks would deal out different sizes, too, and leave out a tensor, or write it twice.
+        differing = tuple(f"registered.{name}." for name, adapter in self.registered.items() if not adapter.is_compared)
+        of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name or f"{name}.".startswith(differing)}
+        held = [0] * world_size
+        held[0] = sum(tensor.nbytes for each in self._weights().values() for tensor in each.values() if not is_cut(tensor))
+        sizes = {name: t.nbytes for name, t in tensors.items() if not is_cut(t) and name not in of_rank_0}
+        mine = {*deal_out(sizes, held)[rank], *(of_rank_0 if rank == 0 else ())}
+        files[state_part_name(rank)] = {
+            name: to_local(tensor) for name, tensor in tensors.items() if is_cut(tensor) or name in mine
+        }
+        return {name: part for name, part in files.items() if part}, state
+
+    def _tree(self, adapter: StateAdapter) -> Any:
+        """All of an object's state that a checkpoint can hold."""
+        _check_gradients(adapter)
+        state = adapter.state_dict()
+        held, refused = dict[str, Any](), dict[str, Any]()
+        for name, value in adapter.attributes().items():
+            try:
+                take_apart(value, name)
+            except ConfigError:
+                refused[name] = value
+            else:
+                held[name] = value
+        self.left_out[adapter] = refused
+        return {**state, ATTRIBUTES: held} if held else state
+
+    def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
+        """The object, the part of its state, and the value, for all that must be the same on all ranks: a tensor, or a tree of
+        plain values and tensors."""
+        for adapter in self.objects:
+            yield from ((adapter.name, part, value) for part, value in adapter.compared())
+        for name, adapter in self.registered.items():
+            if adapter.is_compared:
+                yield from ((f"the registered {name!r}", part, value) for part, value in adapter.compared())
+        for number, loader in enumerate(self.loaders, 1):
+            digest = loader.compared()
+            if digest is not None:
+                yield f"loader {number}", "the state of the samplers", digest
+
+    def held(self) -> set[int]:
+        """The ids of the generators, and other objects of samplers, that checkpoints hold."""
+        registered = {id(adapter.target) for adapter in self.registered.values()}
+        return registered.union(*(loader.held for loader in self.loaders))
+
+
+def _cut_or_whole(tensors: Weights) -> Weights:
+    """What is cut in another way than along the first dimension is gathered. Every rank must call it."""
+    return {name: tensor if is_cut(tensor) else full_tensor(tensor) for name, tensor in tensors.items()}
+
+
+def _check_gradients(adapter: StateAdapter) -> None:
+    if not isinstance(adapter, ModelAdapter):
+        return
+    for name, parameter in adapter.target.named_parameters():
+        if is_of_one_process(parameter.grad):
+            raise ModelError(
+                f"{name!r} was put into {adapter.name} ({type(adapter.target).__name__}) after team.prepare(), and got a "
+                "gradient inside batch.shards: the gradient is of this process's shards only, so every process would train a "
+                "different copy. Change models before team.prepare()."
+            )
+
+
+def _record(adapter: StateAdapter) -> Object:
+    record: Object = {
+        "kind": adapter.kind,
+        "name": adapter.name,
+        "type": type(adapter.target).__name__,
+        "lines": adapter.describe(),
+        "options": {key: _in_words(value) for key, value in adapter.options_at_birth.items()},
+    }
+    if adapter.kind in ("model", "average"):
+        record["file"] = weights_name(adapter.name)
+    return record
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, (set, frozenset)):  # whose texts are in another order in every process
+        return f"{type(value).__name__}({sorted(map(repr, value))})"
+    return repr(value)

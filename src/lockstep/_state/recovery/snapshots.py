@@ -1,0 +1,126 @@
+"""Copies of the run's state, of which each is this rank's part in writing a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import platform
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep._base.config import RunConfig
+from lockstep._state.checkpoint.manifest import Manifest
+from lockstep._state.checkpoint.staging import Staging
+from lockstep._state.checkpoint.writer import Job
+from lockstep._state.recovery.position import ScriptPosition
+from lockstep._state.recovery.run_state import RunState
+from lockstep._state.recovery.software import numerics, version
+from lockstep._state.rundir.fixed_settings import FixedSettings
+from lockstep._world.comm.collectives import Collectives
+
+
+class Snapshots:
+    """Takes them, of the whole state and of the weights alone.
+
+    Args:
+        config: the settings, with the number of checkpoints to keep.
+        token: identifies this launch, the same on every rank.
+    """
+
+    def __init__(
+        self, config: RunConfig, token: str, birth: FixedSettings, state: RunState, collectives: Collectives
+    ) -> None:
+        self.num_taken = 0
+        """How many of the whole state this launch has taken. The same on every rank."""
+        self.is_rehearsed = False
+        self._num_best = 0
+        """How many of the weights alone. The same on every rank."""
+        self._keep = config.keep
+        self._token = token
+        self._birth = birth
+        self._state = state
+        self._collectives = collectives
+        self._staging, self._staging_of_best = Staging(), Staging()
+        self._touching: threading.Thread | None = None
+
+    def rehearse(self) -> None:
+        """After the first step, when all state exists: check that it can be saved, and allocate memory for its copy."""
+        self.is_rehearsed = True
+        for adapter in self._state.objects:
+            adapter.settle()
+        mine, _ = self._state.part(self._collectives.rank, self._collectives.size)
+        tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
+        shapes = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in tensors.items()
+            if tensor.is_cpu
+        }
+        self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
+        self._touching.start()
+
+    def take(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> Job:
+        """A copy of the whole state. Every rank must call it, when nothing is being written."""
+        if self._touching is not None:
+            self._touching.join()
+        mine, state = self._state.part(self._collectives.rank, self._collectives.size)
+        manifest = Manifest(
+            step=step,
+            epoch=epoch,
+            time_s=time.time(),
+            finished=finished,
+            position=position.as_json(),
+            numerics=numerics(),
+            **self._state.describe(),
+            **self._origin(),
+        )
+        self.num_taken += 1
+        return self._job(manifest, mine, state, self._staging)
+
+    def take_weights(self, value: float, step: int, epoch: int) -> Job | None:
+        """A copy of the weights: of its own rows on each rank, if they are cut over the ranks. Otherwise rank 0 writes them
+        alone, since they are the same on every rank; None on others.
+
+        Every rank must call it, when nothing is being written. ``value``: that by which they are the best.
+        """
+        manifest = Manifest(
+            kind="weights",
+            step=step,
+            epoch=epoch,
+            time_s=time.time(),
+            metric=value if math.isfinite(value) else None,
+            objects=self._state.describe_objects(),
+            **self._origin(),
+        )
+        weights = self._state.weights(self._collectives.rank)
+        self._num_best += 1
+        num_writers = self._collectives.size if self._state.is_cut else 1
+        if self._collectives.rank >= num_writers:
+            return None
+        return replace(self._job(manifest, weights, {}, self._staging_of_best), world_size=num_writers)
+
+    def _origin(self) -> dict[str, Any]:
+        return {
+            "birth": {**self._birth.as_json(), "script_seed": self._state.script_seed},
+            "world_size": self._collectives.size,
+            "versions": {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def _job(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> Job:
+        flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
+        copies, copied = staging.copy(flat)
+        # The token is the same on all ranks: they have saved equally many checkpoints.
+        number = f"best-{self._num_best}" if manifest.kind == "weights" else self.num_taken
+        return Job(
+            manifest=manifest,
+            token=f"{self._token}-{number}",
+            rank=self._collectives.rank,
+            world_size=self._collectives.size,
+            keep=self._keep,
+            tensors={file: {name: copies[f"{file}/{name}"] for name in part} for file, part in files.items()},
+            state=state,
+            copied=copied,
+        )

@@ -1,0 +1,209 @@
+"""Warning of objects that act on the run's parameters but were not prepared: their state is in no checkpoint.
+
+The warning is given once for each, when it first acts in a step. Optimizers are noticed by a hook on their steps; schedules,
+averages and loss scalers are searched for among the objects of the process when the first pass begins. Averages of classes that
+lockstep does not know are found by what they do (see ``moving_tensors``).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
+
+from lockstep._base.errors import UsageError
+from lockstep._base.stopping import say
+from lockstep._base.versions import version
+from lockstep._listener import Listener
+from lockstep._prepare.guards import progress_of
+from lockstep._state.recovery.moving_tensors import MovingTensors, differ, sample
+from lockstep._state.recovery.run_state import RunState
+
+_KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    LRScheduler: ("acts on the optimizer of prepared parameters", progress_of),
+    AveragedModel: ("averages weights", lambda average: version(average.n_averaged)),
+    GradScaler: ("scales losses", lambda scaler: scaler.state_dict()),
+}
+"""What each kind does, and a function for its progress."""
+
+
+_MOST_TRIES = 8
+"""Steps in which it is seen whether an optimizer's parameters are as the step before has left them."""
+_NOT_GIVEN = "was given neither to team.prepare() nor to team.register()"
+
+
+@dataclass(slots=True)
+class _Other:
+    """An optimizer whose parameters belong to no prepared model."""
+
+    optimizer: ref[Optimizer]
+    before: list[Tensor]
+    """Samples of its parameters before it acted in a step."""
+    after: list[Tensor] | None = None
+    """The same when that step had ended: what the script puts back for each step (a perturbation, say) is no state."""
+    is_judged: bool = False
+    num_tries: int = 0
+
+
+class UnsavedObjects(Listener):
+    """Detects objects whose state is in no checkpoint, since they were not prepared.
+
+    Args:
+        trains: whether an optimizer has parameters of prepared models.
+        scales_loss: whether the run scales its losses.
+        speaks: whether to print warnings: on one rank, and only if checkpoints are saved.
+    """
+
+    def __init__(self, state: RunState, trains: Callable[[Optimizer], bool], *, scales_loss: bool, speaks: bool) -> None:
+        self._state = state
+        self._trains = trains
+        self._scales_loss = scales_loss
+        self._speaks = speaks
+        self._moving = MovingTensors(state)
+        self._has_searched = False
+        self._resting: list[tuple[ref[Any], Any]] = []
+        """Schedules, averages and scalers that have not acted since they were found, with their progress."""
+        self._others: list[_Other] = []
+        """Optimizers of parameters that no prepared model has."""
+        self._judged: dict[int, ref[Optimizer]] = {}
+        """By id, which another optimizer may have later."""
+
+    @override
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        if self._moving.is_watching:
+            self._moving.check()
+        if self._speaks and not self._has_searched:
+            self._moving.begin()
+            self._has_searched = True  # only once: it takes some 80 ms
+            # isinstance() would take ten times as long, and call proxies.
+            kinds = _with_subclasses(*_KINDS)
+            candidates = [item for item in gc.get_objects() if type(item) in kinds]
+            self._resting = [(ref(item), _progress(item)) for item in candidates]
+
+    @override
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """Raises:
+        UsageError: its gradients may be scaled, or have overflowed.
+        """
+        if self._moving.is_watching:
+            self._moving.check()
+        known = self._judged.get(id(optimizer))
+        if known is not None and known() is optimizer:
+            return
+        self._judged[id(optimizer)] = ref(optimizer)
+        name = type(optimizer).__name__
+        if self._scales_loss and id(optimizer) not in _ids_in(self._prepared):
+            raise UsageError(
+                f"{name}.step(): this optimizer was not given to team.prepare(), and the run scales its losses: gradients are "
+                "unscaled, and skipped after an overflow, for prepared optimizers only. Prepare it together with its model."
+            )
+        if not self._is_kept(optimizer):
+            self._warn(f"{name} acts on prepared parameters")
+
+    @override
+    def before_other_optimizer(self, optimizer: Optimizer) -> None:
+        if not self._speaks:
+            return
+        other = next((other for other in self._others if other.optimizer() is optimizer), None)
+        if other is None:
+            self._others.append(_Other(ref(optimizer), _samples(optimizer)))
+        elif other.after is not None and not other.is_judged:
+            now = _samples(optimizer)
+            other.num_tries += 1
+            is_left = _are_equal(now, other.after) and not _are_equal(other.before, other.after)
+            other.is_judged = is_left or other.num_tries == _MOST_TRIES
+            if is_left:
+                self._judge(optimizer)
+            other.before, other.after = now, None
+
+    def _judge(self, optimizer: Optimizer) -> None:
+        """An optimizer has trained something that one step has left to the next."""
+        kept = _ids_in([*self._prepared, *(adapter.target for adapter in self._state.registered.values())])
+        trains_kept = all(id(parameter) in kept for group in optimizer.param_groups for parameter in group["params"])
+        if not trains_kept or (optimizer.state and id(optimizer) not in kept):
+            self._warn(f"{type(optimizer).__name__} trains what no prepared model has", of="neither it nor what it trains")
+
+    @override
+    def end_step(self, step: int, num_samples: int) -> None:
+        if self._others:
+            self._others = [other for other in self._others if other.optimizer() is not None]
+            for other in self._others:
+                optimizer = other.optimizer()
+                if optimizer is not None and not other.is_judged and other.after is None:
+                    other.after = _samples(optimizer)
+        if self._speaks and step >= self._moving.next:
+            self._moving.end_step(step)
+        if not self._resting:
+            return
+        alive = [(item, before) for reference, before in self._resting if (item := reference()) is not None]
+        active = [item for item, before in alive if _progress(item) != before]
+        self._resting = [(ref(item), before) for item, before in alive if not any(item is acting for acting in active)]
+        for item in active:
+            optimizer = getattr(item, "optimizer", None)  # a schedule's
+            acts = optimizer is None or self._trains(optimizer)
+            is_part = id(item) in _ids_in([_parts(peer) for peer in active])
+            if acts and not is_part and not self._is_kept(item):
+                self._warn(f"{type(item).__name__} {_action(item)}")
+
+    def _is_kept(self, item: Any) -> bool:
+        registered = [adapter.target for adapter in self._state.registered.values()]
+        return id(item) in _ids_in([*self._prepared, *registered])
+
+    @property
+    def _prepared(self) -> list[Any]:
+        return [adapter.target for adapter in self._state.objects]
+
+    def _warn(self, action: str, of: str = "") -> None:
+        if self._speaks:
+            given = f"{of} was given to team.prepare() or team.register()" if of else _NOT_GIVEN
+            say(
+                f"WARNING: {action}, and {given}: its state is in no "
+                "checkpoint, so the run would give a different answer if it were interrupted and resumed. Prepare it with "
+                "the others, or register it: team.register(name, it)."
+            )
+
+
+def _samples(optimizer: Optimizer) -> list[Tensor]:
+    return [sample(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and not any(map(differ, some, others))
+
+
+def _with_subclasses(*kinds: type) -> set[type]:
+    return set(kinds).union(*(_with_subclasses(*kind.__subclasses__()) for kind in kinds))
+
+
+def _progress(item: Any) -> Any:
+    return next(progress for kind, (_, progress) in _KINDS.items() if isinstance(item, kind))(item)
+
+
+def _action(item: Any) -> str:
+    return next(action for kind, (action, _) in _KINDS.items() if isinstance(item, kind))
+
+
+def _parts(item: Any) -> Iterable[Any]:
+    """The objects that an object holds, except the optimizer of a schedule, which is not in the schedule's state."""
+    if isinstance(item, (list, tuple)):
+        return item
+    parts = item if isinstance(item, Mapping) else getattr(item, "__dict__", {})
+    return [part for part in parts.values() if not (isinstance(item, LRScheduler) and isinstance(part, Optimizer))]
+
+
+def _ids_in(items: Iterable[Any]) -> set[int]:
+    """The ids of objects and those inside them: the schedules in a SequentialLR, say, or in an object of the script."""
+    ids, level = set[int](), list(items)
+    for _ in range(4):
+        ids.update(map(id, level))
+        level = [part for item in level for part in _parts(item)]
+    return ids

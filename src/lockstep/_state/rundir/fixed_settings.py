@@ -1,0 +1,168 @@
+"""The settings that a run begins with and keeps, since they determine its answer: saved in its directory as ``birth.json``, and
+applied to later launches. (Where a name must be short they are the run's ``birth``.)"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from lockstep._base.atomic import write_atomic
+from lockstep._base.config import ALLOWABLE, RunConfig
+from lockstep._base.errors import ConfigError, UnfitFileError
+from lockstep._base.regular import read_bytes
+from lockstep._base.shapes import check, parse
+
+_FILE_NAME = "birth.json"
+_FORMAT = 2
+_MOST_BYTES = 1 << 24
+NO_SCRIPT = ("", "-c", "-")
+_OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
+"""Arguments that some launchers add to a script's, ignored when commands are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSettings:
+    """The settings that, with the script and the data, determine a run's answer."""
+
+    shards: int
+    exact: bool
+    """Whether bit-identical answers are promised: several shards are summed in the fixed tree."""
+    accumulate: int
+    seed: int
+    threads: int
+    precision: str
+    device: str
+    """Its kind: ``cpu``, ``cuda`` ...."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object for files."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The command of a run. The same command later refers to the same run."""
+
+    script: str
+    """Its resolved path; empty: there is none (an interactive session), and such commands are never equal."""
+    args: tuple[str, ...]
+    number: int
+    """Number of the run among those that one process joins."""
+    part: str = ""
+    """Distinguishes further runs of this command: the task of a job array (see ``Job.part``)."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of a birth (and the strategy) that were given explicitly, on the command line or in the script."""
+
+    def is_like(self, other: Command) -> bool:
+        """Whether both are the same except for their settings."""
+        return dataclasses.replace(self, settings={}) == dataclasses.replace(other, settings={})
+
+    def differs_in_args(self, other: Command) -> bool:
+        """Whether both are the same except for their settings and the script's arguments, and those are not."""
+        return self.args != other.args and dataclasses.replace(self, args=other.args).is_like(other)
+
+    def differing(self, earlier: Command, allow: Collection[str] = ()) -> list[str]:
+        """Names of settings that were not given equally, except those in ``allow``."""
+        names = sorted((self.settings.keys() | earlier.settings.keys()) - set(allow))
+        return [name for name in names if self.settings.get(name) != earlier.settings.get(name)]
+
+    @staticmethod
+    def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any], part: str = "") -> Command:
+        """The command of this process. (A function called in a process of its own has no script.)"""
+        script = sys.argv[0] if sys.argv else ""
+        path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
+        names = {"strategy", *(setting.name for setting in fields(FixedSettings))}
+        settings = {name: value for name, value in explicit.items() if name in names and value is not None}
+        return Command(script=path, args=own_args(), number=number, part=part, settings=settings)
+
+
+def own_args() -> tuple[str, ...]:
+    """The arguments of this process's script, without those that launchers add."""
+    return tuple(arg for arg in sys.argv[1:] if not arg.startswith(_OF_LAUNCHERS))
+
+
+def script_sha256(path: Path) -> str | None:
+    """The SHA-256 of a script; None: it cannot be read."""
+    try:
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    except OSError:
+        return None
+
+
+def write_fixed_settings(path: Path, birth: FixedSettings, command: Command) -> None:
+    """Save the birth of a new run in its directory."""
+    content = {"format": _FORMAT, "command": dataclasses.asdict(command), **birth.as_json()}
+    write_atomic(path / _FILE_NAME, json.dumps(content, indent=2) + "\n", durable=True)
+
+
+def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
+    """The birth of the run in a directory, and the command that started it; None: there is no run.
+
+    Raises:
+        ConfigError: it cannot be read, or was written by another version.
+    """
+    file = path / _FILE_NAME
+    try:
+        content = parse(read_bytes(file, _MOST_BYTES))
+        version = content.pop("format")
+        if version == _FORMAT:
+            command = content.pop("command")
+            # This checks the values. (A run without --device may be on a kind that the option does not name.)
+            RunConfig(**{name: value for name, value in content.items() if name not in ("exact", "device")})
+            return check(FixedSettings(**content)), check(Command(**{**command, "args": tuple(command["args"])}))
+    except FileNotFoundError:
+        return None
+    except (UnfitFileError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as the initial settings of a run ({error}): use another run directory"
+        ) from error
+    raise ConfigError(
+        f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
+        "Use that one, or another run directory."
+    )
+
+
+def reconcile(
+    path: Path, birth: FixedSettings, explicit: Mapping[str, Any], now: FixedSettings, allow: Collection[str] = ()
+) -> FixedSettings:
+    """The settings with which a launch resumes: those of the birth, except where others are allowed.
+
+    Args:
+        explicit: settings of this launch that were given explicitly, on the command line or in the script.
+        now: the birth that a new run would have.
+        allow: names of settings that may differ.
+
+    Raises:
+        ConfigError: an explicit setting differs from the birth, and is not allowed to.
+    """
+    changed: dict[str, Any] = {}
+    for name, was in birth.as_json().items():
+        wanted = getattr(now, name)
+        if name in allow:
+            if explicit.get(name) not in (None, "auto") or name == "device":
+                changed[name] = wanted
+        elif name == "exact":
+            _check_promise(path, birth, wanted, explicit)
+        elif wanted != was and (explicit.get(name) not in (None, "auto") or name == "device"):
+            raise ConfigError(
+                f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was started, so the answer would change. "
+                f"Leave {name} as it was, or start a new run: --fresh, or in another directory."
+                + (f" To resume anyway, with a different answer: --allow {name}." if name in ALLOWABLE else "")
+            )
+    return dataclasses.replace(birth, **changed)
+
+
+def _check_promise(path: Path, birth: FixedSettings, wanted: bool, explicit: Mapping[str, Any]) -> None:
+    strategy = explicit.get("strategy")
+    if wanted != birth.exact and birth.shards > 1 and strategy not in (None, "auto"):
+        born = "with strategy 'exact', the default, which promises bit-identical answers" if birth.exact else "with another"
+        raise ConfigError(
+            f"strategy is {strategy!r} now, and the run in {path} was started {born}: gradients would be added up in a "
+            "different order. Leave strategy out, or start a new run in another directory."
+        )

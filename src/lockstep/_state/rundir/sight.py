@@ -1,0 +1,66 @@
+"""Checking that every machine of a run sees its directory: rank 0 writes a file there, and each machine looks for it.
+
+Checkpoints are written and read by all ranks. A machine with another directory at the same path would otherwise be noticed
+on resume, or never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from lockstep._base.beneath import open_to_write
+from lockstep._base.regular import read_bytes
+from lockstep._world.comm.collectives import Collectives
+from lockstep._world.environment import World
+
+PATIENCE_S = 5.0
+"""Seconds until a new file must be visible: network file systems cache failed lookups briefly."""
+
+
+def blind_hosts(directory: Path, token: str, world: World, collectives: Collectives) -> list[str]:
+    """The hosts that do not see a file which rank 0 writes to a directory. Every rank must call it; it blocks until all have.
+
+    Args:
+        directory: the same on every rank.
+        token: unique to this launch, the same on every rank.
+
+    Raises:
+        OSError: rank 0 cannot write there; on every rank.
+    """
+    error = ""
+    if world.rank == 0:
+        try:
+            leave_mark(directory, token)
+        except OSError as failed:
+            error = str(failed)
+    if error := collectives.broadcast_plain(error):
+        raise OSError(error)
+    sees = world.local_rank > 0 or _sees_mark(directory, token)
+    hosts = collectives.all_gather_plain(None if sees else world.host)
+    if world.rank == 0:
+        (directory / _name(token)).unlink(missing_ok=True)
+    return list(dict.fromkeys(host for host in hosts if host is not None))
+
+
+def leave_mark(run_dir: Path, token: str) -> None:
+    """Write the file. ``token`` is unique to this launch."""
+    with os.fdopen(open_to_write(run_dir / _name(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
+        file.write(token)
+
+
+def _sees_mark(run_dir: Path, token: str) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        with contextlib.suppress(OSError):
+            list(run_dir.iterdir())  # refreshes the cache of a network file system
+            return read_bytes(run_dir / _name(token), 1000) == token.encode()
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.1)
+
+
+def _name(token: str) -> str:
+    return f"seen-{token}"

@@ -1,0 +1,127 @@
+"""Summing the leaves of one bucket in the order of the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from lockstep._plan.tree import Node, push
+from lockstep._sync.buckets import Bucket, Flat
+from lockstep._sync.copies import copy_all
+from lockstep._sync.gradients import ABSENT
+
+
+class BucketSum:
+    """A process's partial sum of one bucket, for one backward call of the phase.
+
+    Args:
+        bucket: the bucket.
+        ended: this process's shards that ran earlier in this phase, and had no gradients in the bucket.
+    """
+
+    def __init__(self, bucket: Bucket, ended: Iterable[int]) -> None:
+        self._bucket = bucket
+        self._empty = list(ended)
+        """This process's shards so far, until one has a gradient: leaves that need no memory yet."""
+        self._leaf: Flat | None = None
+        """The leaf of the current shard: with ``accumulate``, the sum over its parts so far."""
+        self._filled_slots: set[int] = set()
+        """The slots of ``_leaf`` that have a gradient."""
+        self._arrived: dict[int, Tensor] = {}
+        """By slot, gradients on a device, which are yet to be multiplied by ``_factor`` and added to the leaf."""
+        self._factor: float | Tensor = 1.0
+        self.stack: list[Node[Flat]] = []
+        self.used: set[int] = set()
+        """The slots for which any of this process's shards has a gradient."""
+
+    def take(self, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
+        """Multiply a gradient by ``factor`` and add it to the leaf: on a device at the next ``flush``. A factor that only the
+        device knows is a scalar tensor there; with it, gradients of weight 0 are ABSENT, but count as gradients."""
+        if not gradient.is_cpu:
+            if slot in self._arrived:  # a second part, of a weight in several blocks that are run again (checkpoint)
+                self.flush()
+            self._arrived[slot] = gradient
+            self._factor = factor
+            return
+        if self._leaf is None:
+            self._leaf = self._bucket.take()
+        view = self._leaf.views[slot]
+        if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
+            gradient = gradient.to(view.dtype)
+        if slot in self._filled_slots:
+            view.add_(gradient * factor)  # not in place: autograd may have given others the same tensor
+        else:
+            torch.mul(gradient, factor, out=view)
+            self._filled_slots.add(slot)
+
+    def flush(self) -> None:
+        """Add what has arrived on a device to the leaf, by a kernel for many parameters rather than one for each."""
+        gradients, self._arrived = self._arrived, {}
+        if not gradients:
+            return
+        factor, scratch = self._factor, None
+        if isinstance(factor, Tensor):
+            scratch, factor = self._weighted(gradients, factor), 1.0
+            gradients = {slot: scratch.views[slot] for slot in gradients}
+        arrived = list(gradients.items())
+        leaf = self._leaf = self._leaf or self._bucket.take()
+        new = [(leaf.views[slot], gradient) for slot, gradient in arrived if slot not in self._filled_slots]
+        more = [(leaf.views[slot], gradient) for slot, gradient in arrived if slot in self._filled_slots]
+        if new:
+            copy_all(new)
+            torch._foreach_mul_([view for view, _ in new], factor)
+        if more:
+            products = torch._foreach_mul([gradient.to(view.dtype) for view, gradient in more], factor)
+            torch._foreach_add_([view for view, _ in more], products)
+        self._filled_slots.update(gradients)
+        if scratch is not None:
+            self._bucket.give_back(scratch)
+
+    def _weighted(self, gradients: dict[int, Tensor], factor: Tensor) -> Flat:
+        """Gradients by slot, times a factor that the device knows."""
+        flat = self._bucket.take()
+        copy_all((flat.views[slot], gradient) for slot, gradient in gradients.items())
+        factor = factor.to(flat.data.device, flat.data.dtype)
+        flat.data.mul_(factor).masked_fill_(factor == 0, ABSENT)  # and not 0 x NaN
+        return flat
+
+    def end_shard(self, shard: int) -> None:
+        """Add the complete leaf to the tree."""
+        self.flush()
+        if self._leaf is None and not self.stack:
+            self._empty.append(shard)
+            return
+        self.make_whole()
+        self._push(shard, self._leaf, self._filled_slots)
+        self._leaf, self._filled_slots = None, set()
+
+    def make_whole(self) -> None:
+        """Add leaves for the shards before the first that had a gradient."""
+        for shard in self._empty:
+            self._push(shard, None, set())
+        self._empty = []
+
+    def _push(self, shard: int, leaf: Flat | None, filled: set[int]) -> None:
+        flat = leaf if leaf is not None else self._bucket.take()
+        flat.counts.fill_(1.0)
+        for slot in range(len(flat.views)) if len(filled) < len(flat.views) else ():
+            if slot not in filled:
+                flat.views[slot].fill_(ABSENT)
+                flat.counts[slot] = 0.0
+        push(self.stack, Node(shard, 1, flat), self._add)
+        self.used |= filled
+
+    def _add(self, left: Flat, right: Flat) -> Flat:
+        left.data.add_(right.data)
+        self._bucket.give_back(right)
+        return left
+
+    def clear(self) -> None:
+        """Discard the sum and return its memory."""
+        flats = [node.value for node in self.stack] + ([] if self._leaf is None else [self._leaf])
+        for flat in flats:
+            self._bucket.give_back(flat)
+        self._leaf, self._filled_slots, self._empty, self.stack = None, set(), [], []
+        self._arrived = {}

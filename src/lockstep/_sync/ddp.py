@@ -1,0 +1,314 @@
+"""PyTorch's DistributedDataParallel: buckets of gradients are reduced during the backward pass.
+
+Its communication hook multiplies a bucket by the shard's weight, adds the sums of the process's earlier shards, and sums
+over the ranks. DDP requires a gradient for every parameter on every rank. So gradients are reduced without it, in one piece
+at the end of the phase: in the first step (which shows whether all parameters are used), for a model that does not use them
+all, and in a step in which some ranks have no samples.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ModelError, UsageError
+from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._sync.afterwards import reduce_afterwards
+from lockstep._sync.gradients import Gradients, add_weighted, detach_grads, is_left_out, is_narrow, usable, weigh, widen
+from lockstep._sync.protocol import Outcome, Sync
+from lockstep._sync.sharded import ShardedSync
+from lockstep._sync.start import broadcast_from_rank_0
+from lockstep._world.comm.group import Transport
+
+# Buffers are combined over shards, so DDP's broadcast before every forward pass is off. (The option was renamed in 2.13.)
+_NO_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers": False
+}
+
+
+class _Engine:
+    """A model and its DistributedDataParallel."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.look()
+        self.shares = False
+        """Whether it shares parameters with another prepared model: they must not be reduced twice."""
+        self.partial: set[int] = set()
+        """The phases in which some loss depended on only part of the parameters."""
+        self.proven: set[int] = set()
+        """The phases in which every shard has been found to use all parameters, as DDP requires."""
+        self.overlaps = False
+        """Whether DDP reduces this model's gradients in the current micro-step."""
+        self.may_overlap = False
+        """Whether it does so in the last micro-step of the current phase."""
+        self.trainable_before: list[Parameter] = []
+        """The parameters that were trainable in the first phase of the last step."""
+        self.build()
+
+    def look(self) -> None:
+        """Record the model's parameters. (During its passes, 16-bit copies may stand in for them.)"""
+        self.names = {parameter: name for name, parameter in self.model.named_parameters()}
+
+    def learning(self) -> list[Parameter]:
+        """The currently trainable parameters: scripts freeze and unfreeze."""
+        return [parameter for parameter in self.names if parameter.requires_grad]
+
+    def build(self) -> None:
+        """Create the DDP. Every rank must call it: it broadcasts the parameters of rank 0."""
+        self.trainable = self.learning()
+        self.is_narrow = any(map(is_narrow, self.trainable))
+        self.launched = 0
+        self.finished = False
+        self.ddp: DistributedDataParallel | None = None
+        if not self.trainable:  # DDP refuses a model without trainable parameters
+            return
+        devices = {parameter.device for parameter in self.model.parameters()}
+        device = next(iter(devices))
+        self.ddp = DistributedDataParallel(
+            self.model,
+            device_ids=[device] if len(devices) == 1 and device.type != "cpu" else None,
+            **_NO_BUFFERS,
+        )
+
+
+class DDPSync(ShardedSync):
+    """The strategy ``ddp``.
+
+    Args:
+        num_shards: V of the run.
+        find_unused: whether parameters that the first step used may be unused later, which rules DDP out.
+    """
+
+    def __init__(self, num_shards: int, *, find_unused: bool) -> None:
+        super().__init__(num_shards, dist.get_world_size())
+        self._find_unused = find_unused
+        self._engines: list[_Engine] = []
+        self._factor: float | Tensor = 1.0
+        self._earlier: Gradients = {}
+        self._is_weighted = False
+        """Whether any backward call's sum was divided by weights: 16-bit gradients are then reduced without DDP."""
+        self._num_calls: dict[int, int] = {}
+        """By phase, the number of backward calls when it was last run."""
+        self._launched_at_s = 0.0
+        """When the last bucket of the backward pass was handed to the process group, if any was."""
+        self._overlapped: dict[int, list[_Engine]] = {}
+        """By backward call, the models whose gradients DDP has reduced."""
+
+    @override
+    def begin_phase(self, plan: StepPlan, phase: int) -> None:
+        super().begin_phase(plan, phase)
+        self._overlapped = {}
+        for engine in self._engines:
+            engine.look()
+            if phase == 0:
+                self._follow_changes(engine)
+            engine.overlaps = False
+        for engine in self._engines:
+            engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
+            # 16-bit gradients must be divided by the weights before they are rounded to 16 bits, which DDP does first.
+            engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
+
+    def _follow_changes(self, engine: _Engine) -> None:
+        """Rebuild the DDP after the script has frozen or unfrozen parameters. If it did so for a single phase (of a GAN, say),
+        that phase goes without DDP."""
+        now, before, engine.trainable_before = engine.learning(), engine.trainable_before, engine.learning()
+        if not _are_same(now, engine.trainable) and _are_same(now, before):
+            engine.proven, engine.partial = set(), set()
+            self._build(engine)
+
+    @override
+    def begin_shard(self, micro: MicroStep) -> None:
+        super().begin_shard(micro)
+        for engine in self._engines:
+            engine.overlaps = micro.is_last and engine.may_overlap
+
+    @override
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
+        factor, self.waited_s = usable(factor, self._parameters), 0.0
+        if not any(engine.overlaps for engine in self._engines):
+            super().backward(loss, call, factor, options)
+            return
+        self._launched_at_s = 0.0
+        for engine in self._engines:
+            engine.launched, engine.finished = 0, False
+        self._factor, self._earlier = factor, self._sums.pop(call, {})
+        with self.buffers.held():
+            loss.backward(**options)  # type: ignore[no-untyped-call]
+        if self._launched_at_s:
+            self.waited_s = time.perf_counter() - self._launched_at_s
+        self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
+        # DDP's sums are complete, and already weighted.
+        reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
+        add_weighted(self._parameters, self._earlier, factor)
+        self._sums[call] = {**self._earlier, **reduced}
+        self._earlier = {}
+
+    @override
+    def end_shard(self) -> None:
+        """Raises:
+        UsageError: the other ranks wait in a backward pass that this rank's last shard did not run.
+        """
+        micro = self._micro
+        assert micro is not None
+        if micro.is_last and len(self._overlapped) < self._num_calls.get(self._phase, 0):
+            waiting = [engine for engine in self._engines if engine.overlaps]
+            if waiting and self._world_size > 1:
+                raise UsageError(
+                    f"the shard {micro.shard} made {len(self._overlapped)} backward calls in this phase of step {micro.step}, "
+                    f"where {self._num_calls[self._phase]} were made before: with strategy='ddp' the other ranks wait for "
+                    "them. To leave a shard out call team.backward(loss, weight=0), or choose the number of shards (shards=)."
+                )
+        super().end_shard()
+        for engine in self._engines:
+            engine.overlaps = False  # forward passes outside of the shards are local
+
+    @override
+    def end_phase(self, outcome: Outcome) -> None:
+        self._num_calls[self._phase] = len(outcome.totals)
+        self._is_weighted = self._is_weighted or any(total is not None for total in outcome.totals)
+        super().end_phase(outcome)
+
+    @override
+    def drop(self) -> None:
+        super().drop()
+        for engine in self._engines:
+            engine.overlaps = False
+
+    @override
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.ddp, engine.overlaps = None, False
+
+    # Models
+
+    def _replicate(self, model: nn.Module) -> Callable[..., Any]:
+        broadcast_from_rank_0(model)
+        engine = _Engine(model)
+        for earlier in self._engines:
+            if not engine.names.keys().isdisjoint(earlier.model.parameters()):
+                engine.shares = earlier.shares = True
+        self._register(engine)
+        self._engines.append(engine)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            engine.overlaps = engine.overlaps and _are_same(engine.learning(), engine.trainable)
+            if engine.ddp is not None and engine.overlaps:
+                return engine.ddp(*args, **kwargs)
+            return model(*args, **kwargs)
+
+        return forward
+
+    def _build(self, engine: _Engine) -> None:
+        engine.build()
+        self._register(engine)
+
+    def _register(self, engine: _Engine) -> None:
+        if engine.ddp is not None:
+            # A lambda, since DDP checks a hook's annotations and rejects those that are strings.
+            engine.ddp.register_comm_hook(engine, lambda state, bucket: self._reduce_bucket(state, bucket))
+
+    # Gradients
+
+    def _reduce(self, call: int) -> Gradients:
+        sums = self._sums.pop(call, {})
+        done: set[Parameter] = {p for engine in self._overlapped.get(call, ()) for p in engine.trainable}
+        for engine in self._engines:
+            if engine not in self._overlapped.get(call, ()):
+                self._reduce_afterwards(engine, sums, done)
+        return sums
+
+    def _reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if not engine.overlaps:
+            # An earlier forward pass without a backward pass has armed DDP, which mistakes this backward pass for its own.
+            unchanged: torch.futures.Future[Tensor] = torch.futures.Future()
+            unchanged.set_result(bucket.buffer())
+            return unchanged
+        engine.launched += 1
+        self._launched_at_s = time.perf_counter()
+        engine.finished = engine.finished or bucket.is_last()
+        buffer = bucket.buffer()
+        total = torch.zeros_like(widen(buffer)) if is_left_out(self._factor) else weigh(buffer, self._factor)
+        total = self._add_earlier(total, bucket.parameters())
+        work = dist.all_reduce(total, async_op=True)
+        assert work is not None
+
+        def finish(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+            reduced = done.value()[0]
+            return reduced if reduced.dtype == buffer.dtype else buffer.copy_(reduced)
+
+        future: torch.futures.Future[Tensor] = work.get_future().then(finish)
+        return future
+
+    def _add_earlier(self, bucket: Tensor, parameters: list[Tensor]) -> Tensor:
+        """Add the sums of this process's earlier shards to a bucket."""
+        if not self._earlier:
+            return bucket
+        offset = 0
+        for parameter in parameters:
+            earlier = self._earlier.pop(parameter, None)  # type: ignore[call-overload]
+            if earlier is not None:
+                # A bucket holds each gradient in its parameter's memory order (channels_last, say).
+                bucket.as_strided(parameter.size(), parameter.stride(), offset).add_(earlier)
+            offset += parameter.numel()
+        return bucket
+
+    def _has_finished(self, engine: _Engine) -> bool:
+        """Whether DDP has reduced the model's gradients, or there are none. False if all of them are still to be reduced.
+
+        Raises:
+            ModelError: DDP waits for a parameter that this loss does not reach, so the other ranks would wait too.
+        """
+        if engine.finished:
+            return True
+        unused = [name for p, name in engine.names.items() if p.requires_grad and p.grad is None]
+        in_earlier_shards = any(parameter in self._earlier for parameter in engine.trainable)
+        if engine.launched == 0 and len(unused) == len(engine.trainable) and not in_earlier_shards:
+            return True  # this loss has nothing to do with the model
+        if engine.launched == 0 and not unused:
+            return False  # a second backward pass through the same forward pass: DDP reduces only the first
+        names = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
+        raise ModelError(
+            f"step {self._plan.number if self._plan else '?'}: {type(engine.model).__name__} used all its parameters "
+            f"in the first step, but now the loss does not depend on {names or 'some of them'}, and the other ranks wait "
+            "for their gradients. If parameters are used in some steps only, say so: "
+            "lockstep.join(find_unused_parameters=True)."
+        )
+
+    def _reduce_afterwards(self, engine: _Engine, sums: Gradients, done: set[Parameter]) -> None:
+        """Reduce a model's gradients in one piece, with a count of the ranks that have one for each parameter."""
+        trainable = [p for p in engine.learning() if p not in done]
+        done.update(trainable)
+        engine_sums: Gradients = {p: sums.pop(p) for p in trainable if p in sums}
+        all_used = reduce_afterwards(trainable, engine_sums, self._world_size)
+        sums.update(engine_sums)
+        assert self._plan is not None
+        everyone = self._plan.num_active_ranks == self._world_size
+        if everyone and engine_sums and not self._find_unused:
+            if not all_used:
+                engine.partial.add(self._phase)
+                engine.proven.discard(self._phase)
+            elif self._phase not in engine.partial and _are_same(engine.learning(), engine.trainable):
+                engine.proven.add(self._phase)
+
+
+def _are_same(left: list[Parameter], right: list[Parameter]) -> bool:
+    return list(map(id, left)) == list(map(id, right))
+
+
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    return DDPSync(num_shards, find_unused=config.find_unused_parameters)

@@ -1,0 +1,264 @@
+"""Summing nodes of the tree over processes, in the rounds of ``plan.rounds``: each rank sums slices of all nodes, and the
+slices of the result go back the same way.
+
+For one node per rank the traffic is that of a ring all-reduce. Where it costs no more (two ranks), or hardly more (short
+tensors), every rank sends whole nodes instead, and nothing has to go back: half as many messages.
+
+Messages carry tags, so they match in whatever order the ranks send them; collectives would not. (Gloo matches collectives
+by the order in which they are issued, which differs between ranks here.) Between hosts, long messages are split into
+pieces that are all posted before any is waited for, since Gloo does not send one long message both ways at once. Within a
+host that would only cost time.
+
+If everything in a phase is short, it is held back for one message with the numbers of the phase (``gather``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep._base.errors import PeerError
+from lockstep._plan.rounds import Roots, Round, bases, plan_rounds
+from lockstep._plan.tree import Node, fold, sum_siblings, sum_subtrees
+from lockstep._sync.together import gather_together
+from lockstep._world.comm.waiter import has_timed_out
+
+_UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
+_PIECE_BYTES = 512 << 10
+_SHORT_BYTES = 64 << 10
+_LAG = 2  # exchanges started before the oldest is waited for
+_FIRST_TAG = 1 << 30  # lower tags are left to the user
+_TAGS_PER_PHASE = 1 << 24
+
+
+def split(span: range, number: int) -> list[range]:
+    """Nearly equal, aligned parts of a range of elements. The first is the longest; the last ones may be empty."""
+    width = -(-len(span) // (_UNIT * number)) * _UNIT
+    return [span[index * width : (index + 1) * width] for index in range(number)]
+
+
+class Exchange:
+    """Sums flat tensors over the ranks, several at a time. Every rank must make the same calls in the same order.
+
+    Args:
+        rank: this process's rank in the default group.
+        ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
+        between_hosts: whether any messages go over a network.
+    """
+
+    def __init__(self, rank: int, *, ranks_per_host: int = 1, between_hosts: bool = False) -> None:
+        self.rank = rank
+        self.waited_s = 0.0
+        """Seconds that this rank has waited for others since this was last set to 0."""
+        self.piece_bytes = _PIECE_BYTES if between_hosts else 1 << 40
+        self.roots: Roots = [[]]
+        """The subtrees of ranks 0, 1, ..."""
+        self.rounds: list[Round] = []
+        self.holds = False
+        """Whether started exchanges wait for ``gather``."""
+        self._ranks_per_host = ranks_per_host
+        self._tag = _FIRST_TAG
+        self._underway: list[Iterator[None]] = []
+        """In the order in which they were started. Each pauses before it waits for other ranks."""
+        self._held: list[list[Tensor]] = []
+        """The nodes that ``gather`` will send."""
+        self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
+        """Free memory to receive into, by dtype and length. A script that freezes other layers in every step has other lengths
+        in each."""
+        self._num_steps = 0
+        self._last_used: dict[tuple[torch.dtype, int], int] = {}
+        """The newest step that has received into it."""
+
+    def begin_step(self) -> None:
+        """A step begins: free the memory that neither of the two steps before it has received into."""
+        self._num_steps += 1
+        for key in [key for key, step in self._last_used.items() if step < self._num_steps - 2]:
+            del self._scratch[key], self._last_used[key]
+
+    def begin_phase(self, number: int, roots: Roots, *, holds: bool = False) -> None:
+        """Begin a phase.
+
+        Args:
+            number: number of the phase within this launch, the same on every rank.
+            roots: the subtrees of ranks 0, 1, ...
+            holds: whether exchanges started before ``gather`` are held back for it. If so, it must be called.
+        """
+        if roots is not self.roots:
+            self.roots = roots
+            self.rounds = plan_rounds(self.rank, roots, bases(len(roots), self._ranks_per_host))
+        self.holds, self._held = holds, []
+        self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
+
+    def start(self, nodes: list[Tensor]) -> None:
+        """Start summing flat tensors over all ranks. Returns at once; after ``finish`` the sum is in ``nodes[0]``.
+
+        Args:
+            nodes: one tensor for each of this rank's subtrees, in order: shape ``(n,)``, the same dtype and n on every rank.
+        """
+        if self.holds:
+            self._held.append(nodes)
+            return
+        self._underway.append(_Sum(self, nodes).stages())
+        self._advance(self._underway[-1:])
+        if len(self._underway) > _LAG:
+            self._advance(self._underway[:-_LAG])
+
+    def finish(self) -> None:
+        """Wait until all started exchanges are complete.
+
+        Raises:
+            PeerError: a rank did not take part within the timeout.
+        """
+        while self._underway:
+            self._advance(self._underway)
+
+    def _advance(self, some: Sequence[Iterator[None]]) -> None:
+        """Bring some of the exchanges to where they next wait for other ranks."""
+        ended = [one for one in some if next(one, "ended") == "ended"]
+        self._underway = [one for one in self._underway if one not in ended]
+
+    def gather(self, row: list[float]) -> list[list[float]]:
+        """Gather a row of numbers from each rank, and complete the exchanges held back, in one collective.
+
+        Args:
+            row: numbers, of equal length on every rank.
+
+        Returns:
+            The rows by rank.
+        """
+        held, self._held, self.holds = self._held, [], False
+        most_nodes = max(map(len, self.roots))
+        parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
+        rows, by_rank = gather_together(row, parts)
+        for number, nodes in enumerate(held):
+            node_parts = by_rank[number * most_nodes :]
+            values = (node_parts[node][rank] for rank, roots in enumerate(self.roots) for node in range(len(roots)))
+            nodes[0].copy_(sum_subtrees(self.roots, values, Tensor.add_))
+        return rows
+
+    # For _Sum
+
+    def reserve_tags(self, messages: int, pieces: int) -> range:
+        """Reserve tags, unique in this phase: of each message the first, which has one more for every further piece."""
+        first = self._tag
+        self._tag += messages * pieces
+        return range(first, self._tag, pieces)
+
+    def take_scratch(self, dtype: torch.dtype, length: int) -> Tensor:
+        """Memory to receive into."""
+        key = (dtype, length)
+        self._last_used[key] = self._num_steps
+        free = self._scratch.setdefault(key, [])
+        return free.pop() if free else torch.empty(length, dtype=dtype)
+
+    def give_back(self, scratch: Tensor) -> None:
+        """Return memory for reuse."""
+        self._scratch[scratch.dtype, scratch.numel()].append(scratch)
+
+
+class _Sum:
+    """One sum over the ranks."""
+
+    def __init__(self, exchange: Exchange, nodes: list[Tensor]) -> None:
+        self._exchange = exchange
+        self._on_gpu = nodes if not nodes[0].is_cpu and exchange.rounds else None
+        # Gloo sends from CPU memory only: tensors on a GPU are copied there and back.
+        self._nodes = nodes if self._on_gpu is None else [node.cpu() for node in nodes]
+        self._home = self._nodes[0]
+        """The part of the first node to which this rank's sum goes."""
+        self._works: list[dist.Work] = []
+        self._scratch: list[Tensor] = []
+        length, bytes_each = nodes[0].numel(), nodes[0].element_size()
+        self._is_whole = len(exchange.roots) == 2 or length * bytes_each <= _SHORT_BYTES
+        self._piece = exchange.piece_bytes // bytes_each
+        self._tags: list[range] = []
+        """For each round, the first tag of every message: of each subtree, and of the result."""
+        for one in exchange.rounds:
+            length = length if self._is_whole else len(split(range(length), len(one.members))[0])
+            num_pieces = max(1, -(-length // self._piece))
+            self._tags.append(exchange.reserve_tags(one.most_nodes + 1, num_pieces))
+
+    def stages(self) -> Iterator[None]:
+        """Take the sum, pausing before each wait for other ranks."""
+        rank, rounds = self._exchange.rank, self._exchange.rounds
+        span = range(self._home.numel())
+        stack = [Node(*root, node) for root, node in zip(self._exchange.roots[rank], self._nodes, strict=True)]
+        ways_back = []
+        for one, tags in zip(rounds, self._tags, strict=True):
+            parts = [span] * len(one.members) if self._is_whole else split(span, len(one.members))
+            slices = [slice(part.start - span.start, part.stop - span.start) for part in parts]
+            mine = one.members.index(rank)
+            peers = [*range(mine + 1, len(parts)), *range(mine)]  # each begins with another one, to spread the load
+            values = {mine: [node.value[slices[mine]] for node in stack]}
+            for peer in peers:
+                values[peer] = self._receive_nodes(one, peer, len(parts[mine]), tags)
+            for peer in peers:
+                for node, tag in zip(stack, tags, strict=False):
+                    self._send(node.value[slices[peer]], one.members[peer], tag)
+            yield
+            self._wait()
+            at_home = next(number for number, node in enumerate(stack) if node.value is self._home)
+            self._home = values[mine][at_home]
+            in_order = (value for peer in range(len(parts)) for value in values[peer])
+            stack = sum_siblings(one.roots, in_order, self._add)
+            ways_back.append((one, tags, parts, mine, peers))
+            span = parts[mine]
+        total = fold(stack, self._add)
+        assert total is self._home
+        for scratch in self._scratch:
+            self._exchange.give_back(scratch)
+        for one, tags, parts, mine, peers in () if self._is_whole else reversed(ways_back):
+            # A peer sends its slice of the result only after it has received our part of it: the memory is free by then.
+            for peer in peers:
+                self._receive(self._of_result(parts[peer]), one.members[peer], tags[-1])
+            for peer in peers:
+                self._send(self._of_result(parts[mine]), one.members[peer], tags[-1])
+            yield
+            self._wait()
+        if self._on_gpu is not None:
+            self._on_gpu[0].copy_(self._nodes[0])
+
+    def _of_result(self, part: range) -> Tensor:
+        return self._nodes[0][part.start : part.stop]
+
+    def _add(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.add(left, right, out=right if right is self._home else left)
+
+    def _receive_nodes(self, one: Round, peer: int, length: int, tags: range) -> list[Tensor]:
+        received = [self._exchange.take_scratch(self._nodes[0].dtype, length) for _ in one.roots[peer]]
+        for data, tag in zip(received, tags, strict=False):
+            self._receive(data, one.members[peer], tag)
+        self._scratch += received
+        return received
+
+    def _send(self, data: Tensor, peer: int, tag: int) -> None:
+        for number, piece in enumerate(torch.split(data, self._piece) if data.numel() else ()):
+            work = dist.isend(piece, peer, tag=tag + number)
+            assert work is not None
+            self._works.append(work)
+
+    def _receive(self, data: Tensor, peer: int, tag: int) -> None:
+        for number, piece in enumerate(torch.split(data, self._piece) if data.numel() else ()):
+            work = dist.irecv(piece, peer, tag=tag + number)
+            assert work is not None
+            self._works.append(work)
+
+    def _wait(self) -> None:
+        """Wait for what was posted. (A peer that has sent its part has posted to receive ours.)"""
+        began_s = time.perf_counter()
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            if not has_timed_out(error):
+                raise
+            raise PeerError(
+                f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "
+                "data, say), or have left its loop over batch.shards."
+            ) from error
+        self._works = []
+        self._exchange.waited_s += time.perf_counter() - began_s

@@ -1,0 +1,396 @@
+"""PyTorch's ``fully_shard``, to the bit: each rank holds a part of the parameters, gradients and optimizer state.
+
+A unit's parameters are all-gathered for its forward and backward pass by PyTorch. Its gradients are not reduce-scattered, which
+would add them in an order of its own: each rank sends every owner its slices of each shard's leaf, and the owner adds them in
+the tree of ``exact``. All ranks must run the model equally often: each has the same number of shards, and none may be empty.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ConfigError, DataError, LossError, ModelError
+from lockstep._plan.blocks import block
+from lockstep._plan.shards import MicroStep, StepPlan, num_filled
+from lockstep._plan.tree import Node, push, roots
+from lockstep._sync.buffers import ShardBuffers, add_changes
+from lockstep._sync.exchange import Exchange
+from lockstep._sync.gradients import (
+    came_in_parts,
+    has_gradient,
+    is_left_out,
+    on_gradient,
+    refuse_create_graph,
+    take_gradient,
+    usable,
+)
+from lockstep._sync.norms import WholeNorms
+from lockstep._sync.ordered import OrderedExchange
+from lockstep._sync.protocol import Outcome, Sync
+from lockstep._sync.slice_exchange import SliceExchange
+from lockstep._sync.slices import Slices
+from lockstep._sync.start import broadcast_from_rank_0
+from lockstep._sync.timed_comms import TimedAllGather, Waited
+from lockstep._sync.unit_runs import UnitRuns
+from lockstep._sync.units import Unit, find_units
+from lockstep._sync.used_parameters import UsedParameters
+from lockstep._world.comm.dtensors import cut_like, is_dtensor
+from lockstep._world.comm.group import Transport, default_group
+from lockstep._world.devices import move
+
+_USED, _ORDER = "used", "order"
+
+
+class FSDPSync(Sync):
+    """The strategy ``fsdp``.
+
+    Args:
+        rank: this process's rank.
+        world_size: number of processes.
+        num_shards: V of the run.
+        devices: those of this process; the first is used.
+        ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
+        between_hosts: whether any messages go over a network.
+
+    Raises:
+        ConfigError: some ranks would have more shards than others.
+    """
+
+    forward_is_collective = True
+    is_plain = False
+    waited_s = waited_in_forward_s = 0.0
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        num_shards: int,
+        devices: Sequence[torch.device],
+        *,
+        ranks_per_host: int = 1,
+        between_hosts: bool = False,
+    ) -> None:
+        if num_shards % world_size:
+            raise ConfigError(
+                f"strategy='fsdp' with {num_shards} shards on {world_size} processes: every process must have equally "
+                "many, since the parameters are spread over all of them and they must run the model equally often. Use a "
+                f"number of processes that divides {num_shards}, or another strategy."
+            )
+        self.replaced: dict[Parameter, Parameter] = {}
+        self.buffers = ShardBuffers()
+        self._num_shards = num_shards
+        self._rank, self._world_size = rank, world_size
+        self._blocks = [block(number, world_size, num_shards) for number in range(world_size)]
+        self._device = devices[0]
+        self.times_forward = self._device.type == "cpu"
+        self._waited = Waited()
+        self._mesh: DeviceMesh | None = None
+        self._gradients = SliceExchange(rank, self._blocks, self._device, self._waited)
+        self._exchange: Exchange | OrderedExchange
+        """Of buffers."""
+        if self._device.type == "cpu":
+            self._exchange = Exchange(rank, ranks_per_host=ranks_per_host, between_hosts=between_hosts)
+        else:
+            self._exchange = OrderedExchange(self._device)
+        self._num_phases = 0
+        self._units: list[Unit] = []
+        self._parameters: list[Parameter] = []
+        """The sharded ones, of all models."""
+        self._numbers: dict[Parameter, int] = {}
+        """Their numbers in that list."""
+        self._names: dict[Parameter, str] = {}
+        """Of the sharded ones, and of whole ones, on which autograd works."""
+        self._places: dict[Parameter, tuple[Unit, Slices, int]] = {}
+        """Each whole parameter's unit, and where the slices of its gradient go: the slot."""
+        self._hooks: list[RemovableHandle] = []
+        self._hook_lock = threading.Lock()
+        self._runs, self._used = UnitRuns(), UsedParameters(self._device)
+        self._changing: set[int] = set()
+        """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
+        self._micro: MicroStep | None = None
+        self._listening = False
+        self._call = 0
+        self._factor: float | Tensor = 1.0
+        self._norms = WholeNorms()
+        self._forget_phase()
+
+    def _forget_phase(self) -> None:
+        self._changes: list[Node[dict[int, Tensor]]] = []
+        self._sent: set[Unit] = set()
+        """Those whose gradients the newest backward pass has sent."""
+        self._gradients.clear()
+
+    # Methods of Sync
+
+    @override
+    def attach(self, model: nn.Module) -> Callable[..., Any]:
+        """The parameters of ``model`` are replaced by DTensors: see ``replaced``."""
+        self._check(model)
+        broadcast_from_rank_0(model)
+        before = dict(model.named_parameters())
+        self.shard(model)
+        self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
+        for name, old in before.items():  # an optimizer, say, that still has them would keep the whole model
+            old.data = old.data.new_empty(0)
+            if has_gradient(old):
+                self._names[old] = name
+                self._hooks.append(on_gradient(old, self._strayed))
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        for parameter in names:
+            self._numbers[parameter] = len(self._parameters)
+            self._parameters.append(parameter)
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                self._add_unit(part, names)
+        self.buffers.attach(model)
+        return model
+
+    def _check(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 0:
+                raise ModelError(
+                    f"parameter {name!r} is a scalar, which cannot be sharded over processes (strategy='fsdp'): give it the "
+                    "shape (1,), or use another strategy"
+                )
+            if parameter in self.replaced or is_dtensor(parameter):
+                raise ModelError(
+                    f"parameter {name!r} belongs to another prepared model, too, and with strategy='fsdp' models share no "
+                    "parameters: prepare one module that holds both models, or use another strategy"
+                )
+
+    @override
+    def shard(self, model: nn.Module) -> None:
+        if self._mesh is None:
+            self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
+        for part in (*find_units(model), model) if any(True for _ in model.parameters()) else ():
+            if not isinstance(part, FSDPModule):
+                move(part, self._device)  # which fully_shard would do, but cannot where that makes new parameters
+                fully_shard(part, mesh=self._mesh)
+        model.to(self._device)  # its buffers
+        model.register_forward_hook(self._reshard)
+
+    def _add_unit(self, module: FSDPModule, names: dict[Parameter, str]) -> None:
+        if self.times_forward:
+            module.set_custom_all_gather(TimedAllGather(self._waited))  # type: ignore[arg-type]  # whose base is private
+        unit = Unit(module, len(self._units), self._world_size, self._has_begun, self._enters, self._is_through)
+        self._units.append(unit)
+        places = {
+            parameter: (unit, slices, slot) for slices in unit.slices for slot, parameter in enumerate(slices.parameters)
+        }
+        for whole, parameter in unit.gathered.items():
+            self._names[whole] = self._names[parameter] = names[parameter]
+            if has_gradient(whole):
+                self._places[whole] = places[parameter]
+                self._hooks += [on_gradient(whole, self._arrived), on_gradient(parameter, self._strayed)]
+
+    @override
+    def begin_phase(self, plan: StepPlan, phase: int) -> None:
+        """Raises:
+        DataError: a global batch has too few samples for all shards.
+        """
+        if min(plan.sizes) < self._num_shards:
+            raise DataError(
+                f"step {plan.number}: a global batch of {min(plan.sizes)} samples leaves some of the {self._num_shards} "
+                "shards empty, and with strategy='fsdp' every process must run the model equally often. Use DataLoader(..., "
+                "drop_last=True), a larger batch_size, or another strategy."
+            )
+        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
+        self._runs.begin_phase(phase)
+        self._used.begin_phase(phase)
+        self._step, self._num_phases = plan.number, self._num_phases + 1
+        subtrees = list(map(roots, self._blocks))
+        if isinstance(self._exchange, Exchange):
+            self._exchange.begin_phase(self._num_phases, subtrees)
+        else:
+            self._exchange.begin_phase(subtrees)
+
+    @override
+    def begin_shard(self, micro: MicroStep) -> None:
+        self._micro = micro
+        self._runs.begin_shard()
+        for unit in self._units:
+            unit.begin_shard()
+        self._waited.take()  # an evaluation may have come before
+
+    @override
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
+        self.waited_in_forward_s = self._waited.take()
+        refuse_create_graph(options, "fsdp")
+        if is_dtensor(loss):
+            raise _penalty("the loss is a DTensor: a part of it was computed from parameters")
+        self._call, self._factor, self._sent = call, usable(factor, self._parameters), set()
+        self._gradients.begin_backward(call)
+        self._runs.begin_backward()
+        self._used.begin_call(call)
+        self._listening = True
+        try:
+            with self.buffers.held():
+                loss.backward(**options)  # type: ignore[no-untyped-call]
+        finally:
+            self._listening = False
+        for unit in reversed(self._units):
+            if unit not in self._sent and (unit.has_run or any(map(self._gradients.holds, unit.slices))):
+                self._send(unit)
+        self._runs.end_backward(keeps_graph=bool(options.get("retain_graph")))
+        self.waited_s = self._waited.take()
+
+    @torch.no_grad()
+    @override
+    def end_shard(self) -> None:
+        micro, self._micro = self._micro, None
+        assert micro is not None
+        changes = self.buffers.end_shard(micro)
+        if changes is not None:
+            push(self._changes, Node(micro.shard, 1, changes), add_changes)
+
+    @override
+    def new_keys(self) -> Sequence[Hashable]:
+        """Whether other parameters than before had gradients, each rank's order of units where it is new, the modules whose
+        buffers have changed for the first time, and looks at buffers."""
+        more: list[Hashable] = []
+        if self._used.is_new:
+            more.append((_USED,))
+        order = self._runs.new_order()
+        if order is not None:
+            more.append((_ORDER, self._rank, order))
+        owners = {owner for node in self._changes for owner in node.value}
+        return [*more, *sorted(owners - self._changing), *self.buffers.looks()]
+
+    @override
+    def gather(self, row: list[float]) -> list[list[float]] | None:
+        return None
+
+    @torch.no_grad()
+    @override
+    def end_phase(self, outcome: Outcome) -> None:
+        keys = [key for key in outcome.new_keys if isinstance(key, tuple)]
+        self._runs.agree([key[2] for key in keys if key[0] == _ORDER], self._world_size, self._step)
+        if any(key[0] == _USED for key in keys):
+            self._used.exchange(len(outcome.totals), len(self._parameters))
+        self._changing.update(number for number in outcome.new_keys if isinstance(number, int))
+        changes = self.buffers.start_sums(self._changing, self._changes, self._exchange.start)
+        self._exchange.finish()
+        self.buffers.apply(changes)
+        self.buffers.judge(outcome.new_keys)
+        for call, slices, row in self._gradients.totals():
+            total = outcome.totals[call] if call < len(outcome.totals) else None
+            self._set_gradients(call, slices, row if total is None else row.div_(total))
+        for unit in self._units:  # also those whose forward pass no backward pass has followed
+            unit.module.reshard()
+        self._forget_phase()
+
+    @override
+    def drop(self) -> None:
+        self.buffers.rewind()
+        for unit in self._units:  # else the script would find whole weights, which an optimizer's step does not change
+            unit.module.reshard()
+        self._forget_phase()
+        self._micro = None
+
+    @override
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._mesh = [], None
+        self._norms.close()
+
+    def _reshard(self, model: nn.Module, *_: object) -> None:
+        """Reshard after a forward pass that no backward pass follows, which alone would do so otherwise."""
+        is_trained = id(model) in {id(unit.module) for unit in self._units}
+        if isinstance(model, FSDPModule) and (self._micro is None or not is_trained or not torch.is_grad_enabled()):
+            model.reshard()
+
+    # The backward pass
+
+    def _has_begun(self, unit: Unit) -> bool:
+        """A forward pass of a unit begins. Returns whether it counts: not if it is an evaluation's, or a checkpoint's."""
+        if self._micro is None or self._listening:
+            return False
+        self._runs.begun(unit)
+        return True
+
+    def _arrived(self, whole: Parameter) -> None:
+        """Move a new gradient into its leaf. Called by autograd during the backward pass."""
+        if not self._listening:
+            return
+        with self._hook_lock, torch.no_grad():
+            unit, slices, slot = self._places[whole]
+            gradient = take_gradient(whole, self._names[whole])
+            if unit in self._sent:
+                raise came_in_parts(self._names[whole])
+            if is_left_out(self._factor):
+                return
+            self._gradients.put(slices, slot, gradient, self._factor)
+            self._used.add(self._call, self._numbers[slices.parameters[slot]])
+
+    def _strayed(self, parameter: Parameter) -> None:
+        """A backward pass has a gradient of what this rank holds of a parameter, which no other rank's shards are in."""
+        if self._listening:
+            raise _penalty(f"a part of the loss was computed from the parameter {self._names[parameter]!r}")
+
+    def _enters(self, unit: Unit) -> None:
+        """The backward pass has the gradient of an output of a unit, whose parameters PyTorch gathers if it is the first."""
+        if self._listening:
+            self._runs.entered(unit)
+
+    def _is_through(self, unit: Unit) -> None:
+        """The backward pass is through with one forward pass of a unit: after the last, send its gradients.
+
+        Every rank comes here at the same place among PyTorch's collectives, whichever parameters had a gradient."""
+        if self._listening and self._runs.passed(unit) and unit not in self._sent:
+            self._send(unit)
+
+    def _send(self, unit: Unit) -> None:
+        """Send the gradients of a unit to their owners, and add those that come."""
+        assert self._micro is not None
+        self._sent.add(unit)
+        for slices in unit.slices:
+            self._gradients.send(slices, self._micro)
+
+    # The end of a phase
+
+    def _set_gradients(self, call: int, slices: Slices, row: Tensor) -> None:
+        """Set this rank's parts of gradients to their sums, where any shard had one."""
+        used = self._used.of(call)
+        slots = [slot for slot, parameter in enumerate(slices.parameters) if self._numbers[parameter] in used]
+        for slot, own in zip(slots, slices.own(row, slots), strict=True):
+            parameter: Any = slices.parameters[slot]
+            gradient = cut_like(own.to(parameter.dtype), parameter)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def _penalty(what: str) -> LossError:
+    return LossError(
+        f"{what}, outside of the forward pass of the block that has it. With strategy='fsdp' it is sharded there, and this "
+        "part of the gradient would not be summed over the shards. For a penalty on the weights use weight_decay, or compute "
+        "it in the block's forward pass, where they are whole."
+    )
+
+
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    if config.precision == "16-master":
+        raise ConfigError(
+            "precision='16-master' with strategy='fsdp': the float16 copies would be made of each process's part of the "
+            "weights. Use 16-mixed or bf16-mixed, which have float32 weights too."
+        )
+    return FSDPSync(
+        dist.get_rank(),
+        dist.get_world_size(),
+        num_shards,
+        devices,
+        ranks_per_host=transport.ranks_per_host,
+        between_hosts=transport.interface != "lo",
+    )

@@ -1,0 +1,172 @@
+"""Horovod's all-reduce: each gradient is sent as soon as the backward pass has it, under the name of its parameter.
+
+Horovod itself determines which gradients all ranks have submitted, and fuses them in whatever order they come. It would wait
+forever for a gradient that only some ranks have. So at the end of the phase the ranks exchange which parameters were used,
+and those that a rank did not use are sent as zeros, also by a rank without samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import PeerError
+from lockstep._plan.shards import StepPlan
+from lockstep._sync.afterwards import add_absent
+from lockstep._sync.gradients import Gradients, add_weighted, came_in_parts, has_gradient, on_gradient, usable
+from lockstep._sync.protocol import Sync
+from lockstep._sync.sharded import ShardedSync
+from lockstep._sync.start import broadcast_from_rank_0
+from lockstep._world.comm.group import Transport
+from lockstep._world.comm.horovod import start_horovod
+
+_POLL_S = 0.0002  # Horovod's own cycle time is a millisecond
+
+
+class HorovodSync(ShardedSync):
+    """The strategy ``horovod``. Every rank must create one: it starts Horovod unless the launcher has.
+
+    Args:
+        num_shards: V of the run.
+        timeout_s: how long to wait for other ranks, in seconds.
+
+    Raises:
+        ConfigError: Horovod is missing or cannot be started.
+    """
+
+    def __init__(self, num_shards: int, timeout_s: float) -> None:
+        super().__init__(num_shards, dist.get_world_size())
+        self._horovod = start_horovod(timeout_s)
+        self._timeout_s = timeout_s
+        self._names: dict[Parameter, str] = {}
+        self._wires: dict[Parameter, str] = {}
+        """The names of the gradients in messages, which are unique over models."""
+        self._hooks: list[RemovableHandle] = []
+        self._listening = False
+        """Whether gradients are sent as they arrive."""
+        self._factor: float | Tensor = 1.0
+        self._earlier: Gradients = {}
+        self._call = 0
+        self._sent: dict[int, dict[Parameter, Callable[[], Tensor]]] = {}
+        """By backward call, a function for each sent gradient that waits for its sum."""
+
+    @override
+    def close(self) -> None:
+        """Horovod runs until the process ends: a single rank cannot leave it."""
+        super().close()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _replicate(self, model: nn.Module) -> Callable[..., Any]:
+        broadcast_from_rank_0(model)
+        for name, parameter in model.named_parameters():
+            if parameter not in self._names and has_gradient(parameter):
+                self._wires[parameter] = f"lockstep.{len(self._names)}.{name}"
+                self._names[parameter] = name
+                self._hooks.append(on_gradient(parameter, self._arrived))
+        return model
+
+    @override
+    def begin_phase(self, plan: StepPlan, phase: int) -> None:
+        super().begin_phase(plan, phase)
+        self._sent = {}
+
+    @override
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
+        assert self._micro is not None
+        factor = usable(factor, self._parameters)
+        if not self._micro.is_last or self._world_size == 1:
+            super().backward(loss, call, factor, options)
+            return
+        self._call, self._factor, self._earlier = call, factor, self._sums.pop(call, {})
+        self._listening = True
+        try:
+            with self.buffers.held():
+                loss.backward(**options)  # type: ignore[no-untyped-call]
+        finally:
+            self._listening = False
+        # Gradients that were not sent stay in the sum of their call.
+        add_weighted(list(self._names), self._earlier, factor)
+        self._sums[call] = self._earlier
+        self._earlier = {}
+
+    def _arrived(self, parameter: Parameter) -> None:
+        """Send a new gradient. Called by autograd during the backward pass."""
+        if not self._listening:
+            return
+        if parameter in self._sent.get(self._call, {}):
+            raise came_in_parts(self._names[parameter])
+        sums: Gradients = {parameter: self._earlier.pop(parameter)} if parameter in self._earlier else {}
+        add_weighted([parameter], sums, self._factor)
+        if sums:  # empty if the shard has weight 0 and there are no earlier ones
+            self._send(self._call, parameter, sums[parameter])
+
+    def _reduce(self, call: int) -> Gradients:
+        """Send the gradients that were not sent during the backward pass, if any rank has one; then wait for all sums."""
+        sums = self._sums.pop(call, {})
+        if self._world_size == 1:
+            return sums
+        trainable = [p for p in self._names if p.requires_grad]  # scripts freeze and unfreeze
+        waiting = self._sent.pop(call, {})
+        unsent = [p for p in trainable if p not in waiting]
+        used = torch.tensor([float(p in waiting or p in sums) for p in trainable])
+        self._wait(self._horovod.allreduce_async_(used, name="lockstep.used", op=self._horovod.Sum))
+        counts = dict(zip(trainable, used.tolist(), strict=True))
+        add_absent(unsent, sums, [counts[parameter] for parameter in unsent])
+        for parameter, part in sums.items():
+            self._send(call, parameter, part)
+        waiting.update(self._sent.pop(call, {}))
+        return {parameter: wait() for parameter, wait in waiting.items()}
+
+    def _send(self, call: int, parameter: Parameter, part: Tensor) -> None:
+        """Start summing a gradient over the ranks by Horovod. ``part`` is changed in place."""
+        name, horovod, sent = f"{self._wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
+        # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with NCCL.
+        plain = torch.view_as_real(part) if part.is_complex() else part
+        wire = plain.contiguous() if plain.device.type == "cpu" or horovod.nccl_built() else plain.contiguous().cpu()
+        handle = horovod.allreduce_async_(wire, name=name, op=horovod.Sum)
+
+        def wait() -> Tensor:
+            self._wait(handle)
+            if wire is not plain:
+                plain.copy_(wire)
+            return part
+
+        sent[parameter] = wait
+
+    def _wait(self, handle: Any) -> None:
+        """Wait for an operation. (Horovod's ``synchronize`` spins, which occupies a core, and has no timeout.)"""
+        deadline = time.monotonic() + self._timeout_s
+        while not self._horovod.poll(handle):
+            if time.monotonic() > deadline:
+                raise self._failure(f"a rank did not take part within {self._timeout_s:g} s. ")
+            time.sleep(_POLL_S)
+        self._checked(lambda: self._horovod.synchronize(handle))
+
+    def _checked(self, finish: Callable[[], Any]) -> Any:
+        try:
+            return finish()
+        except self._horovod.HorovodInternalError as error:
+            raise self._failure(f"{error} ") from error
+
+    def _failure(self, why: str) -> PeerError:
+        step = self._plan.number if self._plan else "?"
+        return PeerError(
+            f"the gradients of step {step} could not be reduced by Horovod: {why}If another rank has failed, look at its error "
+            "first."
+        )
+
+
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    return HorovodSync(num_shards, config.timeout_s)

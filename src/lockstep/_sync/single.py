@@ -1,0 +1,44 @@
+"""The strategy for a single process, which runs all shards itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lockstep._base.config import RunConfig
+from lockstep._sync.protocol import Sync
+from lockstep._sync.sharded import ShardedSync
+from lockstep._world.comm.group import Transport
+
+
+class SingleSync(ShardedSync):
+    """The strategy ``single``. With one shard, a step equals that of a plain single-device loop, to the bit.
+
+    Args:
+        num_shards: V of the run.
+        accumulate: global batches of a step.
+    """
+
+    def __init__(self, num_shards: int, accumulate: int = 1) -> None:
+        super().__init__(num_shards)
+        self.is_plain = num_shards == 1 == accumulate
+
+    @override
+    def attach(self, model: nn.Module) -> Callable[..., Any]:
+        return model if self.is_plain else super().attach(model)
+
+    @override
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
+        if self.is_plain:
+            loss.backward(**options)  # type: ignore[no-untyped-call]
+        else:
+            super().backward(loss, call, factor, options)
+
+
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    return SingleSync(num_shards, config.accumulate)

@@ -1,0 +1,71 @@
+"""Communication of ``fully_shard`` that measures how long this rank waits in it for the others.
+
+On a CPU a rank stands still in these collectives until all have called them. On a GPU they run on a stream, and no time passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep._base.errors import PeerError
+from lockstep._sync.units import SAME_BLOCKS
+from lockstep._world.comm.collectives import all_gather_flat
+from lockstep._world.comm.waiter import has_timed_out
+
+
+class Waited:
+    """How long this rank has stood still in collectives, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def take(self) -> float:
+        """The seconds since the last call of this."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def call(self, collective: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a collective, and add the time that it takes.
+
+        Raises:
+            PeerError: a rank did not take part within the timeout.
+        """
+        began_s = time.perf_counter()
+        try:
+            return collective(*args, **options)
+        except RuntimeError as error:
+            if not has_timed_out(error):
+                raise
+            raise PeerError(
+                f"another rank did not take part in a forward or backward pass within the timeout ({error}): it may be stuck "
+                "(loading data, say), call the model less often, or run different parts of it (layers left out at random, or "
+                f"chosen by the data?). {SAME_BLOCKS}"
+            ) from error
+        finally:
+            self.seconds += time.perf_counter() - began_s
+
+
+class TimedAllGather:
+    """For ``FSDPModule.set_custom_all_gather``."""
+
+    def __init__(self, waited: Waited) -> None:
+        self._waited = waited
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A buffer, as PyTorch's own would be."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        """Gather the parts of parameters. Every rank must call it."""
+        work: dist.Work | None = self._waited.call(
+            all_gather_flat, output_tensor, input_tensor, group=group, async_op=async_op
+        )
+        return work

@@ -1,0 +1,311 @@
+"""Audits a run: every N steps a second rank recomputes one shard, and the gradients are compared bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
+
+from lockstep._base.errors import DataError
+from lockstep._base.stopping import AuditFailed, ignore_interrupts
+from lockstep._data.batch import ShardRun, own_runs
+from lockstep._data.streams import remember_rng
+from lockstep._journal.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAITING, StepClock
+from lockstep._listener import Listener, Listeners
+from lockstep._loop.aside import Aside
+from lockstep._loop.phases import Phases
+from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._tools.audit.choice import Choice
+from lockstep._tools.audit.gradient_sums import GradientSums, digest_of
+from lockstep._tools.audit.parcel import Parcel, pack, unpack
+from lockstep._tools.audit.verdict import Computed, Verdict, judge
+from lockstep._world.comm.collectives import Collectives
+
+_NOTHING = -1.0
+"""In place of a digest."""
+_TAG = (1 << 30) - 1
+"""Message tag, just below those of ``sync.exchange``."""
+
+
+@dataclass(kw_only=True)
+class _Case:
+    """The audit of a phase."""
+
+    choice: Choice
+    position: tuple[int, int, int]
+    """The step, its phase, and the shard."""
+    restart_rng: Callable[[], None]
+    """Lets the random streams continue from where they were before the phase's shards: each run of the shard begins there if it
+    has no stream of its own (V = 1)."""
+    owner_sums: GradientSums
+    """Of the shard, on its owner."""
+    repeat_sums: GradientSums
+    """Of the same shard, when this rank recomputes it."""
+    parcels: list[bytes] = field(default_factory=list)
+    """The shard's samples from each batch of the phase, in the order in which the script asked for their shards."""
+    results: list[tuple[str, Computed]] | None = None
+    """This rank's results with their roles, once the owner and the auditor are known to differ; None before that."""
+
+
+class Auditor(Listener):
+    """Audits a run, on one rank.
+
+    When an audited phase begins, the owner of the shard sends its samples to the auditor, which runs them aside before its own
+    shards. Digests of both results go with the numbers that all ranks exchange at the end of the phase. (An exchange of their
+    own, before that, would wait for ranks whose gradients others wait for.) If they differ, the judges run the shard as well,
+    and every rank ends with the verdict. Implements ``loop.ledger.Teller``.
+
+    Args:
+        choose: what is audited of a step; None: nothing.
+        collectives: over all ranks.
+        phases: of the run.
+        aside: runs shards aside.
+        where: this rank's host and device.
+        devices: of this process.
+        report: called with the verdict, on every rank.
+        timer: notified of recomputed micro-steps.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[int, StepPlan], Choice | None],
+        collectives: Collectives,
+        phases: Phases,
+        aside: Aside,
+        where: str,
+        devices: Sequence[torch.device],
+        report: Callable[[Verdict], None],
+        timer: Listener,
+    ) -> None:
+        self._num_models = 0
+        self._names: dict[nn.Parameter, str] = {}
+        """The parameters of all prepared models."""
+        self._choose = choose
+        self._collectives = collectives
+        self._phases = phases
+        self._aside = aside
+        self._where = where
+        self._devices = devices
+        self._report = report
+        self._timer = timer
+        self._case: _Case | None = None
+        self._num_batches = 0
+        """Batches of the phase whose shards the script has asked for."""
+        self._own: GradientSums | None = None
+        """Those of the running micro-step, if it is audited."""
+        self._digests = [_NOTHING, _NOTHING]
+        """Of the owner's result and of the auditor's, as far as the ranks have told."""
+
+    @override
+    def prepared(self, item: Any) -> None:
+        """Note its parameters."""
+        if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
+            self._num_models += 1
+            if self._num_models == 2:
+                self._names = {parameter: f"{name} of model 1" for parameter, name in self._names.items()}
+            whose = f" of model {self._num_models}" if self._num_models > 1 else ""
+            for name, parameter in item.named_parameters():
+                self._names.setdefault(parameter, name + whose)
+
+    # A phase
+
+    def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
+        """See ``PhaseDriver.runs``. Every rank must exhaust those of the batch that leads the phase, which blocks until all do.
+
+        Raises:
+            AuditFailed: the results differ.
+        """
+        if leads:
+            self._case, self._num_batches = None, 0
+            step, phase = self._phases.step, self._phases.num_done
+            choice = self._choose(step, plan)
+            if choice is not None:
+                self._case = _Case(
+                    choice=choice,
+                    position=(step, phase, choice.shard),
+                    restart_rng=remember_rng(),
+                    owner_sums=GradientSums(self._names),
+                    repeat_sums=GradientSums(self._names),
+                )
+        case, number = self._case, self._num_batches
+        self._num_batches += 1
+        if case is None:
+            return own_runs(plan, data, leads)
+        return self._lead(case, plan, data) if leads else self._follow(case, plan, data, number)
+
+    def _lead(self, case: _Case, plan: StepPlan, data: Sequence[Any]) -> Iterator[ShardRun]:
+        rank = self._collectives.rank
+        self._share(case, plan, data, 0)
+        if rank == case.choice.auditor:
+            yield from self._again(case)
+        yield from own_runs(plan, data, leads=True)
+        if not self._differ():
+            self._case = None
+            return
+        self._open(case)
+        if rank in case.choice.judges:
+            yield from self._again(case)
+        self._close(case)
+
+    def _follow(self, case: _Case, plan: StepPlan, data: Sequence[Any], number: int) -> Iterator[ShardRun]:
+        """The same for a batch beside the one that leads."""
+        if case.results is None:  # else this rank has no shards of its own, and judges
+            self._share(case, plan, data, number)
+            if self._collectives.rank == case.choice.auditor:
+                yield from self._unpack(case, number).runs
+            yield from own_runs(plan, data, leads=False)
+        if case.results is not None:
+            yield from self._unpack(case, number).runs
+
+    def _again(self, case: _Case) -> Iterator[ShardRun]:
+        """Run the shard aside."""
+        parcel = self._unpack(case, 0)
+        case.repeat_sums = GradientSums(self._names)
+        with self._aside.shard(case.choice.shard, parcel.per_shard, Listeners([case.repeat_sums, self._timer])):
+            case.restart_rng()
+            yield from parcel.runs
+
+    # Communication between ranks
+
+    def _share(self, case: _Case, plan: StepPlan, data: Sequence[Any], number: int) -> None:
+        """Send the shard's samples from a batch of the phase from its owner to its auditor. Only these two communicate."""
+        rank, choice = self._collectives.rank, case.choice
+        if rank == choice.owner:
+            case.parcels.append(self._pack(choice.shard, plan, data, number))
+            if rank != choice.auditor:
+                self._send(case.parcels[-1], choice.auditor)
+        elif rank == choice.auditor:
+            case.parcels.append(self._receive(choice.owner))
+
+    def _pack(self, shard: int, plan: StepPlan, data: Sequence[Any], number: int) -> bytes:
+        runs = [(micro, samples) for micro, samples in zip(plan.micro_steps, data, strict=True) if micro.shard == shard]
+        values = self._aside.carried(shard) if number == 0 else []
+        try:
+            parcel = pack(Parcel(runs=runs, per_shard=values), self._devices)
+            unpack(parcel, self._devices)  # what cannot be unpickled would end the run on the auditor
+        except Exception as error:
+            raise DataError(
+                f"audit: the samples of shard {shard} cannot be sent to another process: {error!r}. Have the loader yield what "
+                "pickle can, or leave --audit out"
+            ) from error
+        return parcel
+
+    def _unpack(self, case: _Case, number: int) -> Parcel:
+        """The shard's part of a batch of the phase."""
+        return unpack(case.parcels[number], self._devices)
+
+    def _send(self, parcel: bytes, rank: int) -> None:
+        self._collectives.send(torch.tensor([len(parcel)]), rank, _TAG)
+        self._collectives.send(torch.frombuffer(bytearray(parcel), dtype=torch.uint8), rank, _TAG)
+
+    def _receive(self, rank: int) -> bytes:
+        size = int(self._collectives.recv(torch.zeros(1, dtype=torch.int64), rank, _TAG))
+        return self._collectives.recv(torch.empty(size, dtype=torch.uint8), rank, _TAG).numpy().tobytes()
+
+    def _differ(self) -> bool:
+        """Whether the two results differ. Every rank must call it; it blocks until all have."""
+        if self._collectives.size > 1:
+            self._phases.settle()
+        else:
+            self.hear([self.tell()])
+        return self._digests[0] != self._digests[1]
+
+    def tell(self) -> list[float]:
+        """See ``Teller``: this rank's two digests in an audited phase, or ``_NOTHING``."""
+        case, rank = self._case, self._collectives.rank
+        if case is None:
+            return []
+        return [
+            float(digest_of(case.owner_sums.read())) if rank == case.choice.owner else _NOTHING,
+            float(digest_of(case.repeat_sums.read())) if rank == case.choice.auditor else _NOTHING,
+        ]
+
+    def hear(self, rows: Sequence[Sequence[float]]) -> None:
+        """See ``Teller``."""
+        if self._case is not None:
+            self._digests = [max(digests) for digests in zip(*rows, strict=True)]
+
+    def _open(self, case: _Case) -> None:
+        """Open a case because the two results differ: send the shard to the judges. Every rank must call it."""
+        rank, choice = self._collectives.rank, case.choice
+        case.results = [("first", self._computed(case.owner_sums))] if rank == choice.owner else []
+        case.results += [("second", self._computed(case.repeat_sums))] if rank == choice.auditor else []
+        for judge_rank in choice.judges:
+            if judge_rank in (choice.owner, choice.auditor):
+                continue
+            if rank == choice.owner:
+                self._collectives.send(torch.tensor([len(case.parcels)]), judge_rank, _TAG)
+                for parcel in case.parcels:
+                    self._send(parcel, judge_rank)
+            elif rank == judge_rank:
+                number = int(self._collectives.recv(torch.zeros(1, dtype=torch.int64), choice.owner, _TAG))
+                case.parcels = [self._receive(choice.owner) for _ in range(number)]
+
+    def _close(self, case: _Case) -> None:
+        """Report the verdict. Every rank must call it; it blocks until all have.
+
+        Raises:
+            AuditFailed: always.
+        """
+        assert case.results is not None
+        judges = [("again", self._computed(case.repeat_sums))] if self._collectives.rank in case.choice.judges else []
+        mine = [(role, asdict(computed)) for role, computed in (*case.results, *judges)]
+        by_role: dict[str, list[Computed]] = {}
+        for role, computed in (pair for results in self._collectives.all_gather_plain(mine) for pair in results):
+            by_role.setdefault(role, []).append(Computed(**computed))
+        verdict = judge(by_role["first"][0], by_role["second"][0], by_role["again"], case.position)
+        self._phases.found_wrong = True
+        self._report(verdict)
+        ignore_interrupts()
+        if self._collectives.size > 1:
+            self._collectives.barrier()  # the first rank to exit ends all, so the verdict must be out by then
+        raise AuditFailed(verdict.headline)
+
+    def _computed(self, sums: GradientSums) -> Computed:
+        return Computed(rank=self._collectives.rank, where=self._where, sums=sums.read())
+
+    # Listening to the shard's owner
+
+    @override
+    def begin_shard(self, micro: MicroStep) -> None:
+        case = self._case
+        if case is not None and micro.shard == case.choice.shard and self._collectives.rank == case.choice.owner:
+            self._own = case.owner_sums
+            self._own.begin_shard(micro)
+
+    @override
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
+        if self._own is not None:
+            self._own.before_backward(loss, weight)
+
+    @override
+    def end_shard(self) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            own.end_shard()
+
+    @override
+    def drop(self) -> None:
+        self._case = None
+        self.end_shard()
+
+
+class AuditTimer(Listener):
+    """Times the micro-steps that an audit recomputes, as logging. What precedes them in the phase, waiting for their samples
+    from the owner, counts as waiting. Neither is reported to other ranks as being busy."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+
+    @override
+    def begin_shard(self, micro: MicroStep) -> None:
+        self._clock.charge(WAITING, then=IN_AUDIT)
+
+    @override
+    def end_shard(self) -> None:
+        self._clock.charge(LOGGING, then=ENDING)

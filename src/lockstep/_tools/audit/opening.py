@@ -1,0 +1,50 @@
+"""Opens the auditor of a run."""
+
+from __future__ import annotations
+
+from lockstep._base.stopping import say
+from lockstep._joining.instrument import Run
+from lockstep._loop.aside import Aside
+from lockstep._plan.shards import StepPlan
+from lockstep._tools.audit.auditor import Auditor, AuditTimer
+from lockstep._tools.audit.choice import Choice, check_strategy, choose
+from lockstep._tools.audit.verdict import Verdict
+from lockstep._world.kernels import kernels_repeat
+
+
+def open_audit(run: Run, every: int) -> Auditor:
+    """Create the auditor, and have the run audited every so many steps.
+
+    Raises:
+        ConfigError: a run with this strategy cannot be audited.
+    """
+    config, rank, device = run.config, run.world.rank, run.devices[0]
+    check_strategy(config.strategy)
+    if device.type != "cpu" and rank == 0 and not kernels_repeat():
+        say(
+            "WARNING: audit: without torch.use_deterministic_algorithms(True), or with cudnn.benchmark, GPU kernels may give "
+            "different bits each time, and an audit ends the run if they do"
+        )
+
+    def chosen(step: int, plan: StepPlan) -> Choice | None:
+        if step % every:
+            return None
+        return choose(
+            seed=run.phases.seed,
+            step=step,
+            every=every,
+            num_filled=min(max(plan.sizes), plan.blocks.num_shards),
+            blocks=plan.blocks,
+        )
+
+    def report(verdict: Verdict) -> None:
+        run.journal.write("audit", **verdict.as_json())
+        if rank == 0:
+            say(f"ERROR: {verdict.text}")
+
+    aside, timer = Aside(run.phases, run.sync, run.state), AuditTimer(run.clock)
+    where = f"{run.world.host}, {device}"
+    auditor = Auditor(chosen, run.collectives, run.phases, aside, where, run.devices, report, timer)
+    run.phases.runs = auditor.runs
+    run.phases.own.ledger.tellers.append(auditor)
+    return auditor

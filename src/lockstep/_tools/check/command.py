@@ -1,0 +1,89 @@
+"""``lockstep check``: read a script's loop, without running it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from lockstep._base.errors import UsageError
+from lockstep._cli.echo import Styled, echo, echo_json
+from lockstep._cli.options import CONTEXT
+from lockstep._tools.check.files import has_loop, read_script
+from lockstep._tools.check.findings import Finding
+from lockstep._world.machine.sizes import counted
+
+_EPILOG = """
+\b
+Examples:
+  lockstep check train.py
+      findings, each with the line to write instead
+  lockstep check train.py --json | jq '.findings[] | .code'
+      for other programs
+
+\b
+Codes:
+  LS1..  a different answer on another number of processes
+  LS2..  starts over on a resume
+  LS3..  in the wrong place
+
+A comment at the end of a line of the script accepts what is found there:
+# lockstep: ok, or # lockstep: ok LS102
+
+Exit status: 0 if nothing is found, 1 if something is, 2 if a script cannot be read, or none of them trains with lockstep.
+"""
+
+
+@click.command("check", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("scripts", metavar="SCRIPT...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def command(scripts: tuple[Path, ...], as_json: bool) -> None:
+    """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what the script itself writes
+    in one place and reads in another: inside batch.shards and outside, or in one step and, after a resume, in a later one.
+
+    Nothing is imported or run. A run reports the same when it starts.
+    """
+    if not scripts:
+        raise UsageError("no script was given: lockstep check train.py")
+    for script in scripts:
+        _check_readable(script)
+    read = [script for script in scripts if has_loop(script)]
+    if not read:
+        names = ", ".join(map(str, scripts))
+        raise UsageError(
+            f"there is nothing to read in {names}: neither lockstep.join() nor batch.shards is in it, or in a module beside it "
+            "that it imports. Give the script that trains with lockstep: lockstep check train.py"
+        )
+    findings = [finding for script in read for finding in read_script(script)]
+    if as_json:
+        echo_json({"findings": [finding.as_dict() for finding in findings], "scripts": [str(script) for script in read]})
+    else:
+        _show(findings, read)
+    sys.exit(1 if findings else 0)
+
+
+def _check_readable(script: Path) -> None:
+    try:
+        ast.parse(script.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError) as error:
+        raise UsageError(f"{script} cannot be read: {error}") from None
+
+
+def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
+    for finding in findings:
+        where = f"{finding.path}:{finding.line}:{finding.column}"
+        echo(Styled(where, bold=True), ": ", Styled(finding.code, "red"), f" {finding.message}")
+        echo(f"    write: {finding.remedy}")
+    counts = [
+        (sum(f.differs for f in findings), "changing the answer with the number of processes"),
+        (sum(f.starts_anew for f in findings), "starting over on a resume"),
+        (sum(not f.differs and not f.starts_anew for f in findings), "in the wrong place"),
+    ]
+    said = [f"{number} {what}" for number, what in counts if number]
+    if not said:
+        echo(f"nothing found in {counted(len(scripts), 'script')}")
+        return
+    echo(f"{counted(len(findings), 'finding')}: {', '.join(said)}")

@@ -1,0 +1,38 @@
+"""The check of cores and threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep._tools.doctor.finding import Finding, Situation, ok, warn
+from lockstep._world.environment import threads_of_user
+from lockstep._world.machine.cores import num_cores, threads_for
+
+
+def _threads(situation: Situation) -> int:
+    """The number of threads of each process, as ``join`` chooses it."""
+    asked = situation.config.threads or threads_of_user(situation.environ, situation.world)
+    shards = situation.config.shards or situation.world_size
+    return asked or threads_for(shards, situation.world.num_cores)
+
+
+def look_at_threads(situation: Situation) -> dict[str, Any]:
+    """The number of cores, and of the processes and threads to run on them."""
+    return {
+        "cores": num_cores(),
+        "num_processes": situation.num_processes,
+        "threads": _threads(situation),
+    }
+
+
+def judge_threads(*, cores: int, num_processes: int, threads: int) -> Finding:
+    """Whether there is a core for each thread."""
+    found = f"{num_processes} process(es) x {threads} thread(s) on {cores} core(s)"
+    if num_processes > cores:
+        return warn(
+            f"{found}: processes wait for each other's turn, and a step takes many times as long",
+            f"--nproc-per-node {cores} or fewer; if the machine has more cores, the container or job must be given them",
+        )
+    if num_processes * threads > cores:
+        return warn(f"{found}: threads wait for each other", f"--threads {cores // num_processes}")
+    return ok(found)

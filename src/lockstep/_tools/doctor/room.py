@@ -1,0 +1,33 @@
+"""The check of free space for the batches of loader workers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lockstep._tools.doctor.finding import Finding, Situation, fail, ok, warn
+
+SHARED_MEMORY = Path("/dev/shm")
+_MB = 1_000_000
+_SHM_NEEDED = 16 * _MB
+_SHM_EACH = 128 * _MB
+"""For the prefetched batches of one process's loader workers: enough for some batches of images."""
+
+
+def look_at_shared_memory(situation: Situation) -> dict[str, Any]:
+    """The size and free space of the file system through which loader workers pass batches."""
+    total, _, free = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else (0, 0, 0)
+    return {"total_bytes": total, "free_bytes": free, "num_processes": situation.num_processes}
+
+
+def judge_shared_memory(*, total_bytes: int, free_bytes: int, num_processes: int) -> Finding:
+    """Whether the batches of loader workers fit."""
+    found = f"{SHARED_MEMORY} has {free_bytes // _MB:,} MB free of {total_bytes // _MB:,}"
+    larger = "give it more (docker run --shm-size=8g or --ipc=host; mount -o remount,size=8G /dev/shm)"
+    if free_bytes < _SHM_NEEDED:
+        why = "loader workers will be killed by SIGBUS"
+        return fail(f"{found}: {why}", larger if total_bytes < 4 * _SHM_EACH else f"remove what is in it, or {larger}")
+    if free_bytes < _SHM_EACH * num_processes:
+        return warn(f"{found}, for {num_processes} process(es) with their loader workers", larger)
+    return ok(found)

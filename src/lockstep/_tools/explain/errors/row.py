@@ -1,0 +1,31 @@
+"""A family of errors that PyTorch raises, with its explanation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lockstep._tools.explain.errors.scene import Scene
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a family of errors is recognized and explained."""
+
+    family: str
+    """Its name in the documentation."""
+    pattern: re.Pattern[str]
+    """Searched for in the text of the error."""
+    words: Callable[[re.Match[str], Scene], str]
+    """Returns the explanation; empty: it would add nothing to the error's own text."""
+    kinds: frozenset[str] = frozenset({"RuntimeError"})
+    """Names of types, of which the error's type or one of its bases must have one."""
+
+
+def row(
+    family: str, pattern: str, words: Callable[[re.Match[str], Scene], str] | str, kinds: tuple[str, ...] = ("RuntimeError",)
+) -> Row:
+    """A row of the table. ``words`` may be a format string for the pattern's named groups."""
+    explain = words if callable(words) else lambda match, scene: words.format(**match.groupdict())
+    return Row(family, re.compile(pattern), explain, frozenset(kinds))

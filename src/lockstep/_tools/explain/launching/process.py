@@ -1,0 +1,29 @@
+"""What a launch leaves in each of its processes: a black box, and errors in words."""
+
+from __future__ import annotations
+
+from lockstep._base.process_observer import ProcessObserver
+from lockstep._tools.explain.sampler import fail_current, note_end
+from lockstep._tools.explain.worker_box import WorkerBox
+
+
+class ProcessExplainer(ProcessObserver):
+    """Records what the process does, for the launcher's ``Explainer`` and ``lockstep stacks``."""
+
+    def begin(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
+        """Open the black box."""
+        WorkerBox(private_dir, rank, world_size, program)
+
+    def end(self, how: str) -> None:
+        """Note it in the black box: what still keeps the process is recorded from now on."""
+        note_end(how)
+
+    def fail(self, traceback: str) -> None:
+        """Close the black box, which keeps what the process did before."""
+        fail_current(traceback)
+
+    def in_words(self, error: BaseException) -> str:
+        """See ``errors``."""
+        from lockstep._tools.explain.errors.words import in_words  # only here: needed by failures alone
+
+        return in_words(error)

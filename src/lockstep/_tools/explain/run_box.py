@@ -1,0 +1,108 @@
+"""The black box of a process that trains, and what it does about waiting for others."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict
+from typing import Any
+
+from typing_extensions import override
+
+from lockstep._base import exit_status
+from lockstep._base.reports import note, publish
+from lockstep._base.stopping import end_stuck, say
+from lockstep._joining.instrument import Run
+from lockstep._journal.measure.split import LOADING
+from lockstep._journal.measure.step_clock import SAVING
+from lockstep._listener import Listener, Stage
+from lockstep._loop.meeting import Parting
+from lockstep._tools.explain.black_box import box_path
+from lockstep._tools.explain.parted import parted
+from lockstep._tools.explain.reading import read_reports
+from lockstep._tools.explain.remarks import Remarks
+from lockstep._tools.explain.sampler import Sampler, about_process
+from lockstep._tools.explain.stuck import StuckWatch, limit_s
+
+
+class RunBox(Listener):
+    """Open until the run ends. Without one, training goes on."""
+
+    stage = Stage.EARLY
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        try:
+            self._sampler: Sampler | None = self._open()
+        except OSError as error:
+            self._sampler = None
+            say(f"WARNING: rank {run.world.rank} has no black box, so `lockstep stacks` cannot tell what it does: {error}")
+
+    def _open(self) -> Sampler:
+        run, world = self._run, self._run.world
+        run.meetings.look = self._look
+        about = about_process(world.rank, world.world_size, world.host, run.token, num_nodes=world.num_nodes)
+        stuck = StuckWatch(
+            run.run_dir,
+            world.rank,
+            lambda is_asked: limit_s(run.clock.step_s, run.clock.num_steps, is_asked=is_asked),
+            lambda: run.stop_watch.asked() is not None,
+            lambda: run.position[:2],
+            Remarks(publish, say),
+            self._end_stuck,
+        )
+        return Sampler(box_path(run.run_dir, world.rank), about, self._doing, lambda: run.position.step, stuck.look)
+
+    @override
+    def end_run(self, step: int, *, failed: bool) -> None:
+        """Close it."""
+        if self._sampler is not None:
+            self._sampler.close("failed" if failed else "finished")
+
+    def _doing(self) -> dict[str, Any]:
+        """Called from another thread."""
+        run, position = self._run, self._run.position
+        progress, activity = run.passes.progress, run.clock.doing
+        held, saved = run.saver.holds_up, run.saver.in_progress
+        if held:
+            activity = SAVING if saved is None else f"saving the checkpoint of step {saved}"
+        return {
+            **position._asdict(),
+            "in_step": run.phases.in_step,
+            "activity": activity,
+            "checkpoint": saved,
+            "held": held,
+            "in_phase": run.phases.in_phase,
+            "left": None if run.meetings.left is None else asdict(run.meetings.left),
+            "exit": exit_status.asked_at(),
+            "meeting": run.meetings.place._asdict(),
+            "apart": not run.phases.in_phase and activity != LOADING,
+            "pass": None if progress is None else progress.as_json(),
+        }
+
+    def _look(self, waited_s: float) -> Parting | None:
+        """Where the ranks are, while this one waits for all others."""
+        found = None
+        with contextlib.suppress(Exception):  # no error here may affect the training
+            found = parted(read_reports(self._run.run_dir, time.time()), waited_s)
+        if found is None:
+            return None
+        is_told_here = self._run.world.rank == min(found.ranks)
+        if is_told_here:
+            note(found)
+        return Parting(found.text, is_told_here=is_told_here)
+
+    def _end_stuck(self, report: str, speaks: bool, is_deadlock: bool) -> None:
+        """End this process, from another thread than the one that waits."""
+        run = self._run
+        newest, asked = run.saver.newest_written(), run.stop_watch.asked()
+        saved = "There is no checkpoint: the same command starts over"
+        if newest is not None:
+            saved = f"The newest checkpoint is that of step {newest}, from which the same command resumes"
+        if asked is None or is_deadlock:
+            how, status = "deadlock: ranks that wait like this never go on, so the run was ended", 1
+        else:
+            step = run.phases.step + (0 if run.phases.in_step else 1)
+            how = f"{asked.name}: step {step} could not be finished, so the run was ended without saving it"
+            status = 128 + asked
+        end_stuck(report, f"{how}. {saved}", status, speaks=speaks)

@@ -1,0 +1,81 @@
+"""Replays a shard sample by sample, to find out which of them made its loss NaN, or so large."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import override
+
+from lockstep._data.batch import ShardRun, own_runs
+from lockstep._data.batches import cut
+from lockstep._listener import Listener
+from lockstep._loop.aside import Aside
+from lockstep._loop.phases import Phases
+from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._tools.verify.trace.lines import TraceWriter, exact
+from lockstep._tools.verify.trace.recorder import plain
+
+
+class SampleBySample(Listener):
+    """Runs each sample of one shard aside, before the shards of the first phase of a step.
+
+    Each has the shard's random stream, and the weights and all else from the beginning of the step. Nothing is fetched again:
+    the shard's own batch is split, with its samples as they were augmented.
+
+    Args:
+        step: its number in the run.
+        shard: to split.
+        phases: of the run.
+        aside: runs shards aside.
+        writer: takes a line for each sample.
+    """
+
+    def __init__(self, step: int, shard: int, phases: Phases, aside: Aside, writer: TraceWriter) -> None:
+        self._step = step
+        self._shard = shard
+        self._phases = phases
+        self._aside = aside
+        self._writer = writer
+        self._line: dict[str, Any] = {}
+
+    def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
+        """See ``PhaseDriver.runs``."""
+        if (self._phases.step, self._phases.num_done) == (self._step, 0):
+            for sample in self._samples(plan, data):
+                if leads:
+                    with self._aside.shard(self._shard, copy.deepcopy(self._aside.carried(self._shard)), self):
+                        yield sample
+                else:
+                    yield sample
+        yield from own_runs(plan, data, leads)
+
+    def _samples(self, plan: StepPlan, data: Sequence[Any]) -> Iterator[ShardRun]:
+        for micro, batch in own_runs(plan, data, leads=True):
+            if micro.shard == self._shard:
+                for row in range(micro.num_samples):
+                    single = slice(row, row + 1)
+                    alone = dataclasses.replace(
+                        micro, num_samples=1, samples=micro.samples[single], begins_shard=True, ends_shard=True
+                    )
+                    yield alone, cut(batch, single, micro.num_samples)
+
+    @override
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """Note the sample."""
+        self._line.setdefault("sample", plain(micro.samples[0]))
+
+    @override
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
+        """Note its loss: the last, if there are several."""
+        self._line["loss"] = exact(loss.item())
+
+    @override
+    def end_shard(self) -> None:
+        """Write the sample's line, if it has a loss."""
+        line, self._line = self._line, {}
+        if "loss" in line:
+            self._writer.write(**line)

@@ -1,0 +1,370 @@
+"""``lockstep replay``: repeat steps of a run, and look into them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep._base.errors import ConfigError, LaunchError, UsageError
+from lockstep._cli.echo import echo, echo_json
+from lockstep._cli.options import CONTEXT
+from lockstep._journal.history import read_events
+from lockstep._launch.gpus import num_gpus_here
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.script import Interruption, run_script
+from lockstep._tools.replay import culprits, step_names
+from lockstep._tools.replay.digests import Digests, read_digests
+from lockstep._tools.replay.directory import checkpoint_before, make_directory
+from lockstep._tools.replay.record import RunRecord, read_record
+from lockstep._tools.replay.request import Request
+from lockstep._tools.replay.shown import Recorded, lines_of_steps, read_recorded
+from lockstep._tools.replay.trust import why_doubtful
+from lockstep._tools.replay.verdict import Verdict, judge
+from lockstep._tools.trials.study import new_directory
+from lockstep._tools.verify.trace.lines import number
+from lockstep._world.machine.sizes import counted
+
+_DIRECTORY = Path("replays")
+_STATUS = {"equal": 0, "equal up to rounding": 0, "different": 1, "unknown": 3}
+_EPILOG = """
+\b
+Examples:
+  lockstep replay runs/train-1 --step 1234
+      that step's losses, samples, gradient norms, learning rates; one process
+  lockstep replay runs/train-1 --step nan --blame
+      the first step with a NaN, and which sample made it
+  lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt
+      the step with the largest loss: one shard, its batch in a file
+  lockstep replay runs/train-1 --step 1234 --script changed.py
+      with another script: one with `if team.step == 1234: breakpoint()`, say
+
+The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
+
+The run's files say which program to execute. If they belong to another user or were copied, or if the script has changed
+since, the command shows the program and asks first.
+
+Exit status: 0 if the replay's digests equal the run's (with strategy ddp: losses up to rounding), 1 if not, 2 if the step
+cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of the command; None: not given."""
+
+    step: str
+    last: int | None
+    shard: int | None
+    nproc: int
+    with_samples: bool
+    out: Path | None
+    blames: bool
+    script: Path | None
+    as_json: bool
+    is_agreed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Program:
+    """The program of a run, according to its journal."""
+
+    target: str
+    is_module: bool
+    args: tuple[str, ...]
+    cwd: Path
+
+
+@click.command("replay", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--step", required=True, metavar="N", help="The step to replay: a number, nan, or worst-loss.")
+@click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to replay.  [default: N]")
+@click.option(
+    "--shard",
+    type=click.IntRange(min=0),
+    metavar="S",
+    help="Replay one shard only, and show its own gradient.  [default: all]",
+)
+@click.option("--nproc", type=click.IntRange(min=1), default=1, metavar="N", help="Number of processes.  [default: 1]")
+@click.option("--samples", "with_samples", is_flag=True, help="List all samples, not only the first of each shard.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Save the batches of the steps in this file, for torch.load.",
+)
+@click.option(
+    "--blame", "blames", is_flag=True, help="Replay the worst shard sample by sample, and name the samples to blame."
+)
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Script to run, for example a changed one.  [default: the run's]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.option(
+    "--yes",
+    "is_agreed",
+    is_flag=True,
+    help="Run the run's program without asking, even if it may be somebody else's.",
+)
+def command(run: Path, **values: Any) -> int:
+    """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
+
+    It resumes from the newest checkpoint before the step, or begins at the start, with the run's script, arguments and
+    settings, and reports whether its digests equal the run's: they do with the default strategy, exact, however many processes
+    the run had.
+    """
+    options = _Options(**values)
+    record, digests = read_record(run), _digests_of(run)
+    first, remark = _find(options.step, record, digests)
+    last = options.last or first
+    known = max([record.last_step, *(digests.numbers() if digests is not None else ())])
+    record = dataclasses.replace(record, last_step=known)
+    _check(record, first, last, options)
+    program = _program(record, first, options.script)
+    say = _ignore if options.as_json else echo
+    if remark:
+        say(remark)
+    _agree(program, why_doubtful(record, record.start_of(first), runs_recorded=options.script is None), options)
+    checkpoint = checkpoint_before(run, first, say)
+    request = Request(
+        run=str(run.resolve()),
+        after=0 if checkpoint is None else checkpoint[1].step,
+        first=first,
+        last=last,
+        shard=options.shard,
+        every=0 if digests is None else digests.every,
+        device=record.birth.device,
+        strategy=str(record.command.settings.get("strategy") or "auto"),
+        out=None if options.out is None else str(options.out.resolve()),
+    )
+    start = None if checkpoint is None else checkpoint[0].resolve()
+    replayer = _Replayer(program, start, options.nproc, say, log_output=options.as_json)
+    directory, failure = replayer.replay(request)
+    recorded = read_recorded(directory)
+    if recorded is None or first not in recorded.run.steps:
+        raise failure or UsageError(f"the script finished before step {first}: has it, or its data set, changed?")
+    verdict = judge(request, record, _start_of(directory), digests, recorded.digests)
+    for line in lines_of_steps(request, recorded, with_samples=options.with_samples):
+        say(line)
+    if options.out is not None:
+        say(f"the batches are in {options.out}")
+    for line in verdict.lines:
+        say(line)
+    samples = _blame(replayer, request, recorded, say) if options.blames else []
+    if options.as_json:
+        echo_json(_as_json(directory, request, recorded, verdict, samples))
+    if failure is not None:
+        raise failure
+    return _STATUS[verdict.status]
+
+
+def _ignore(line: str) -> None:
+    """In place of ``echo``, where a program reads the output."""
+
+
+def _digests_of(run: Path) -> Digests | None:
+    try:
+        return read_digests(run)
+    except UsageError:
+        return None
+
+
+def _find(step: str, record: RunRecord, digests: Digests | None) -> tuple[int, str]:
+    """The step, and a remark on how it was found."""
+    if step.isdecimal():
+        return int(step), ""
+    if step not in step_names.NAMES:
+        raise UsageError(f"--step {step}: give the number of a step, or one of {', '.join(step_names.NAMES)}")
+    if digests is None:
+        raise UsageError(
+            f"--step {step} is looked up in the digest journal, and {record.path} has none: give the number of the step"
+        )
+    return step_names.step_with_nan(digests) if step == "nan" else step_names.step_with_worst_loss(digests)
+
+
+def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
+    """Check that the steps can be replayed like this, on this machine.
+
+    Raises:
+        UsageError: the run has no such step or shard, or options exclude each other.
+        ConfigError: the run needs a GPU.
+    """
+    shard, nproc, num_shards = options.shard, options.nproc, counted(record.birth.shards, "shard")
+    if not 1 <= first <= last:
+        raise UsageError(f"--step {first} --to {last}: steps count from 1, and M must not be before N")
+    if last > record.last_step:
+        raise UsageError(f"step {last} was never taken: the last step of {record.path} is {record.last_step}")
+    if shard is not None and shard >= record.birth.shards:
+        raise UsageError(f"--shard {shard}: the run has {num_shards}, numbered from 0")
+    if nproc > record.birth.shards:
+        raise UsageError(f"--nproc {nproc}: the run has {num_shards}, so at most as many processes")
+    if nproc > 1 and options.blames:
+        raise UsageError(f"--nproc {nproc} with --blame, which needs one process that runs all shards")
+    if record.command.number > 0:
+        raise UsageError(
+            f"{record.path} is run number {record.command.number + 1} of several in one process: to replay it, the earlier "
+            "ones would have to train again. Give the script an argument that starts with this run"
+        )
+    if record.birth.device == "cuda" and num_gpus_here() == 0:
+        raise ConfigError(
+            f"{record.path} was trained on a GPU, and this machine has none: bits are equal on the same kind of device only. "
+            "Replay it on a machine with such a GPU"
+        )
+
+
+def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
+    start = record.start_of(step)
+    args = tuple(start.get("args", record.command.args))
+    cwd = Path(start.get("cwd") or Path.cwd())
+    if script is not None:
+        return _Program(target=str(script.resolve()), is_module=False, args=args, cwd=cwd)
+    if not record.command.script:
+        raise UsageError(
+            f"{record.path} was trained by a function or a notebook, so there is no script to run: give --script"
+        )
+    module = start.get("module")
+    return _Program(target=module or record.command.script, is_module=module is not None, args=args, cwd=cwd)
+
+
+def _agree(program: _Program, doubt: str, options: _Options) -> None:
+    """Name a program that may be somebody else's, and ask whether to run it.
+
+    Raises:
+        UsageError: it is not to run, or there is no terminal to ask.
+    """
+    if not doubt:
+        return
+    words = shlex.join([*(["-m"] if program.is_module else []), program.target, *program.args])
+    echo(f"the run's files say what to execute, with your rights: python {words}", err=True)
+    echo(f"  in {program.cwd}; and {doubt}", err=True)
+    if options.is_agreed:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "there is no terminal to ask whether to run it: nothing was run. --yes runs it; --script FILE runs a script of "
+            "yours instead, with these arguments"
+        )
+    if not click.confirm("Run it?", default=False, err=True):
+        raise UsageError("nothing was run")
+
+
+class _Replayer:
+    """Repeats steps of a run, in directories of its own.
+
+    Args:
+        program: what to run.
+        checkpoint: the directory of the checkpoint to resume from; None: begin at the start.
+        nproc: number of processes.
+        say: prints a line.
+        log_output: write the output of each rank to the replay's directory, not to the terminal.
+    """
+
+    def __init__(
+        self, program: _Program, checkpoint: Path | None, nproc: int, say: Callable[[str], object], *, log_output: bool
+    ) -> None:
+        self._program = program
+        self._checkpoint = checkpoint
+        self._nproc = nproc
+        self._say = say
+        self._log_output = log_output
+        self._parent = _DIRECTORY.resolve()
+
+    def replay(self, request: Request) -> tuple[Path, LaunchError | None]:
+        """Repeat the steps; returns the replay's directory, and how the script has failed."""
+        name = f"{Path(request.run).name}-step-{request.first}{'-blame' if request.blames else ''}"
+        directory = new_directory(self._parent / name)
+        make_directory(directory, Path(request.run), self._checkpoint)
+        since = "the beginning" if self._checkpoint is None else self._checkpoint.name
+        is_single = request.after + 1 == request.last
+        steps = f"step {request.last}" if is_single else f"steps {request.after + 1} to {request.last}"
+        self._say(
+            f"replaying {steps} from {since}, in {directory}" if not request.blames else "replaying it sample by sample"
+        )
+        program = self._program
+        if program.cwd.is_dir():
+            os.chdir(program.cwd)
+        else:
+            self._say(f"the run was started in {program.cwd}, which is not here: relative paths begin in {Path.cwd()}")
+        options = LaunchOptions(
+            nproc_per_node=self._nproc, is_module=program.is_module, log_dir=directory if self._log_output else None
+        )
+        asked = {"replay": {**dataclasses.asdict(request), "directory": str(directory)}}
+        try:
+            stopped = run_script(program.target, program.args, options, {}, asked=asked)
+        except LaunchError as error:
+            return directory, error
+        if isinstance(stopped, Interruption):
+            echo(stopped.message, err=True)
+            sys.exit(stopped.status)
+        return directory, None
+
+
+def _start_of(directory: Path) -> dict[str, Any]:
+    return next((event for event in read_events(directory) if event["event"] == "start"), {})
+
+
+def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Callable[[str], object]) -> list[culprits.Sample]:
+    """Replay the worst shard of the first step sample by sample, and say which samples are to blame; returns all of them."""
+    losses = {
+        key.shard: number(loss)
+        for key, owners in recorded.run.shards_of(request.first)
+        for loss in owners[0][1]["losses"]
+        if key.phase == 0
+    }
+    shard = request.shard
+    if shard is None:
+        shard = max(
+            losses, key=lambda key: (not math.isfinite(losses[key]), losses[key] if losses[key] == losses[key] else 0)
+        )
+    if recorded.batch_norm:
+        say(
+            f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "
+            f"{recorded.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be a "
+            "different computation"
+        )
+        return []
+    directory, failure = replayer.replay(dataclasses.replace(request, last=request.first, shard=shard, blames=True))
+    if failure is not None:
+        say(f"to blame: shard {shard}. Its samples could not be replayed one by one: the script failed on a single sample")
+        raise failure
+    samples = culprits.read_samples(directory)
+    for line in culprits.in_words(shard, samples):
+        say(line)
+    return samples
+
+
+def _as_json(
+    directory: Path, request: Request, recorded: Recorded, verdict: Verdict, samples: list[culprits.Sample]
+) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(request),
+        "directory": str(directory),
+        "verdict": verdict.status,
+        "why": verdict.lines,
+        "compared": None if verdict.comparison is None else dataclasses.asdict(verdict.comparison),
+        "shards": [
+            {**key._asdict(), "losses": line["losses"], "samples": [batch["samples"] for batch in line["batches"]]}
+            for step in request.steps
+            for key, ((_, line), *_) in recorded.run.shards_of(step)
+            if request.shard in (None, key.shard)
+        ],
+        "norms": [
+            {"step": step, "phase": phase, "norms": norms}
+            for step in recorded.run.steps
+            for phase, norms in enumerate(recorded.norms(step))
+        ],
+        "rates": {step: recorded.rates(step) for step in recorded.run.steps},
+        "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in samples],
+        "blamed": [sample.identity for sample in culprits.culprits(samples)],
+    }

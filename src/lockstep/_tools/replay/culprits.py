@@ -1,0 +1,64 @@
+"""Which samples of a shard made its loss NaN, or so large, given the loss of each alone. Pure, except for reading files."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep._tools.replay.request import SAMPLES
+from lockstep._tools.verify.trace.lines import DIRECTORY, number, read_lines
+
+_OUTLIER = 6.0
+"""The largest loss must exceed this multiple of the median of the usual ones, which are less than half of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One sample, replayed alone."""
+
+    identity: Any
+    """Its index in the data set, or its position in a stream."""
+    loss: float
+
+
+def read_samples(directory: Path) -> list[Sample]:
+    """The samples of a shard that was replayed sample by sample, in their order."""
+    lines = read_lines(directory / DIRECTORY / f"{SAMPLES}.jsonl")
+    return [Sample(identity=line["sample"], loss=number(line["loss"])) for line in lines]
+
+
+def culprits(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with a NaN or infinite loss, or else the outliers, largest first; empty: there are none."""
+    bad = [sample for sample in samples if not math.isfinite(sample.loss)]
+    if bad or not samples:
+        return bad
+    worst = max(sample.loss for sample in samples)
+    blamed = [sample for sample in samples if sample.loss >= worst / 2]
+    usual = [sample.loss for sample in samples if sample.loss < worst / 2]
+    if not usual or worst <= _OUTLIER * statistics.median(usual):
+        return []
+    return sorted(blamed, key=lambda sample: -sample.loss)
+
+
+def in_words(shard: int, samples: Sequence[Sample]) -> list[str]:
+    """Lines that name the culprits, or the largest losses if there are none."""
+    blamed = culprits(samples)
+    usual = [sample.loss for sample in samples if sample not in blamed]
+    middle = statistics.median(usual) if usual else math.nan
+    if not blamed:
+        largest = ", ".join(_named(sample, "") for sample in sorted(samples, key=lambda sample: -sample.loss)[:3])
+        return [
+            f"no sample of shard {shard} stands out by itself: the largest losses are of {largest}; the median is {middle:.6g}"
+        ]
+    words = f"{'sample' if len(blamed) == 1 else 'samples'} {', '.join(_named(sample, 'loss ') for sample in blamed)}"
+    if math.isfinite(blamed[0].loss):
+        words += f"; the median of the other {len(usual)} is {middle:.6g}"
+    return [f"to blame in shard {shard}: {words}"]
+
+
+def _named(sample: Sample, label: str) -> str:
+    return f"{sample.identity} ({label}{sample.loss:.6g})"

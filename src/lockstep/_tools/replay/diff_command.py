@@ -1,0 +1,96 @@
+"""``lockstep diff``: the first step in which two runs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep._base.errors import UsageError
+from lockstep._cli.echo import echo_json
+from lockstep._cli.options import CONTEXT
+from lockstep._cli.tables import say
+from lockstep._cli.terminal import open_console
+from lockstep._tools.replay.digests import read_digests
+from lockstep._tools.replay.record import RunRecord, Unlike, differences, read_record
+from lockstep._tools.verify.trace.differences import Comparison, compare
+
+_EPILOG = """
+\b
+Examples:
+  lockstep diff runs/train-1 runs/train-2
+      the first step in which they differ, and how their settings differ
+  lockstep diff runs/train-1 runs/train-2 --json | jq .difference.step
+      for other programs
+
+Exit status: 0 if what both journals have is equal, 1 if it differs, 2 if there is nothing to compare.
+"""
+
+
+@click.command("diff", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("first", metavar="RUN_A", type=click.Path(path_type=Path))
+@click.argument("second", metavar="RUN_B", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def command(first: Path, second: Path, as_json: bool) -> None:
+    """Find the first step in which the runs in two directories differ, and what differs in their settings, scripts, versions
+    and machines.
+
+    Compares the digest journals that runs write (--journal-every): samples and losses of all steps, gradients and state of
+    some.
+    """
+    records = read_record(first), read_record(second)
+    comparison = compare(read_digests(first), read_digests(second))
+    if comparison.is_empty:
+        raise UsageError(f"the digest journals of {first} and {second} have no step in common: there is nothing to compare")
+    step = comparison.steps[-1] if comparison.difference is None else comparison.difference.step
+    unlike = list(differences(*records, step))
+    if as_json:
+        echo_json(_as_json(records, comparison, unlike))
+    else:
+        console = open_console()
+        for line in _lines(records, comparison, unlike):
+            say(console, line)
+    sys.exit(0 if comparison.difference is None else 1)
+
+
+def _as_json(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike: list[Unlike]) -> dict[str, Any]:
+    return {
+        "runs": [str(record.path) for record in records],
+        "last_steps": [record.last_step for record in records],
+        "equal": comparison.difference is None,
+        "steps": [comparison.steps[0], comparison.steps[-1]] if comparison.steps else None,
+        "states": comparison.states,
+        "difference": None if comparison.difference is None else dataclasses.asdict(comparison.difference),
+        "unlike": [dataclasses.asdict(item) for item in unlike],
+    }
+
+
+def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike: list[Unlike]) -> list[str]:
+    names = tuple(str(record.path) for record in records)
+    lines = []
+    if comparison.difference is None:
+        states = f"; gradient and state after {len(comparison.states)} of them" if comparison.states else ""
+        lines.append(f"EQUAL  samples and losses of steps {comparison.steps[0]} to {comparison.steps[-1]}{states}")
+    else:
+        lines.append(f"DIFFERENT  first in {comparison.difference.place}: {comparison.difference.pair}")
+        if comparison.states:
+            lines.append(f"  the state was last compared, and equal, after step {comparison.states[-1]}")
+        elif comparison.difference.step > 1:
+            lines.append("  the state was not compared before it: --journal-every sets after which steps it can be")
+    steps = [record.last_step for record in records]
+    if steps[0] != steps[1]:
+        lines.append(f"  {names[0]} took {steps[0]} steps, {names[1]} {steps[1]}")
+    for changes, heading in (
+        (True, "what may change the answer:"),
+        (False, "differences that do not matter with the default strategy:"),
+    ):
+        listed = [
+            f"    {item.what}: {item.values[0]}, and {item.values[1]}" for item in unlike if item.changes_answer == changes
+        ]
+        lines += [f"  {heading}", *listed] if listed else []
+    if not unlike:
+        lines.append("  no difference in settings, scripts, versions or machines")
+    return lines

@@ -1,0 +1,40 @@
+"""What a trial changes in its script's run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from lockstep._base.trackers import without_services
+from lockstep._joining.instrument import Instrument, Run
+from lockstep._tools.trials.settings import TrialSettings
+
+if TYPE_CHECKING:
+    from lockstep._base.config import RunConfig
+    from lockstep._listener import Listener
+
+
+class OfTrial(Instrument):
+    """Asked for ``TrialSettings``, by field."""
+
+    @override
+    def given(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The script's settings, as the trial has them."""
+        return settings if self.asked is None else TrialSettings(**self.asked).applied_to(settings)
+
+    @override
+    def settings(self, config: RunConfig) -> RunConfig:
+        """Nothing goes to services."""
+        return config if self.asked is None else dataclasses.replace(config, track=without_services(config.track))
+
+    @override
+    def listeners(self, run: Run) -> Iterable[Listener]:
+        """One that holds the run, if it is to be killed."""
+        if self.asked is None or not TrialSettings(**self.asked).is_held:
+            return ()
+        from lockstep._tools.trials.held import HeldRun  # with torch
+
+        return (HeldRun(run),)

@@ -1,0 +1,251 @@
+"""One trial: a script as a process of its own, which leaves none of its processes behind, and a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lockstep._base.config import RunConfig
+from lockstep._base.option import options_of
+from lockstep._journal.failure import read_failure
+from lockstep._launch.guard import die_with_parent
+from lockstep._launch.processes import sweep
+from lockstep._tools.trials.failure import in_one_line, last_words
+from lockstep._tools.trials.settings import TrialSettings
+from lockstep._world import environment as world
+
+_POLL_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.01  # for the moment to kill it
+_MARK = "LOCKSTEP_ATTEMPT"
+"""In the environment of all processes of a trial, by which those are found that left its session (torchrun's workers)."""
+_GRACE_S = 5.0  # what lockstep run and torchrun may take to end their own workers, before they are killed
+
+# What a launcher sets for its workers. A study may itself run under one (a batch job): its trials must not inherit.
+_LAUNCHER_VARIABLES = (*world.VARIABLES, "MASTER_ADDR", "MASTER_PORT")
+# What its mpirun asks of root, and of a machine with fewer cores than processes; other methods are not bound to cores either.
+# (As variables, since other MPIs' mpirun would not know the options.)
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is started, how, and where its results go."""
+
+    directory: Path
+    """Of the results of all trials."""
+    name: str
+    """Of its run directory in there. Its log is beside that, as join() may refuse a directory that is not empty."""
+    program: tuple[str, ...]
+    """The script with its arguments, as they follow ``python`` on a command line."""
+    launcher: str
+    """One of ``methods.LAUNCHERS``."""
+    num_processes: int
+    settings: Mapping[str, object]
+    """Fields of ``RunConfig``, its run directory among them, beside those of the script."""
+    of_script: TrialSettings = dataclasses.field(default_factory=TrialSettings)
+    """What it asks of the script's own."""
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What it asks of other instruments than that of trials."""
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """More environment variables."""
+    timeout_s: float | None = None
+    kill_when: Callable[[], bool] | None = None
+    """All of its processes are killed at once as soon as this is true."""
+
+    @property
+    def run_dir(self) -> Path:
+        """Its run directory."""
+        return self.directory / self.name
+
+    @property
+    def log(self) -> str:
+        """The file of its output, relative to ``directory``."""
+        return f"{self.name}{'' if self.kill_when is None else '-killed'}.log"
+
+    @property
+    def failure(self) -> Path:
+        """The file in which its first failure is told, while it runs."""
+        return (self.directory / f"{self.log}.failure").absolute()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command line. Pure, but for a look at where ``lockstep`` is installed."""
+        count = f"--nproc-per-node={self.num_processes}"
+        if self.launcher == "lockstep":
+            flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
+            return (*_installed("lockstep", "lockstep._cli.main"), "run", count, *flags, *self.program)
+        # --standalone picks a free port, so that two runs on one machine cannot meet each other.
+        python = {
+            "python": (sys.executable,),
+            "torchrun": (sys.executable, "-m", "torch.distributed.run", "--standalone", count),
+            "mpirun": ("mpirun", "-np", str(self.num_processes), sys.executable),
+            "horovodrun": (
+                *(*_installed("horovodrun", "horovod.runner.launch"), "--gloo", "-np", str(self.num_processes)),
+                *("-H", f"localhost:{self.num_processes}", sys.executable),
+            ),
+        }[self.launcher]
+        return (*python, *self.program)
+
+    def environment(self, mark: str) -> dict[str, str]:
+        """This process's environment with as few changes as possible; with the settings, unless lockstep launches."""
+        environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
+        asked = json.dumps({"trials": dataclasses.asdict(self.of_script), **self.asked})
+        environment.update(
+            {
+                _MARK: mark,
+                world.ASKED: asked,
+                world.FAILURE: str(self.failure),
+                **(_OPEN_MPI if self.launcher == "mpirun" else {}),
+                **self.variables,
+            }
+        )
+        if self.launcher != "lockstep":
+            environment[world.SETTINGS] = json.dumps(dict(self.settings))
+        return environment
+
+
+def _installed(name: str, module: str) -> tuple[str, ...]:
+    """A program that was installed beside this interpreter."""
+    script = Path(sys.executable).with_name(name)
+    # The script first: with -m, Python would look for modules in the working directory before all others.
+    return (sys.executable, str(script)) if script.is_file() else (sys.executable, "-m", module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The outcome of a trial."""
+
+    status: str = "not run"
+    """``ok``, ``failed``, ``timeout``, ``interrupted`` or ``not run``."""
+    reason: str | None = None
+    """In one line; None if the status is ``ok``."""
+    error: str = ""
+    """In full; or its last lines, if it told none."""
+    command: tuple[str, ...] = ()
+    run_dir: str | None = None
+    """Relative to the directory of the results, as is ``log``."""
+    log: str | None = None
+    exit_status: int | None = None
+    """As ``subprocess`` has it (negative: a signal); None if it was stopped, or killed by ``kill_when``."""
+    command_s: float | None = None
+    """The whole command, start-up and evaluation included."""
+
+
+def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
+    """The settings of a command that a trial can take over, except those named in ``but``, and options of tools."""
+    options = options_of(RunConfig)
+    return {
+        name: value
+        for name, value in settings.items()
+        if name in options
+        and name not in but
+        and not options[name].names
+        and isinstance(value, (int, float, str))
+        and not isinstance(value, bool)
+    }
+
+
+class Observer(Protocol):
+    """Is told of the progress of trials."""
+
+    def started(self, what: str) -> None:
+        """A trial begins."""
+
+    def waiting(self, elapsed_s: float) -> None:
+        """Called several times a second while it runs."""
+
+    def ended(self, outcome: str) -> None:
+        """It has ended, with this outcome in words."""
+
+
+def run_trial(trial: Trial, observer: Observer) -> Record:
+    """Run a trial to its end. None of its processes is left when this returns.
+
+    One killed by ``kill_when`` has the status ``ok``, and no exit status. A KeyboardInterrupt ends the trial, not the caller:
+    the status says so.
+    """
+    log = trial.directory / trial.log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    trial.failure.unlink(missing_ok=True)
+    began, mark = time.monotonic(), uuid.uuid4().hex
+    status, reason, error, exit_status, process = "ok", None, "", None, None
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                trial.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=trial.environment(mark),
+                preexec_fn=die_with_parent,  # if this process is killed, the trial must not go on unseen
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the trial in order
+            )
+            while (exit_status := _poll(process, _POLL_EVERY_S if trial.kill_when is None else _LOOK_EVERY_S)) is None:
+                elapsed_s = time.monotonic() - began
+                if trial.kill_when is not None and trial.kill_when():
+                    sweep([process.pid], mark)
+                    break
+                if trial.timeout_s is not None and elapsed_s > trial.timeout_s:
+                    status, reason = "timeout", f"did not finish within {trial.timeout_s:g} s and was stopped"
+                    break
+                observer.waiting(elapsed_s)
+        except KeyboardInterrupt:
+            status, reason = "interrupted", f"stopped from outside after {time.monotonic() - began:.0f} s"
+        finally:
+            wall_s = time.monotonic() - began
+            if process is not None:
+                _stop_all(process, mark)
+    told = read_failure(trial.failure)
+    trial.failure.unlink(missing_ok=True)
+    if exit_status and told is not None:
+        status, reason, error = "failed", in_one_line(told.summary), told.report.strip()
+    elif exit_status:
+        reason, error = last_words(log.read_text(encoding="utf-8", errors="replace"), exit_status)
+        status, reason = "failed", in_one_line(reason)
+    return Record(
+        status=status,
+        reason=reason,
+        error=error,
+        command=trial.command,
+        run_dir=trial.name,
+        log=trial.log,
+        exit_status=exit_status,
+        command_s=wall_s,
+    )
+
+
+def _poll(process: subprocess.Popen[bytes], patience_s: float) -> int | None:
+    try:
+        return process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _stop_all(process: subprocess.Popen[bytes], mark: str) -> None:
+    """End a trial's processes: its launcher is asked first, and whatever is left after a grace period is killed.
+
+    A second Ctrl-C meanwhile kills at once. If all have ended by themselves, this only looks.
+    """
+    try:
+        if process.poll() is None:
+            process.terminate()  # a launcher ends its workers better than we can: one signal, to it alone
+            process.wait(_GRACE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass
+    finally:
+        sweep([process.pid], mark)
+        process.wait()

@@ -1,0 +1,220 @@
+"""``lockstep tune``: find the number of loader workers with which a script waits least for data."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from lockstep._base.config import RunConfig
+from lockstep._base.errors import ConfigError, LaunchError
+from lockstep._cli.options import command_of_script, given, given_settings
+from lockstep._cli.progress import Progress
+from lockstep._cli.tables import say
+from lockstep._cli.terminal import open_console, sigterm_interrupts
+from lockstep._launch.local import resolve_nproc
+from lockstep._launch.nodes import plan_nodes
+from lockstep._launch.options import LaunchOptions
+from lockstep._launch.program import find_script
+from lockstep._tools.trials.trial import Record, Trial, passable, run_trial
+from lockstep._tools.tune.search import best_of, is_clear, keeps_up, next_to_try
+from lockstep._world.machine.cores import num_cores
+from lockstep._world.machine.sizes import counted
+
+_EPILOG = """
+\b
+Examples:
+  lockstep tune train.py
+      for one process
+  lockstep tune --nproc 4 train.py --epochs 9
+      for a run of four processes, with the script's own arguments
+
+SCRIPT really trains, once for each number of workers, for some seconds, in a temporary run directory; files that it writes
+elsewhere stay. More workers are tried as long as steps get faster. The best number is named only if it is clearly faster than
+the script's own in every comparison.
+
+The number of loader workers does not change the answer by a bit. Nothing that alters it (precision, threads, batch size,
+torch.compile) is tried: lockstep compare measures that.
+
+Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or cannot be measured, 2 if the arguments are invalid,
+130 after Ctrl-C.
+"""
+_SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
+_NOT_PASSED = ("run_dir", "workers")
+"""Settings that the timed runs do not take over."""
+_OBVIOUS = 2.0
+"""A speedup that need not be confirmed twice."""
+
+
+@command_of_script("tune", shown=_SHOWN, epilog=_EPILOG, needs_script=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.05),
+    default=2.0,
+    metavar="SECONDS",
+    help="Time to measure each number of workers, in seconds; give more on a noisy machine.  [default: 2]",
+)
+@click.option(
+    "--limit",
+    "limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Time limit for the whole measurement, in seconds.  [default: 600]",
+)
+def command(script: str, args: tuple[str, ...], seconds: float, limit_s: float, **values: Any) -> None:
+    """Find the number of loader workers with which SCRIPT waits least for data, and confirm that it helps.
+
+    SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
+    """
+    options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
+    if plan_nodes(options) is not None:
+        raise ConfigError(
+            "lockstep tune measures on one machine: give it the number of processes of each (--nproc), without options for "
+            "several, and give what it finds to the run on several as --workers"
+        )
+    find_script(script, is_module=options.is_module, is_executable=False)
+    num_processes = resolve_nproc(options.nproc_per_node, RunConfig.merge(settings, {}))
+    console, began_s = open_console(), time.monotonic()
+    say(
+        console,
+        f"tuning the loader of {script} on {counted(num_processes, 'process', 'processes')} and {counted(num_cores(), 'core')}",
+    )
+    program = [*(["-m"] if options.is_module else []), script, *args]
+    with sigterm_interrupts(), Progress(console) as progress:
+        runs = _Runs(program, num_processes, settings, seconds, began_s + limit_s, progress)
+        chosen, verdict = _find(runs, console)
+    say(console, verdict, style="bold")
+    took = f"in {time.monotonic() - began_s:.0f} s"
+    if chosen is None:
+        say(console, f"so the loader may stay as it is ({took})")
+        return
+    nproc = "" if options.nproc_per_node is None else f"--nproc {options.nproc_per_node} "
+    say(
+        console,
+        f"to apply it, with bit-identical results ({took}): lockstep run {nproc}--workers {chosen} {shlex.join(program)}",
+    )
+
+
+def _find(runs: _Runs, console: Console) -> tuple[int | None, str]:
+    """The number of workers that is clearly faster than the script's own, None if there is none; and the verdict."""
+    now = runs.time(None)
+    present = now.workers
+    say(
+        console,
+        f"{_workers(present)}, as the script has it: {_ms(now.step_s)} a step, {_ms(now.wait_s)} of it for the loader",
+    )
+    if keeps_up(now.step_s, now.wait_s):
+        return None, "nothing to gain from the loader, which keeps up"
+    tried, waits_s = {present: now.step_s}, {present: now.wait_s}
+    while (number := next_to_try(tried)) is not None:
+        timed = runs.time(number)
+        tried[number], waits_s[number] = timed.step_s, timed.wait_s
+        say(console, f"{_workers(number)}: {_ms(timed.step_s)} a step, {_times(now.step_s / timed.step_s)}")
+    best = best_of(tried)
+    speedups = [now.step_s / tried[best]]
+    while best != present and len(speedups) < 3 and is_clear(*speedups):
+        speedups.append(runs.time(present, is_again=True).step_s / runs.time(best, is_again=True).step_s)
+        if min(speedups) > _OBVIOUS:
+            break
+    bound = f"data-bound: steps of {_ms(now.step_s)} wait {_ms(now.wait_s)} for the loader"
+    if best == present or not is_clear(*speedups):
+        return None, f"{bound}; no other number is clearly faster: a cheaper loader, or more cores, are what helps"
+    rest = "keep up" if keeps_up(tried[best], waits_s[best]) else f"still let steps wait {_ms(waits_s[best])}"
+    return best, f"{bound}; {_workers(best)} {rest}: {_times(min(speedups))}, confirmed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    """What a run measured: see ``timing.Timing``."""
+
+    step_s: float
+    wait_s: float
+    workers: int
+
+
+@dataclass
+class _Runs:
+    """Runs of the script that are timed and thrown away."""
+
+    program: Sequence[str]
+    num_processes: int
+    settings: Mapping[str, Any]
+    seconds: float
+    ends_s: float
+    """When the time limit is reached, in the time of ``time.monotonic``."""
+    progress: Progress
+    is_first: bool = field(default=True, init=False)
+
+    def time(self, workers: int | None, *, is_again: bool = False) -> _Timed:
+        """Time the steps with this number of workers; None: the script's own.
+
+        Raises:
+            LaunchError: the script failed, or cannot be measured.
+            KeyboardInterrupt: Ctrl-C; all of its processes are gone.
+        """
+        what = "the script as it is" if workers is None else _workers(workers)
+        self.progress.started(f"once more: {what}" if is_again else what)
+        with tempfile.TemporaryDirectory(prefix="lockstep-tune-", ignore_cleanup_errors=True) as place:
+            directory, result = Path(place), Path(place, "result.json")
+            own = {} if workers is None else {"workers": workers}
+            trial = Trial(
+                directory=directory,
+                name="run",
+                program=tuple(self.program),
+                launcher="lockstep",
+                num_processes=self.num_processes,
+                settings={**passable(self.settings, but=_NOT_PASSED), **own},
+                asked={"tune": {"run_dir": str(directory / "run"), "result": str(result), "seconds": self.seconds}},
+                timeout_s=max(1.0, self.ends_s - time.monotonic()),
+                kill_when=result.exists,
+            )
+            record = run_trial(trial, self.progress)
+            if record.status == "interrupted":
+                raise KeyboardInterrupt
+            if not result.exists():
+                raise _not_measured(record, has_joined=(directory / "run").exists())
+            found = json.loads(result.read_text())
+        if "no_loader" in found:
+            raise LaunchError(
+                f"nothing to tune: the script trains on a {found['no_loader']} of its own, not on a DataLoader, so workers do "
+                "not apply. Give team.prepare() a torch.utils.data.DataLoader"
+            )
+        return _Timed(**found)
+
+
+def _not_measured(record: Record, *, has_joined: bool) -> LaunchError:
+    if record.status == "failed":
+        return LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
+    if record.status == "timeout":
+        return LaunchError("not measured within the time limit: steps or batches take long. Give it longer: --limit SECONDS")
+    if not has_joined:
+        return LaunchError(
+            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (`lockstep new` "
+            "writes one that does)"
+        )
+    return LaunchError(
+        "the script ended before its loader was measured: it takes too few steps, or prepares no loader. Let it train for "
+        "longer (more epochs, or no limit of its steps), or time less: --seconds 0.1"
+    )
+
+
+def _workers(number: int) -> str:
+    return "no workers" if number == 0 else counted(number, "worker")
+
+
+def _ms(seconds: float) -> str:
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:.1f} ms" if milliseconds >= 0.095 else f"{milliseconds:.2f} ms"
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f} times as fast"

@@ -1,0 +1,85 @@
+"""Whether the processes at the other ends of a group's connections belong to the run.
+
+Gloo has no password: whoever connects to a rank's port first is taken for the rank that is expected there. So after a group has
+opened, and before anything that its members send is trusted, every rank proves that it holds the run's secret: each sends a
+random number, and then a code over all of them and its own rank (HMAC, RFC 2104, with SHA-256), which is of no use to others,
+nor a second time. (Somebody in the middle could pass on the proofs of others.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from lockstep._base.errors import LockstepError, PeerError, StrangerError
+from lockstep._world.environment import read_secret
+
+_BYTES = hashlib.sha256().digest_size
+
+
+def ranks_key(store: Store) -> bytes:
+    """The key of a run's ranks: LOCKSTEP_SECRET, or one made for them, which travels through their store and is as secret as
+    that. Every rank must call it; it blocks until one has made it.
+
+    Args:
+        store: of this run, with a prefix for this process group.
+    """
+    if (given := read_secret()) is not None:
+        return given.encode()
+    made: bytes = store.compare_set("key", "", secrets.token_hex(_BYTES))
+    return made
+
+
+def recognise(key: bytes, group: dist.ProcessGroup) -> None:
+    """Check that the other members of a new group belong to the run. Every rank of the group must call it; it blocks until all
+    have.
+
+    Raises:
+        StrangerError: one does not.
+        PeerError: a connection ended meanwhile.
+    """
+    if dist.get_world_size(group) == 1:
+        return  # there is no connection
+    try:
+        _prove(key, group)
+    except RuntimeError as error:
+        if isinstance(error, LockstepError):
+            raise
+        raise PeerError(
+            f"the ranks could not prove to each other that they belong to this run ({str(error).partition(chr(10))[0]}): "
+            "either another rank ended in the meantime, and its error is the cause; or somebody else's program connected in "
+            "place of a rank, and nothing that it sent was used"
+        ) from error
+
+
+def _prove(key: bytes, group: dist.ProcessGroup) -> None:
+    """Prove to the other ranks of a group that this one holds the run's secret, and check that they do.
+
+    Raises:
+        StrangerError: a rank does not hold the secret.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    numbers = _gather(secrets.token_bytes(_BYTES), size, group)
+    codes = _gather(_code(key, rank, numbers), size, group)
+    strangers = [str(peer) for peer, code in enumerate(codes) if not hmac.compare_digest(code, _code(key, peer, numbers))]
+    if strangers:
+        raise StrangerError(
+            f"what answered in place of rank {' and '.join(strangers)} does not hold the secret of this run: it is somebody "
+            "else's program, or a rank with a different LOCKSTEP_SECRET. Nothing that it sent was used. Give all ranks the "
+            "same LOCKSTEP_SECRET, or none; if they have, somebody else reaches the ports of this run"
+        )
+
+
+def _code(key: bytes, rank: int, numbers: list[bytes]) -> bytes:
+    return hmac.new(key, b"".join([b"rank", rank.to_bytes(8, "big"), *numbers]), hashlib.sha256).digest()
+
+
+def _gather(mine: bytes, size: int, group: dist.ProcessGroup) -> list[bytes]:
+    rows = list(torch.empty(size, _BYTES, dtype=torch.uint8).unbind())
+    dist.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), group=group)
+    return [row.numpy().tobytes() for row in rows]

@@ -1,0 +1,72 @@
+"""Collectives that the script calls by itself, through ``torch.distributed``, while shards run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+from lockstep._base.errors import UsageError
+from lockstep._listener import Listener
+from lockstep._plan.shards import MicroStep
+from lockstep._world.comm.collectives import Collectives
+
+
+class RawCollectives(Listener):
+    """Refuses them: they would combine whichever shards the processes run just then, or wait for a process that has fewer.
+
+    PyTorch has no hook for calls of collectives, but numbers those of a group. So they are noticed after the fact, before the
+    shard's backward pass or at its end. For strategies whose forward passes and shards send nothing by themselves.
+
+    Args:
+        collectives: of the default group, which scripts use unless they say otherwise.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives  # and not the group itself, which must end with the run
+        self._num_before = 0
+        self._micro: MicroStep | None = None
+
+    @override
+    def received(self, micro: MicroStep, data: Any) -> None:
+        # Counted from here: where two loaders are run side by side, an audit may ask the other ranks before this.
+        self._micro = micro
+        self._num_before = num_collectives(self._collectives.group)
+
+    @override
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
+        self._check()  # now, since the backward pass may send gradients
+
+    @override
+    def after_backward(self) -> None:
+        self._num_before = num_collectives(self._collectives.group)
+
+    @override
+    def end_shard(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        if num_collectives(self._collectives.group) == self._num_before:
+            return
+        micro = self._micro
+        assert micro is not None
+        raise UsageError(
+            f"a collective of torch.distributed was called inside batch.shards, in step {micro.step}, shard {micro.shard} (an "
+            "all_reduce or all_gather of the script, or of a layer or loss that it uses): it combines only the shards that the "
+            "processes run at that moment, so the answer would depend on the number of processes, which may also wait for one "
+            "that has fewer shards. For means use batch.add(name=value). For losses over the whole batch (contrastive ones) "
+            "collect what they need inside, and call team.all_gather_object() or team.all_reduce() after the loop over "
+            "batch.shards, before a second loop that calls team.backward()."
+        )
+
+
+def num_collectives(group: dist.ProcessGroup) -> int:
+    """The number of collectives that this process has started in a group. (PyTorch has no public name for it. Messages to
+    single ranks do not count, nor do the collectives of backends that do not number them.)"""
+    try:
+        number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    except RuntimeError:
+        return 0
+    return number

@@ -1,0 +1,60 @@
+"""Kernels of a GPU that give the same bits each time: PyTorch's setting. (A CPU's kernels do so in any case.)"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.utils.deterministic
+
+from lockstep._base.config import STRATEGIES, RunConfig
+
+NOTICE = (
+    "deterministic kernels are on, for the same bits each time; an operation that has none is an error. --allow numerics, or "
+    "--strategy ddp, goes without"
+)
+
+
+def needs_deterministic_kernels(config: RunConfig, device: torch.device) -> bool:
+    """Whether a run's answer would depend on chance without them."""
+    return device.type != "cpu" and STRATEGIES[config.strategy].repeats and "numerics" not in config.allow
+
+
+def kernels_repeat() -> bool:
+    """Whether PyTorch's settings make a GPU's kernels give the same bits each time."""
+    # With ``warn_only`` cuDNN's attention takes its other kernel. A benchmark chooses among deterministic kernels by their
+    # speed, which is not always the same.
+    is_strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    return is_strict and not torch.backends.cudnn.benchmark
+
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_CUBLAS_DEFAULT = ":4096:8"
+
+
+def numeric_variables() -> dict[str, str]:
+    """The environment variables by which NVIDIA's libraries choose algorithms that give other bits."""
+    return {
+        _CUBLAS: os.environ.get(_CUBLAS, _CUBLAS_DEFAULT),  # deterministic kernels set it, and so does the launcher
+        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", ""),
+    }
+
+
+class DeterministicKernels:
+    """``torch.use_deterministic_algorithms(True)``, from creation until ``put_back``. Local."""
+
+    def __init__(self) -> None:
+        self._mode = torch.get_deterministic_debug_mode()
+        self._fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        self._sets_cublas = _CUBLAS not in os.environ
+        os.environ.setdefault(_CUBLAS, _CUBLAS_DEFAULT)  # PyTorch reads it at every product
+        if self._mode == 0:  # a script that asked for the mode may want its memory filled, too; it costs a kernel each time
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True)
+
+    def put_back(self) -> None:
+        """Restore what was set before."""
+        torch.set_deterministic_debug_mode(self._mode)
+        torch.utils.deterministic.fill_uninitialized_memory = self._fills  # type: ignore[attr-defined]
+        if self._sets_cublas:
+            os.environ.pop(_CUBLAS, None)

@@ -1,0 +1,329 @@
+"""What is private in Lightning, and how it is used: all of it stands here.
+
+The order that training relies on, in ``lightning.pytorch``:
+
+- ``strategy.training_step`` runs inside the closure that the optimizer's ``step`` calls. Between it and
+  ``strategy.backward``, at the first batch of an accumulation, gradients are zeroed.
+- ``strategy.on_train_start`` is called last of all hooks of that name, before the first epoch. The fit loop then
+  asks whether it is ``done``.
+- The epoch loop asks for a batch when validation, schedules and callbacks of the batch before are done; there a
+  checkpoint of the run may be saved.
+- Handlers of signals are registered by a method of the signal connector, after ``strategy.setup``.
+- ``fit_loop.on_advance_start`` leaves out the hooks of an epoch's begin in the stage ``restarted_mid_epoch``;
+  ``epoch_loop.reset`` puts the counts of the epoch to zero.
+
+``missing()`` says what of it this version of Lightning has not.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.loops import fit_loop, training_epoch_loop
+from lightning.pytorch.loops.optimization import automatic
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
+from lightning.pytorch.strategies import strategy as strategies
+from lightning.pytorch.trainer import trainer as trainers
+from lightning.pytorch.trainer.connectors.logger_connector import result
+from torch import Tensor
+from torch.utils.data import SequentialSampler
+
+from lockstep._base.errors import UsageError
+
+_RELIED_ON: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (automatic.Closure, "closure", ("self._step_fn()", "self._zero_grad_fn()", "self._backward_fn(")),
+    (automatic._AutomaticOptimization, "_training_step", ('"training_step"', "accumulate_grad_batches")),
+    (automatic._AutomaticOptimization, "_make_zero_grad_fn", ("batch_idx % self.trainer.accumulate_grad_batches",)),
+    (fit_loop._FitLoop, "run", ("self.setup_data()", "self.skip", "self.reset()", "self.on_run_start()", "self.done")),
+    (
+        fit_loop._FitLoop,
+        "on_run_start",
+        ('lightning_module_hook(trainer, "on_train_start")', '_strategy_hook(trainer, "on_train_start")'),
+    ),
+    (fit_loop._FitLoop, "on_run_end", ('_strategy_hook(trainer, "on_train_end")',)),
+    (fit_loop._FitLoop, "on_advance_start", ("restarted_mid_epoch", "increment_ready()", '"on_train_epoch_start"')),
+    (training_epoch_loop._TrainingEpochLoop, "run", ("self.reset()", "self.on_run_start(", "self.done", "self.advance(")),
+    (training_epoch_loop._TrainingEpochLoop, "on_run_start", ("data_fetcher.fetched += self.batch_progress.current.ready",)),
+    (
+        training_epoch_loop._TrainingEpochLoop,
+        "advance",
+        ("next(data_fetcher)", "_on_before_batch_transfer", '"batch_to_device"'),
+    ),
+    (
+        trainers.Trainer,
+        "_run",
+        ("self.strategy.setup(self)", "self._signal_connector.register_signal_handlers()", "_run_stage"),
+    ),
+    (strategies.Strategy, "setup", ("convert_module", "model_to_device", "setup_optimizers", "setup_precision_plugin")),
+    (result._ResultMetric, "update", ("self.value", "self.cumulated_batch_size", "value._forward_cache")),
+)
+"""Functions, and what stands in them, in this order."""
+_KEPT_OF_CHECKPOINT = ("current_score", "_last_global_step_saved", "_last_checkpoint_saved")
+_KEPT_OF_RESULT = ("value", "cumulated_batch_size", "has_reset", "_forward_cache", "_update_count")
+
+
+def missing() -> list[str]:
+    """What this version of Lightning does in another way than this file relies on. Empty: nothing."""
+    found = []
+    for owner, name, parts in _RELIED_ON:
+        function = getattr(owner, name, None)
+        source = "" if function is None else inspect.getsource(function)
+        place = 0
+        for part in parts:
+            place = source.find(part, place)
+            if place < 0:
+                found.append(
+                    f"{owner.__module__}.{owner.__qualname__}.{name}: {part} is not there, or comes in another order"
+                )
+                break
+    return found
+
+
+# Batches
+
+
+def leave_batches_alone(module: LightningModule) -> None:
+    """Keep the loops from calling ``on_before_batch_transfer`` with a batch of all processes: ``to_shard`` calls it."""
+    vars(module)["_on_before_batch_transfer"] = lambda batch, dataloader_idx=0: batch
+
+
+def restore_batches(module: LightningModule) -> None:
+    """Undo ``leave_batches_alone``."""
+    vars(module).pop("_on_before_batch_transfer", None)
+
+
+def to_shard(trainer: Trainer, samples: Any, device: torch.device, dataloader_idx: int) -> Any:
+    """Samples of one shard after all that Lightning does to a batch before a step: conversion, and the hooks of transfers."""
+    module = trainer.lightning_module
+    samples = trainer.precision_plugin.convert_input(samples)
+    samples = type(module)._on_before_batch_transfer(module, samples, dataloader_idx=dataloader_idx)
+    return module._apply_batch_transfer_handler(samples, device=device, dataloader_idx=dataloader_idx)
+
+
+def note_batch_size(trainer: Trainer, num_samples: int | None) -> None:
+    """Tell ``self.log`` in hooks of a batch its number of samples, which Lightning would look for in the batch."""
+    results = trainer._results
+    if results is not None:
+        results.batch_size = num_samples
+
+
+def noting_sampler(loader: Any) -> Any:
+    """The batch sampler by which Lightning knows the samples of each prediction: the engine reads a copy of it, so it is to be
+    iterated beside. None: the loader has none, or its order is not that of the data set, and a second pass would have another.
+    """
+    sampler = getattr(loader, "batch_sampler", None)
+    in_order = type(getattr(loader, "sampler", None)) is SequentialSampler
+    return sampler if isinstance(sampler, _IndexBatchSamplerWrapper) and in_order else None
+
+
+def leave_signals_alone(trainer: Trainer) -> None:
+    """Keep Lightning from acting on signals: by its own handlers a run would end without being saved."""
+    vars(trainer._signal_connector)["register_signal_handlers"] = lambda: None
+
+
+# Steps
+
+
+def epoch_batch_idx(trainer: Trainer) -> int:
+    """Number of the running batch in its epoch, from 0."""
+    return int(trainer.fit_loop.batch_idx)
+
+
+def take_gradients(module: LightningModule) -> list[tuple[Tensor, Tensor | None]]:
+    """Take the gradients off the parameters."""
+    taken: list[tuple[Tensor, Tensor | None]] = [(parameter, parameter.grad) for parameter in module.parameters()]
+    for parameter, _ in taken:
+        parameter.grad = None
+    return taken
+
+
+def put_gradients(taken: list[tuple[Tensor, Tensor | None]]) -> None:
+    """Put gradients back that ``take_gradients`` has taken."""
+    for parameter, gradient in taken:
+        parameter.grad = gradient
+
+
+# The position
+
+
+def num_epochs(trainer: Trainer) -> int:
+    """The epochs, from 0, until ``max_epochs`` or ``max_steps`` is reached, whichever is first. Known when the
+    training has started.
+
+    Raises:
+        UsageError: neither is given.
+    """
+    loop = trainer.fit_loop
+    most = loop.max_epochs
+    if trainer.max_steps == -1:
+        if most is None or most < 0:
+            raise UsageError(
+                "Trainer(max_epochs=-1) without max_steps: a run that can be resumed needs an end. Give max_epochs "
+                "or max_steps, and "
+                "stop earlier by EarlyStopping or trainer.should_stop."
+            )
+        return int(most)
+    enough, steps = trainer.current_epoch, trainer.global_step
+    while steps < trainer.max_steps:
+        steps += max(1, -(-int(loop.max_batches) // _accumulated(trainer, enough)))
+        enough += 1
+    return enough if most is None or most < 0 else min(enough, int(most))
+
+
+def _accumulated(trainer: Trainer, epoch: int) -> int:
+    """The batches of a step in an epoch."""
+    for callback in callbacks(trainer):
+        if isinstance(callback, GradientAccumulationScheduler):
+            return callback.get_accumulate_grad_batches(epoch)
+    return trainer.accumulate_grad_batches
+
+
+def loop_state(trainer: Trainer) -> dict[str, Any]:
+    """The counts of Lightning's loops, the logged values that are not averaged yet, and those of the newest averages."""
+    loop, connector = trainer.fit_loop, trainer._logger_connector
+    epochs = loop.epoch_loop
+    return {
+        "counts": copy.deepcopy(loop.state_dict()),
+        "seen": dict(epochs.val_loop._seen_batches_per_dataloader),
+        "should_stop": trainer.should_stop,
+        "results": [_of_result(key, metric) for key, metric in epochs._results.items()],
+        "newest": [
+            dict(connector._callback_metrics),
+            dict(connector._logged_metrics),
+            dict(connector._progress_bar_metrics),
+        ],
+        "hook": [connector._first_loop_iter, connector._current_fx],
+    }
+
+
+def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Restore what ``loop_state`` has returned. Call it in ``on_train_start`` of the strategy, and then ``resume``."""
+    loop, connector = trainer.fit_loop, trainer._logger_connector
+    epochs = loop.epoch_loop
+    loop.load_state_dict(copy.deepcopy(state["counts"]))
+    for each in (loop, epochs, epochs.val_loop, epochs.automatic_optimization, epochs.manual_optimization):
+        # Not by the flags of a restart, with which Lightning mends counts of its own checkpoints: these are exact.
+        each._restarting = each._loaded_from_state_dict = each._resuming_from_checkpoint = False
+    epochs.val_loop._seen_batches_per_dataloader.update(state["seen"])
+    trainer.should_stop = state["should_stop"]
+    epochs._results.clear()
+    for one in state["results"]:
+        epochs._results[one["key"]] = _to_result(trainer, one)
+    newest: tuple[dict[str, Any], ...] = (
+        connector._callback_metrics,
+        connector._logged_metrics,
+        connector._progress_bar_metrics,
+    )
+    for kept, values in zip(newest, state["newest"], strict=True):
+        kept.clear()
+        kept.update(values)
+    connector._first_loop_iter, connector._current_fx = state["hook"]
+
+
+def resume(trainer: Trainer, *, within: bool) -> None:
+    """Let the loops go on where the restored state was saved: within an epoch, between two batches, or between epochs."""
+    loop = trainer.fit_loop
+    progress: Any = loop.epoch_progress
+    if not within:
+        for counts in (progress.current, progress.total):
+            counts.ready = counts.started = counts.processed = counts.completed
+        return
+    loop._restart_stage = fit_loop.RestartStage.RESTARTED_MID_EPOCH
+    epochs: Any = loop.epoch_loop
+
+    def reset() -> None:  # once: the counts of this epoch are those that were restored
+        del epochs.reset
+
+    epochs.reset = reset
+
+
+def skip(trainer: Trainer, num_epochs: int) -> None:
+    """Let the loops find that all is done."""
+    loop = trainer.fit_loop
+    progress: Any = loop.epoch_progress.current
+    progress.ready = progress.started = progress.processed = progress.completed = num_epochs
+    if trainer.max_steps != -1:
+        loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = trainer.max_steps
+
+
+def _of_result(key: str, metric: Any) -> dict[str, Any]:
+    meta = metric.meta
+    names = [name for name in vars(meta) if name not in ("_sync", "reduce_fx")]
+    return {
+        "key": key,
+        "meta": {name: getattr(meta, name) for name in names} | {"reduce_fx": meta.reduce_fx.__name__},
+        "only_main": meta.sync.rank_zero_only,
+        "is_tensor": metric.is_tensor,
+        "values": {
+            name: vars(metric)[name]
+            for name in _KEPT_OF_RESULT
+            if name in vars(metric) and (metric.is_tensor or name != "value")
+        },
+    }
+
+
+def _to_result(trainer: Trainer, one: dict[str, Any]) -> Any:
+    meta = result._Metadata(**one["meta"])
+    meta.sync = result._Sync(_should=False, fn=trainer.strategy.reduce, _group=None, rank_zero_only=one["only_main"])
+    metric = result._ResultMetric(meta, one["is_tensor"])
+    vars(metric).update(one["values"])
+    if not one["is_tensor"]:
+        metric.value = trainer.lightning_module.get_submodule(str(meta.metric_attribute))
+    return metric.to(trainer.strategy.root_device)
+
+
+# The trainer
+
+
+def explicit_devices(trainer: Trainer) -> int:
+    """The number of devices that ``Trainer(devices=...)`` asks for. On a machine with several GPUs, ``auto`` means all."""
+    flag = trainer._accelerator_connector._devices_flag
+    return len(flag) if isinstance(flag, list) else int(flag)
+
+
+def explicit_nodes(trainer: Trainer) -> int:
+    """The number that ``Trainer(num_nodes=...)`` asks for."""
+    return int(trainer._accelerator_connector._num_nodes_flag)
+
+
+def device_type(trainer: Trainer) -> str:
+    """The kind of device that Lightning's accelerator is for."""
+    name = type(trainer.strategy.accelerator).__name__
+    return {"CPUAccelerator": "cpu", "CUDAAccelerator": "cuda"}.get(name, name)
+
+
+def callback_state(callback: Callback) -> dict[str, Any]:
+    """The state of a callback. That of ModelCheckpoint is what it restores itself, and what it leaves to be set at
+    its next file."""
+    state = copy.deepcopy(callback.state_dict())
+    if isinstance(callback, ModelCheckpoint):
+        kept = vars(callback)
+        state["lockstep"] = {name: copy.deepcopy(kept[name]) for name in _KEPT_OF_CHECKPOINT if name in kept}
+    return state
+
+
+def load_callback_state(callback: Callback, state: dict[str, Any]) -> None:
+    """Restore what ``callback_state`` has returned."""
+    state = copy.deepcopy(state)
+    own = state.pop("lockstep", {})
+    if isinstance(callback, ModelCheckpoint) and state.get("dirpath"):
+        callback.dirpath = state["dirpath"]  # of the first launch: loggers of this one may have numbered another directory
+    if state:
+        callback.load_state_dict(state)
+    vars(callback).update(own)
+
+
+def callbacks(trainer: Trainer) -> list[Callback]:
+    """The trainer's callbacks: the list itself."""
+    found: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return found
+
+
+def data_module(trainer: Trainer) -> LightningDataModule | None:
+    """The trainer's data module."""
+    return getattr(trainer, "datamodule", None)

@@ -1,0 +1,61 @@
+"""What is left outside of a step of a value that the step made of one shard or batch."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from lockstep._base.errors import UsageError
+
+
+class Local:
+    """Stands for a value of one shard or batch where no process has those of all: any use of it is an error.
+
+    Args:
+        what: what is used, for the message.
+        remedy: what to do instead.
+    """
+
+    __slots__ = ("_remedy", "_what")
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self._what = what
+        self._remedy = remedy
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise UsageError(
+            f"{self._what} was read outside of the step that set it. The step runs once per shard (in an evaluation, once per "
+            "batch), each on one process, so the value belongs to one of them, and processes have different ones. "
+            f"{self._remedy}"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # copy, pickle and inspect ask for these
+            raise AttributeError(name)
+        self._refuse()
+
+    def __repr__(self) -> str:
+        return f"<{self._what}, of one shard>"
+
+    __bool__ = __call__ = __contains__ = __float__ = __format__ = __getitem__ = __index__ = __int__ = __iter__ = __len__ = (
+        _refuse
+    )
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = __matmul__ = (
+        _refuse
+    )
+    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __rmatmul__ = __and__ = __or__ = __xor__ = (
+        _refuse
+    )
+    __abs__ = __invert__ = __pos__ = __round__ = __array__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = _refuse
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> NoReturn:
+        next(arg for arg in _flat(args) if isinstance(arg, Local))._refuse()
+
+
+def _flat(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value

@@ -1,0 +1,353 @@
+"""Everything that this package uses of transformers' Trainer, and that transformers does not promise to keep.
+
+The order of calls in ``Trainer.train``, of which only the names with a ``>`` are replaced here::
+
+    _inner_training_loop
+        get_train_dataloader
+        set_initial_training_values    > the loader is prepared
+      > _init_training_state           > prepare and register all, restore the run: the first epoch
+      > _prepare_for_training          > (was called by the one before)
+        on_train_begin
+        for each epoch:
+            on_epoch_begin             (Handler)
+          > _run_epoch
+                get_batch_samples      > one global batch
+                on_step_begin
+              > training_step          > one phase: the class's own training_step for each shard
+              > floating_point_ops, _track_num_input_tokens
+                _clip_grad_norm, on_pre_optimizer_step, optimizer.step, on_optimizer_step, lr_scheduler.step
+                on_step_end            (Handler)
+              > _maybe_log_save_evaluate
+                on_epoch_end           (Handler)
+              > _maybe_log_save_evaluate
+      > _finalize_training
+
+``tests/integrations/transformers/test_host.py`` fails first where another version calls them otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import transformers
+from accelerate.state import AcceleratorState, PartialState
+from transformers.trainer_callback import CallbackHandler
+from typing_extensions import override
+
+from lockstep._base.config import STRATEGIES
+from lockstep._base.errors import UsageError
+from lockstep._joining.team import Team
+from lockstep._world.comm.dtensors import full_tensor
+from lockstep.integrations.transformers._accelerator import LogicalAccelerator
+from lockstep.integrations.transformers._session import team as joined_team
+
+OWN = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
+"""What Trainer itself holds of a training: sums since the last log, and where it began."""
+
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments as _Arguments
+else:  # a mixin: the defaults of the class beside it are to hold
+    _Arguments = object
+
+
+class HostArguments(_Arguments):
+    """The private part of ``TrainingArguments``."""
+
+    join: ClassVar[Callable[[Any], Team]]
+    """Joins the run."""
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        """Join the run, and let accelerate find a single process, whose index is the rank: so rank 0 alone prints and saves."""
+        team = self.join()
+        is_on_cpu = team.device.type == "cpu"
+        AcceleratorState._reset_state(reset_partial_state=True)
+        with team.hide_launcher():
+            state = PartialState(cpu=is_on_cpu)
+        state.process_index, state.local_process_index, state.device = team.rank, team.local_rank, team.device
+        self.distributed_state = state
+        self._n_gpu = 0 if is_on_cpu else 1
+        return team.device
+
+    @property
+    def team(self) -> Team:
+        """The run's."""
+        self._setup_devices  # noqa: B018 -- joins
+        return joined_team()
+
+
+class Stages(ABC):
+    """What a training on lockstep does at the stages of the host's loop. Implemented by ``training.Training``."""
+
+    loader: Any
+    """Stands for the prepared loader in the host's loop."""
+
+    @abstractmethod
+    def begin(self, num_epochs: int) -> int:
+        """All is made: prepare the rest, and restore the run. Returns the first epoch to run."""
+
+    @abstractmethod
+    def reapply(self) -> None:
+        """Restore what the host has reset since ``begin``."""
+
+    @abstractmethod
+    def begin_epoch(self) -> bool:
+        """An epoch begins. Whether this is its beginning, and not where an earlier launch was interrupted."""
+
+    @property
+    @abstractmethod
+    def epoch(self) -> float:
+        """How many epochs were trained."""
+
+    @abstractmethod
+    def end_pass(self) -> None:
+        """The host has taken the steps of an epoch that it wants."""
+
+    @abstractmethod
+    def step(self, model: Any, batch: Any) -> torch.Tensor:
+        """Compute the gradient of a global batch; returns its mean loss."""
+
+    @abstractmethod
+    def floating_point_ops(self, batch: Any) -> float:
+        """Those of the newest global batch."""
+
+    @abstractmethod
+    def track_tokens(self, batch: Any) -> None:
+        """Count the input tokens of the newest global batch."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The loop over epochs is over."""
+
+
+class HostTrainer(transformers.Trainer):
+    """Trainer with its private stages handed to ``Stages``."""
+
+    training: Stages | None = None
+    """The training under way."""
+
+    is_past = False
+    """Whether the run was interrupted in a later training, and resumes there: the weights are not as they were behind this."""
+
+    @property
+    def team(self) -> Team:
+        """The run's."""
+        return joined_team()
+
+    def check_start(self, *, is_resumed: bool) -> None:
+        """The run has been restored, or is new.
+
+        Raises:
+            UsageError: it is new, and the script wants it to resume.
+        """
+
+    @override
+    def create_accelerator_and_postprocess(self) -> None:
+        with self.team.hide_launcher():
+            super().create_accelerator_and_postprocess()
+        self.accelerator: Any = LogicalAccelerator(vars(self)["accelerator"], self.team)
+        self.gather_function = self.accelerator.gather_for_metrics
+
+    @override
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        return self.team.prepare(self.model)
+
+    # Training
+
+    @override
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, resume_from_checkpoint: Any, trial: Any
+    ) -> tuple[int, int]:
+        assert self.training is not None
+        super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
+        self._made = super()._prepare_for_training(max_steps, self.training.loader, None)
+        # Callbacks look at batches of it, and would otherwise begin, and leave, a pass of the run.
+        self.callback_handler.train_dataloader = self.training.loader.wrapped
+        return self.training.begin(num_train_epochs), 0
+
+    @override
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        return self._made
+
+    @override
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], None]:
+        """The next global batch. (Its items are counted shard by shard.)"""
+        batch = next(epoch_iterator, None)
+        return [] if batch is None else [batch], None
+
+    @override
+    def _run_epoch(self, **kwargs: Any) -> None:
+        stages = self.training
+        assert stages is not None
+        stages.reapply()
+        step: dict[str, Callable[..., Any]] = {
+            "training_step": lambda model, batch, num_items_in_batch=None: stages.step(model, batch),
+            "floating_point_ops": stages.floating_point_ops,
+            "_track_num_input_tokens": stages.track_tokens,
+        }
+        with standing_in(self, **step), self.accumulating(1):
+            super()._run_epoch(**kwargs)
+
+    @override
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        with self.accumulating(self.team.config.accumulate):
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    @override
+    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: Any) -> Any:
+        assert self.training is not None
+        self.training.reapply()
+        self.training.end()
+        with contextlib.ExitStack() as stack:
+            # Rank 0 removes checkpoints, while others would look at them in vain. So would all, where a later training has.
+            if self.is_past or not self.args.should_save:
+                stack.enter_context(standing_in(self, _get_output_dir=lambda trial: self.args.output_dir + "/none"))
+            if self.is_past:
+                stack.enter_context(standing_in(self, _load_best_model=lambda: None))
+            return super()._finalize_training(trial, num_train_samples, start_time)
+
+    @contextlib.contextmanager
+    def accumulating(self, steps: int) -> Iterator[None]:
+        """Within the block, the host accumulates over so many batches. Its loop counts global batches, of which each holds all
+        parts; everything else is told the truth."""
+        args, before = self.args, self.args.gradient_accumulation_steps
+        args.gradient_accumulation_steps = steps
+        try:
+            yield
+        finally:
+            args.gradient_accumulation_steps = before
+
+    def count_items(self, inputs: Any) -> Any:
+        """The number of items that a shard's loss is a mean over, a scalar tensor; None: its samples."""
+        return self._get_num_items_in_batch([inputs], self.args.device)
+
+    def count_tokens(self, inputs: Any) -> int:
+        """The number of input tokens of a shard."""
+        before = self.state.num_input_tokens_seen
+        try:
+            type(self)._track_num_input_tokens(self, inputs)
+            return int(self.state.num_input_tokens_seen - before)
+        finally:
+            self.state.num_input_tokens_seen = before
+
+    # For classes that collect values while they compute a shard or an evaluation batch
+
+    def collect(self) -> Any:
+        """What was collected since the last call, a tree of tensors and plain values: called behind each shard and evaluation
+        batch, on the process that has computed it."""
+
+    def take(self, collected: list[Any]) -> None:
+        """Take what was collected for all shards of a step, or for an evaluation batch: in order, and on every process."""
+
+    @property
+    def collects(self) -> bool:
+        """Whether a class does."""
+        return type(self).collect is not HostTrainer.collect
+
+    # Evaluation
+
+    @override
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
+        if skip_scheduler and self.state.global_step > 0:  # eval_on_start, which an earlier launch has done
+            return {}
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+
+    # Files
+
+    @override
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        def save_model(output_dir: Any = None, _internal_call: bool = False) -> None:
+            type(self).save_model(self, output_dir, _internal_call)
+            self.team.barrier()  # the host looks next, on every rank, whether the folder exists
+
+        with standing_in(self, save_model=save_model):
+            super()._save_checkpoint(model, trial)
+        self.team.barrier()
+
+    @override
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.args.should_save:
+            super()._save_rng_state(output_dir)
+
+    @override
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if state_dict is None and STRATEGIES[self.team.config.strategy].shards_parameters:  # a collective
+            whole: dict[Any, Any] = {}  # by parameter: names that share one must share a tensor, which is then written once
+            of = dict(self.model.named_parameters(remove_duplicate=False))
+            state_dict = {}
+            for name, value in self.model.state_dict().items():
+                key = of.get(name, name)
+                state_dict[name] = whole[key] if key in whole else whole.setdefault(key, full_tensor(value).cpu())
+        super()._save(output_dir, state_dict)
+
+
+class Handler(CallbackHandler):
+    """Stands for the callback handler that the host has made, and whose state it shares.
+
+    Args:
+        made: the host's.
+        trainer: to which it belongs.
+    """
+
+    def __init__(self, made: CallbackHandler, trainer: Any) -> None:
+        self.__dict__ = made.__dict__
+        self.trainer = trainer
+
+    @override
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        control = super().on_train_begin(args, state, control, **kwargs)
+        if self.trainer.training is not None:
+            self.trainer.training.check_callbacks()
+        return control
+
+    @override
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        training = self.trainer.training
+        if training is None or training.begin_epoch():
+            return super().on_epoch_begin(args, state, control, **kwargs)
+        control.should_epoch_stop = False
+        return control
+
+    @override
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self.trainer.training is not None:
+            state.epoch = self.trainer.training.epoch
+        return super().on_step_end(args, state, control, **kwargs)
+
+    @override
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self.trainer.training is not None:
+            self.trainer.training.end_pass()
+        return super().on_epoch_end(args, state, control, **kwargs)
+
+    @override
+    def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        with self.trainer.accumulating(self.trainer.team.config.accumulate):
+            return super().call_event(event, args, state, control, **kwargs)
+
+
+@contextlib.contextmanager
+def standing_in(target: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, these take the place of the target's methods of the same names.
+
+    Raises:
+        UsageError: the script has assigned one to the target, which would not be called.
+    """
+    if assigned := vars(target).keys() & methods.keys():
+        (name, *_) = sorted(assigned)
+        raise UsageError(
+            f"trainer.{name} = ... was assigned to this trainer, and would not be called: lockstep runs that of its class. "
+            f"Override {name} in a subclass."
+        )
+    vars(target).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            vars(target).pop(name, None)

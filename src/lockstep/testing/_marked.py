@@ -1,0 +1,98 @@
+"""A test that is marked, as a request."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lockstep._base.errors import ConfigError, UsageError
+from lockstep._launch.function import pack
+from lockstep.testing._request import Request, checked_worlds
+from lockstep.testing._same import check_same
+
+_FIELDS = ("shards", "kill", "compare_result", "limit_s")
+
+
+def run_marked(
+    name: str,
+    function: Callable[..., Any],
+    values: Mapping[str, Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    worlds: Sequence[int] | None,
+) -> None:
+    """Run a marked test.
+
+    Args:
+        name: of the test, with its parameters.
+        function: the test, or a bound method.
+        values: of its arguments: parameters and fixtures.
+        args: of the marker.
+        kwargs: of the marker.
+        worlds: in place of the marker's; None: the marker's.
+
+    Raises:
+        ConfigError: the marker's arguments are invalid.
+        UsageError: the function or a value cannot be sent to other processes.
+
+    For other errors see ``same_at``.
+    """
+    request = request_of(args, kwargs, worlds)
+    for argument, value in values.items():
+        check_sendable(argument, value)
+    check_same(request, name, functools.partial(function, **values))
+
+
+def request_of(args: Sequence[Any], kwargs: Mapping[str, Any], worlds: Sequence[int] | None) -> Request:
+    """What a marker asks for. Pure.
+
+    ``worlds`` of the command line do not change V, which is that of the marker unless they need more: so they do not change
+    what is computed.
+
+    Raises:
+        ConfigError: the arguments are invalid.
+    """
+    given = dict(kwargs)
+    if len(args) > 1 or (args and "worlds" in given) or not (args or "worlds" in given):
+        raise ConfigError(
+            f"pytest.mark.lockstep with arguments {args!r} and {kwargs!r}: give it numbers of processes, and all else by name: "
+            "@pytest.mark.lockstep(worlds=(1, 2, 4), kill=True)"
+        )
+    own = checked_worlds(args[0] if args else given.pop("worlds"), "worlds")
+    fields = {name: given.pop(name) for name in _FIELDS if name in given}
+    return Request(worlds=own if worlds is None else worlds, fit_also=own, settings=given, **fields)
+
+
+def check_sendable(name: str, value: Any) -> None:
+    """Check that the value of a test's argument means the same in another process.
+
+    Raises:
+        UsageError: it does not.
+    """
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    module = str(getattr(value, "__module__", None) or type(value).__module__)
+    if kind.startswith("_pytest.") or module.startswith("_pytest."):
+        why = f"it is an object of pytest ({kind}), which acts on pytest's own process"
+    elif unpicklable := _why_unpicklable(value):
+        why = f"it is a {kind}, which cannot be pickled ({unpicklable})"
+    else:
+        return
+    raise UsageError(
+        f"the test's argument {name!r} cannot be passed to the processes that train: {why}. Use plain values, paths, arrays "
+        "and tensors; make the rest in the test itself, which runs in these processes"
+    )
+
+
+def _why_unpicklable(value: Any) -> str:
+    """Empty: it can be pickled, by pickle or cloudpickle."""
+    try:
+        pickle.dumps(value)
+    except Exception as error:  # of any kind
+        with contextlib.suppress(UsageError):
+            pack(_why_unpicklable, (value,))
+            return ""
+        return str(error)
+    return ""

@@ -1,0 +1,86 @@
+"""What a test asks for, checked, and the settings under which its function runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep._base.errors import ConfigError
+from lockstep._tools.verify.diagnosis.setting import Setting
+from lockstep._tools.verify.settings import default_shards, expand
+
+LIMIT_S = 120.0
+"""The default time limit of a test, in seconds."""
+_OWN = ("run_dir", "fresh", "checkpoint_every", "trace", "trace_until", "progress", "track")
+"""Settings of a run that a test decides itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is compared.
+
+    Raises:
+        ConfigError: there is nothing to compare, or a value is invalid.
+    """
+
+    worlds: Sequence[int]
+    """The numbers of processes. The other runs are compared with the first."""
+    fit_also: Sequence[int] = ()
+    """More numbers of processes for which a V that is chosen here is enough."""
+    shards: int | None = None
+    """None: as in the function, else the least power of two that is enough."""
+    kill: bool = False
+    compare_result: bool = True
+    limit_s: float = LIMIT_S
+    """Of all runs together."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of every run."""
+
+    def __post_init__(self) -> None:
+        worlds = checked_worlds(self.worlds, "worlds")
+        object.__setattr__(self, "worlds", worlds)
+        if len(worlds) == 1 and not self.kill:
+            raise ConfigError(
+                f"worlds={worlds}: there is one number of processes, and nothing to compare it with. Give two, or kill=True"
+            )
+        shards = self.shards
+        if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or shards < max(worlds)):
+            raise ConfigError(
+                f"shards={shards!r} with worlds={worlds}: every process needs a shard. Give shards={max(worlds)} or more, or "
+                "fewer processes"
+            )
+        if not isinstance(self.limit_s, (int, float)) or not self.limit_s > 0:
+            raise ConfigError(f"limit_s={self.limit_s!r}: give the seconds that all runs together may take, more than 0")
+        for name in _OWN:
+            if name in self.settings:
+                raise ConfigError(
+                    f"{name}={self.settings[name]!r}: a test decides {name} itself, since its runs are traced in a temporary "
+                    "directory. Leave it out"
+                )
+
+    @property
+    def chosen_shards(self) -> int:
+        """V for a function that leaves it out."""
+        return self.shards or default_shards((*self.worlds, *self.fit_also))
+
+    def runs(self) -> tuple[Setting, ...]:
+        """The runs, in order. The last two, with ``kill``, resume one that was killed on another number of processes: one in
+        its first epoch, one in its last."""
+        return expand(self.worlds, (None,), ("local",), self.shards, resumes=self.kill)
+
+
+def checked_worlds(worlds: object, name: str) -> tuple[int, ...]:
+    """Numbers of processes, each once.
+
+    Args:
+        worlds: what was given.
+        name: how the user knows it.
+
+    Raises:
+        ConfigError: they are not numbers of 1 or more, or there are none.
+    """
+    given = tuple(worlds) if isinstance(worlds, Sequence) and not isinstance(worlds, (str, bytes)) else ()
+    if not given or not all(isinstance(world, int) and not isinstance(world, bool) and world >= 1 for world in given):
+        raise ConfigError(f"{name}={worlds!r}: give numbers of processes, 1 or more each, for example (1, 2, 4)")
+    return tuple(dict.fromkeys(given))

@@ -1,0 +1,159 @@
+"""One launch of a function that is tested, whose processes have all ended when it is over."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep._base.errors import LaunchError, UsageError
+from lockstep._base.stopping import SIGNALS, is_left_alone
+from lockstep._launch import restarts, worker
+from lockstep._launch.function import pack, result_of
+from lockstep._launch.local import run_workers
+from lockstep._launch.output import OutputPlan, Sink, to_python_stdout
+from lockstep._launch.private import private_directory
+from lockstep._launch.server import keep_server, take_server
+from lockstep._launch.signals import Interrupts
+from lockstep._launch.spec import Call, LaunchSpec
+from lockstep._launch.supervise import Outcome
+from lockstep._tools.trials.settings import TrialSettings
+from lockstep.testing._errors import TimeLimitError
+from lockstep.testing._ranks import Returned, Sent, call
+from lockstep.testing._watch import Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is started."""
+
+    call: Call
+    label: str
+    """The name of the launch in messages: ``2 processes``."""
+    num_processes: int
+    settings: Mapping[str, Any]
+    """Of the run, beside those of the function."""
+    of_function: TrialSettings = field(default_factory=TrialSettings)
+    """What is asked of the function's own settings."""
+    deadline: float
+    """In the time of ``time.monotonic``."""
+    limit_s: float
+    """For messages: the time that was given to all launches together."""
+    is_silent: bool = False
+    """Whether what the ranks print is dropped: it was printed before."""
+    kill_when: Callable[[], bool] | None = None
+    """All processes are killed once this is true."""
+
+
+def pack_tested(fn: functools.partial[Any]) -> Call:
+    """The call that each rank of a trial makes.
+
+    Raises:
+        UsageError: the function or its arguments cannot be sent to other processes.
+    """
+    if worker.importing_caller:
+        raise UsageError(
+            "a process that was started for a test imports the file of the test, which starts another: put the call of "
+            'same_at() into a test function, or under `if __name__ == "__main__":`'
+        )
+    whole = pack(fn.func, (fn.args, fn.keywords))
+    module = str(getattr(fn.func, "__module__", None) or type(fn.func).__module__)
+    is_importable = not whole.by_value and module != "__main__"
+    file = getattr(sys.modules.get(module), "__file__", None) if is_importable else None
+    return pack(call, (Sent(payload=whole.payload, module=module, file=file),))
+
+
+def run_trial(trial: Trial) -> list[Returned] | None:
+    """Run the function. Returns what it returned on each rank; None: all ranks were killed by ``kill_when``.
+
+    What the ranks print comes out by ``sys.stdout`` and ``sys.stderr``, with the number of processes and the rank in front.
+
+    Raises:
+        LaunchError: a rank failed; the message has the first failure in full.
+        TimeLimitError: the deadline has passed.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    signals = [number for number in SIGNALS if is_left_alone(number)]
+    with Interrupts((signal.SIGINT, *signals)) as interrupts, private_directory() as private_dir:
+        spec = LaunchSpec(
+            program=trial.call,
+            nproc=trial.num_processes,
+            private_dir=private_dir,
+            settings=trial.settings,
+            asked={"trials": vars(trial.of_function)},
+        )
+        outcome, watch = _launch(trial, spec, interrupts)
+        if outcome.stopped_by is None:
+            if watch.has_killed:
+                return None
+            _check(outcome, trial)
+            return [_returned(outcome, trial, rank) for rank in range(trial.num_processes)]
+    if outcome.stopped_by != signal.SIGINT:
+        signal.raise_signal(outcome.stopped_by)  # with its usual effect on this process
+    raise KeyboardInterrupt
+
+
+def _launch(trial: Trial, spec: LaunchSpec, interrupts: Interrupts) -> tuple[Outcome, Watch]:
+    server = take_server([str(Path(entry).absolute()) for entry in sys.path if entry])
+    watch = Watch(server, Path(spec.private_dir), trial.deadline, trial.kill_when)
+    watch.start()
+    try:
+        outcome = run_workers(
+            spec, server, OutputPlan(sink=_drop if trial.is_silent else _to_python(trial.label)), interrupts
+        )
+    except LaunchError as error:
+        if watch.at_limit is None:
+            raise
+        raise TimeLimitError(_out_of_time(trial, watch.at_limit)) from error
+    finally:
+        watch.close()
+        keep_server(server)
+    if server.is_alive() and server.serves_calls:
+        server.warm()  # for the next trial
+    if watch.at_limit is not None and outcome.stopped_by is None:
+        raise TimeLimitError(_out_of_time(trial, watch.at_limit))
+    return outcome, watch
+
+
+def _check(outcome: Outcome, trial: Trial) -> None:
+    """Raise the error of a launch that has failed."""
+    if outcome.failures:
+        error = restarts.last_error(outcome.failures, outcome.spec)
+        raise LaunchError(f"with {trial.label}: {error}", error.exit_status, error.summary)
+    if outcome.stopped_with is not None or outcome.is_unsaved:
+        why = "was stopped" if outcome.stopped_with is not None else "could not save all of its end"
+        raise LaunchError(f"with {trial.label}: the run {why}: see what it has printed")
+
+
+def _returned(outcome: Outcome, trial: Trial, rank: int) -> Returned:
+    try:
+        returned: Returned = result_of(outcome.spec.private_dir, rank)
+    except LaunchError as error:
+        raise LaunchError(f"with {trial.label}: {error}") from None
+    return returned
+
+
+def _out_of_time(trial: Trial, at_limit: list[str]) -> str:
+    lines = [
+        f"the test did not finish within {trial.limit_s:g} s (limit_s): its processes were killed, in the run with "
+        f"{trial.label}. A shorter training finds nearly all differences. Where the ranks were:",
+        *(f"  {line}" for line in at_limit or ["not known: none had reported"]),
+    ]
+    return "\n".join(lines)
+
+
+def _drop(rank: int, is_error: bool, line: bytes) -> None:
+    pass
+
+
+def _to_python(label: str) -> Sink:
+    """A sink that puts the number of processes and the rank before each line."""
+
+    def write(rank: int, is_error: bool, line: bytes) -> None:
+        to_python_stdout(rank, is_error, b"[%s, rank %d] %s" % (label.encode(), rank, line))
+
+    return write
