@@ -1,8 +1,8 @@
 """Contenders that live through the whole benchmark and work only when it is their turn.
 
-A crew is the one or several processes of a contender. They start, warm up and say that they are ready; after that each
-waits in a read, using no processor, until it is told to run one turn, and answers with what it measured. So only one
-contender runs at a time, and none pays for starting.
+A crew is the one or several processes of a contender. They start, warm up and say that they are
+ready; after that each waits in a read, using no processor, until it is told to run one turn, and
+answers with what it measured. So only one contender runs at a time, and none pays for starting.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typing import IO, Protocol, TypeVar
 
 WORKERS = Path(__file__).parent / "workers"
 
-# Whoever starts the benchmark (a launcher, say) must not be taken for the one who starts the contenders.
+# Whoever starts the benchmark (a launcher, say) must not be taken for the one who starts the
+# contenders.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment for a contender: one thread each, and Gloo on loopback for all alike."""
+    """This process's environment for a contender: one thread each, and Gloo on loopback for all
+    alike."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -64,7 +66,8 @@ class Crew:
         name: for messages.
         worker: a script in ``workers/``.
         args: its arguments.
-        nproc: how many processes. Several meet as torchrun's would; independent ones are told nothing of each other.
+        nproc: how many processes. Several meet as torchrun's would; independent ones are told
+            nothing of each other.
         independent: whether each process is a world of its own.
         hosts: where each process runs, if not all on this machine's loopback.
         more_args: for each process, if they differ.
@@ -85,7 +88,8 @@ class Crew:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the crew
         self._processes: list[subprocess.Popen[str]] = []
         self._is_working = True
-        # Bound, not listening: the workers' store can still have the port, and nobody else is given it meanwhile.
+        # Bound, not listening: the workers' store can still have the port, and nobody else is given
+        # it meanwhile.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind(("", 0))
@@ -151,7 +155,8 @@ class Crew:
         raise SystemExit(f"{self.name} ended before its time. Its last words:\n{self._errors.read()[-4000:]}")
 
     def close(self) -> None:
-        """End the processes: in the middle of a turn at once, or else they are left to end by themselves for a few seconds."""
+        """End the processes: in the middle of a turn at once, or else they are left to end by
+        themselves for a few seconds."""
         for process in self._processes:
             if self._is_working:
                 process.kill()
@@ -186,7 +191,8 @@ _One = TypeVar("_One", bound=AnyCrew)
 
 
 class Crews:
-    """All contenders of a benchmark: ``with Crews(say) as crews``, and none outlives the block, nor SIGTERM."""
+    """All contenders of a benchmark: ``with Crews(say) as crews``, and none outlives the block, nor
+    SIGTERM."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -1,4 +1,5 @@
-"""The planted faults of ``diagnosis.py``: what goes wrong, on which rank, and what a report must say of it."""
+"""The planted faults of ``diagnosis.py``: what goes wrong, on which rank, and what a report must
+say of it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ SOON_S = 15.0
 WINDOW_S = 60.0
 """The same for what can only be seen over a while: a rank of an unchanged script that is slow."""
 WORK_S = 50.0
-"""The same for a rank that computes, which may have good reason: until the ranks that wait for it time out, after 40 s."""
+"""The same for a rank that computes, which may have good reason: until the ranks that wait for it
+time out, after 40 s."""
 MEET_S = 75.0
 """The same for ranks that have not met in their first minute."""
 
@@ -36,7 +38,8 @@ class Fault:
     error: str = ""
     """A regular expression for the text of a report, where that is the error's own."""
     words: str = ""
-    """A regular expression for what a launcher without reports must print; empty: one of the above."""
+    """A regular expression for what a launcher without reports must print; empty: one of the
+    above."""
     limit_s: float = SOON_S
     options: tuple[str, ...] = ()
     """Of lockstep run."""

@@ -1,9 +1,11 @@
-"""What the benchmarks share: rounds, paired ratios with bounds, a table, and one line of JSON at the end.
+"""What the benchmarks share: rounds, paired ratios with bounds, a table, and one line of JSON at
+the end.
 
-The machine is rarely quiet, so nothing here trusts one timing. Contenders take turns in *rounds*: within a round each
-runs once, in an order drawn anew, so that a slow minute of the machine falls on all alike. A ratio is taken within each
-round, and the median of those ratios is the result; its bounds come from the order of the ratios alone and assume
-nothing about how noise is distributed (only that rounds are independent).
+The machine is rarely quiet, so nothing here trusts one timing. Contenders take turns in *rounds*:
+within a round each runs once, in an order drawn anew, so that a slow minute of the machine falls on
+all alike. A ratio is taken within each round, and the median of those ratios is the result; its
+bounds come from the order of the ratios alone and assume nothing about how noise is distributed
+(only that rounds are independent).
 """
 
 from __future__ import annotations
@@ -29,20 +31,22 @@ Timings = dict[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio measured in several rounds: the median of the rounds' ratios, and one-sided 95 % bounds of it."""
+    """A ratio measured in several rounds: the median of the rounds' ratios, and one-sided 95 %
+    bounds of it."""
 
     median: float
     lower95: float
     upper95: float
     coverage: float
-    """The confidence that each bound really has: at least 0.95, or less where there were fewer than 5 rounds."""
+    """The confidence that each bound really has: at least 0.95, or less where there were fewer than
+    5 rounds."""
 
 
 def median_bounds(values: Sequence[float], confidence: float = 0.95) -> Ratio:
     """The median of ``values`` and distribution-free bounds of the median they were drawn around.
 
-    Each value lies above the true median or below it like a coin toss, so the k-th smallest of n is at least the median
-    with the probability that fewer than k of n tosses are heads.
+    Each value lies above the true median or below it like a coin toss, so the k-th smallest of n is
+    at least the median with the probability that fewer than k of n tosses are heads.
     """
     if not values:
         raise ValueError("a median of no values: run at least one round")
@@ -73,7 +77,8 @@ def scaled(ratio: Ratio, factor: float) -> Ratio:
 
 
 def interleave(contenders: Mapping[str, Callable[[], float]], rounds: int, say: Callable[[str], None]) -> Timings:
-    """Let every contender run once a round, in an order drawn anew for each round; what they return, by name."""
+    """Let every contender run once a round, in an order drawn anew for each round; what they
+    return, by name."""
     timings: Timings = {name: [] for name in contenders}
     order = list(contenders)
     shuffle = random.Random(0).shuffle
@@ -82,7 +87,8 @@ def interleave(contenders: Mapping[str, Callable[[], float]], rounds: int, say: 
         for name in order:
             timings[name].append(contenders[name]())
         if (number + 1) % max(1, rounds // 4) == 0:
-            newest = ", ".join(f"{name} {timings[name][-1]:.4g}" for name in contenders)  # of a run that may be cut off
+            # of a run that may be cut off
+            newest = ", ".join(f"{name} {timings[name][-1]:.4g}" for name in contenders)
             say(f"round {number + 1} of {rounds}: {newest}")
     return timings
 
@@ -113,7 +119,8 @@ def versions(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine: cores that may be used, the processor's name, whether it is virtual, and its load by now."""
+    """The machine: cores that may be used, the processor's name, whether it is virtual, and its
+    load by now."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -200,7 +207,8 @@ def ratio_fields(ratio: Ratio, prefix: str = "ratio") -> dict[str, float]:
 def circumstances(
     args: argparse.Namespace, rounds: int, machine: Mapping[str, Any], distributions: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """How and where a result came about, as fields of the last line. ``machine``: as it was at the start."""
+    """How and where a result came about, as fields of the last line. ``machine``: as it was at the
+    start."""
     return {"rounds": rounds, "quick": args.quick, "machine": machine, "versions": versions(distributions)}
 
 

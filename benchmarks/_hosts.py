@@ -29,7 +29,8 @@ _READY_S, _TURN_S, _END_S, _LOOK_S = 120.0, 300.0, 20.0, 0.5
 
 @contextlib.contextmanager
 def hosts(number: int = 2) -> Iterator[list[Host]]:
-    """So many hosts on one switch. Gone with all that runs on them after the block, and with this process."""
+    """So many hosts on one switch. Gone with all that runs on them after the block, and with this
+    process."""
     if reason := missing():
         print(f"{reason}: nothing was measured", file=sys.stderr)
         raise SystemExit(CANNOT_RUN)
@@ -40,7 +41,8 @@ def hosts(number: int = 2) -> Iterator[list[Host]]:
 def start(
     host: Host, command: Sequence[str], extra: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a command there, in the environment that every contender gets, and on the host's own network."""
+    """Start a command there, in the environment that every contender gets, and on the host's own
+    network."""
     environ = clean_environ({"GLOO_SOCKET_IFNAME": "eth0", **(extra or {})})
     return host.start(["env", "-i", *(f"{name}={value}" for name, value in environ.items()), *command], **options)
 
@@ -48,8 +50,8 @@ def start(
 class LaunchedCrew:
     """A crew (see ``_crew``) whose processes launchers start, one launcher on each host.
 
-    Between a launcher and a terminal the lines of several processes mix, so the processes take their turns through named
-    pipes, two each, in a directory that all hosts see.
+    Between a launcher and a terminal the lines of several processes mix, so the processes take
+    their turns through named pipes, two each, in a directory that all hosts see.
 
     Args:
         name: for messages.
@@ -62,7 +64,8 @@ class LaunchedCrew:
         self.name = name
         self._scratch = tempfile.TemporaryDirectory()
         scratch = Path(self._scratch.name)
-        # Open for reading and writing: that waits for nobody, and it is the workers who see an end when they are closed.
+        # Open for reading and writing: that waits for nobody, and it is the workers who see an end
+        # when they are closed.
         self._orders = [_make_pipe(scratch / f"{rank}.go") for rank in range(nproc)]
         self._answers = [_make_pipe(scratch / f"{rank}.answers") for rank in range(nproc)]
         self._rest = [b""] * nproc

@@ -1,4 +1,5 @@
-"""Whether what was reported names a fault: by the fields of lockstep's reports, or by what another launcher has printed."""
+"""Whether what was reported names a fault: by the fields of lockstep's reports, or by what another
+launcher has printed."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from typing import Any
 from _faults import Fault
 
 NAMED, LATE, WRONG, HALF, SILENT = "named", "late", "wrong", "half", "silent"
-"""With rank and cause, in time; after that; with another rank or cause first; the rank alone; not at all."""
+"""With rank and cause, in time; after that; with another rank or cause first; the rank alone; not
+at all."""
 _ECHOES = re.compile(r"^PeerError|Timed out waiting|Connection (closed|reset) by peer")
-"""A rank that fails so blames no one: another one did not come. That is no answer, and not a wrong one."""
+"""A rank that fails so blames no one: another one did not come. That is no answer, and not a wrong
+one."""
 _NEAR = 12
 """Lines of output between the name of the rank and the cause."""
 
@@ -38,8 +41,8 @@ class Verdict:
 def judged(reports: Sequence[Mapping[str, Any]], fault: Fault, fault_at: float) -> Verdict:
     """What the reports of a launch say of a fault that showed at ``fault_at``.
 
-    The first report that names it counts, unless another one before it was wrong. One that names the rank without the cause, or
-    neither, is not wrong.
+    The first report that names it counts, unless another one before it was wrong. One that names
+    the rank without the cause, or neither, is not wrong.
     """
     half = None
     for report in reports:
@@ -84,7 +87,8 @@ def _how(report: Mapping[str, Any], fault: Fault) -> str:
 
 
 def _differ(report: Mapping[str, Any], fault: Fault) -> bool:
-    """Whether the culprit's call or place is said, and is another one than that of some other rank."""
+    """Whether the culprit's call or place is said, and is another one than that of some other
+    rank."""
     for field in ("calls", "places"):
         own = report[field].get(str(fault.rank))
         if own and any(other != own for rank, other in report[field].items() if rank != str(fault.rank)):
@@ -98,7 +102,8 @@ def _briefly(report: Mapping[str, Any]) -> str:
 
 
 def names(text: str, fault: Fault) -> bool:
-    """Whether the rank and the cause are said next to each other, in what a launcher without reports has printed."""
+    """Whether the rank and the cause are said next to each other, in what a launcher without
+    reports has printed."""
     rank = re.compile(rf"\branks?\W{{0,12}}{fault.rank}\b|\bR{fault.rank}/N0 (waited|was)")
     lines = text.splitlines()
     ranks = [number for number, line in enumerate(lines) if rank.search(line)]

@@ -1,4 +1,5 @@
-"""A run that is followed from outside, by the notes that its processes write (see ``workers/going_on.py``)."""
+"""A run that is followed from outside, by the notes that its processes write (see
+``workers/going_on.py``)."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class Launch:
         return self._notes
 
     def until(self, found: Callable[[list[Note]], list[Note]], limit_s: float = _LIMIT_S) -> Note:
-        """Wait until there are such notes; the first of them. Raises Stuck if that takes too long, or all launchers end."""
+        """Wait until there are such notes; the first of them. Raises Stuck if that takes too long,
+        or all launchers end."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and not self._has_ended():
             if those := found(self.notes()):
@@ -81,7 +83,8 @@ class Launch:
         return all(process.poll() is not None for process in self._processes)
 
     def wait_for(self, moment: Moment, every: int, warm_up_s: float) -> None:
-        """Return at that moment, after the first checkpoint that is far enough from the start, or from the last restart.
+        """Return at that moment, after the first checkpoint that is far enough from the start, or
+        from the last restart.
 
         Args:
             moment: when, after that checkpoint.

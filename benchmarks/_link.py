@@ -1,4 +1,5 @@
-"""Two hosts on this machine, joined by one slow link: network namespaces, and a token bucket at each end."""
+"""Two hosts on this machine, joined by one slow link: network namespaces, and a token bucket at
+each end."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ _LATENCY = "400ms"
 
 @contextlib.contextmanager
 def slow_link(megabits: int) -> Iterator[list[Host]]:
-    """Two hosts that reach each other at ``megabits`` a second each way. Gone after the block, however it ends."""
+    """Two hosts that reach each other at ``megabits`` a second each way. Gone after the block,
+    however it ends."""
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         raise SystemExit("the slow link needs root, `ip` and `tc` (on Debian: iproute2), to make network namespaces")
     names = [f"lockstep-bench-{os.getpid()}-{end}" for end in "ab"]
     interfaces = [f"lb{os.getpid() % 100000}{end}" for end in "ab"]
     hosts = []
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the hosts are taken away then too
+    # so that the hosts are taken away then too
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for name in names:
             _run("ip", "netns", "add", name)

@@ -1,8 +1,9 @@
-"""Five scripts for benchmarks/tune.py, three of which wait for their data: python _loaders.py CASE [STEPS]
+"""Five scripts for benchmarks/tune.py, three of which wait for their data: python _loaders.py CASE
+[STEPS]
 
-``files`` reads and unpacks a file a sample, which computes; ``remote`` waits 2 ms for each sample, as for a store elsewhere;
-``uneven`` waits 0.3 ms, and for every 40th sample 40 ms. ``matmul`` computes on tensors in memory; ``fed`` has two workers,
-which keep up with its steps.
+``files`` reads and unpacks a file a sample, which computes; ``remote`` waits 2 ms for each sample,
+as for a store elsewhere; ``uneven`` waits 0.3 ms, and for every 40th sample 40 ms. ``matmul``
+computes on tensors in memory; ``fed`` has two workers, which keep up with its steps.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def step(team: lockstep.Team, model: Any, optimizer: Any, batch: Any) -> None:
 
 
 def time_epoch(case: str, workers: int | None, prefetch: int | None, seconds: float, run_dir: str) -> float:
-    """Seconds of an epoch under some settings: its first step, and so many steps at the speed of those after the first ones."""
+    """Seconds of an epoch under some settings: its first step, and so many steps at the speed of
+    those after the first ones."""
     with lockstep.join(threads=1, run_dir=run_dir, progress="off", checkpoint_every="off", track="off") as team:
         model, optimizer, loader = make(case, team, workers, prefetch)
         began_s, first_s, timed_s, number = time.perf_counter(), 0.0, 0.0, 0

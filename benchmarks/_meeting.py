@@ -1,5 +1,5 @@
-"""Launchers of many machines that meet: in threads of a few processes, with the launchers' own rendezvous and heartbeat over
-PyTorch's TCP store on loopback. They start no workers."""
+"""Launchers of many machines that meet: in threads of a few processes, with the launchers' own
+rendezvous and heartbeat over PyTorch's TCP store on loopback. They start no workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ LOCKSTEP, STORE = "lockstep", "store"
 LIMIT_S = 60.0
 """After so many seconds a meeting is given up."""
 _QUIET = {"RES_OPTIONS": "attempts:0"}
-"""PyTorch's client asks for the name of each address that it connects to, and waits 5 s for a name server that is silent."""
+"""PyTorch's client asks for the name of each address that it connects to, and waits 5 s for a name
+server that is silent."""
 
 
 @dataclass(frozen=True)

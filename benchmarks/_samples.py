@@ -1,4 +1,5 @@
-"""Scripts of several libraries (``workers/samples``), killed and launched again, and the notes of what they trained on."""
+"""Scripts of several libraries (``workers/samples``), killed and launched again, and the notes of
+what they trained on."""
 
 from __future__ import annotations
 
@@ -141,7 +142,8 @@ class Job:
                 yield Note(launch, rank, values.pop("what"), values)
 
     def steps(self) -> list[Note]:
-        """The steps that are in the weights at the end: a launch that resumes at an earlier step has undone later ones."""
+        """The steps that are in the weights at the end: a launch that resumes at an earlier step
+        has undone later ones."""
         trained = self.notes("trained")
         kept: list[Note] = []
         for launch in range(self._launches):

@@ -1,8 +1,9 @@
 """Processes of unequal speed on one machine: how much of a core each of them gets.
 
-*quota*: by control groups of their own, as containers have (100 times a second); they must be writable. *stops*: each is
-stopped for the rest of the time by signals, 100 times a second, which needs no rights, but is inexact on a busy machine.
-*competitor*: another program computes on the core of the last process.
+*quota*: by control groups of their own, as containers have (100 times a second); they must be
+writable. *stops*: each is stopped for the rest of the time by signals, 100 times a second, which
+needs no rights, but is inexact on a busy machine. *competitor*: another program computes on the
+core of the last process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from lockstep._world.machine.cores import ROOT, own_groups
 WAYS = ("quota", "stops", "competitor")
 _PERIOD_S = 0.01
 FITS = 0.9
-"""The share of a core that its processes get together where they need more than one: nothing schedules without a loss."""
+"""The share of a core that its processes get together where they need more than one: nothing
+schedules without a loss."""
 
 
 def best_way() -> str:
@@ -41,7 +43,8 @@ class Speeds:
 
     @classmethod
     def choose(cls, nproc: int, way: str, most_of_core: float, *, equal: bool) -> Speeds:
-        """The last process has half of the speed of the others, unless all are equal. ``most_of_core``: see ``balance.py``."""
+        """The last process has half of the speed of the others, unless all are equal.
+        ``most_of_core``: see ``balance.py``."""
         available = sorted(os.sched_getaffinity(0))
         cores = [available[rank % len(available)] for rank in range(nproc)]
         shares = [1.0] * nproc if equal else [1.0] * (nproc - 1) + [0.5]

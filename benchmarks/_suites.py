@@ -16,7 +16,8 @@ class Suite:
         name: of the project.
         package: its distribution; where it is missing, so are its tests.
         where: their package, or if ``repository`` is given, their directory there.
-        repository: on GitHub, if they are not in the wheel: a checkout of the tag of the installed version is needed.
+        repository: on GitHub, if they are not in the wheel: a checkout of the tag of the installed
+            version is needed.
         pytest: whether pytest runs them.
     """
 
@@ -67,7 +68,8 @@ class Script:
     environ: tuple[tuple[str, str], ...] = ()
 
     def lacks(self, gpus: int) -> str:
-        """What is missing here, with that many GPUs; empty: nothing that is known before it runs."""
+        """What is missing here, with that many GPUs; empty: nothing that is known before it
+        runs."""
         missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
         if gpus < self.gpus:
             return f"{self.gpus} GPUs" if self.gpus > 1 else "a GPU"

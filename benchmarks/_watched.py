@@ -1,4 +1,5 @@
-"""A command in a directory of its own, watched while it runs: what it prints, what it reports, and when its fault showed."""
+"""A command in a directory of its own, watched while it runs: what it prints, what it reports, and
+when its fault showed."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ import psutil
 from _crew import clean_environ
 
 REPORTS = "reports"
-"""The file in the command's directory to which reports are added: an argument for ``lockstep run --reports``."""
+"""The file in the command's directory to which reports are added: an argument for ``lockstep run
+--reports``."""
 _MARK = "BENCHMARK_COMMAND"
-"""An environment variable by which all processes of a command are known, also those whose parents have ended."""
+"""An environment variable by which all processes of a command are known, also those whose parents
+have ended."""
 _PAUSE_S = 0.1
 
 
@@ -62,7 +65,8 @@ class Watched:
 
 @contextmanager
 def watched(command: Sequence[str], extra_environ: Mapping[str, str] | None = None) -> Iterator[Watched]:
-    """Start a command; none of its processes, and nothing that it has written, outlives the block."""
+    """Start a command; none of its processes, and nothing that it has written, outlives the
+    block."""
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)

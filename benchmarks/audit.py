@@ -105,7 +105,8 @@ def main() -> None:
         place, dice, costs = Path(directory), random.Random(0), []
         for number in range(rounds):
             [(_, first), *_] = run(place, 2, 60 if args.quick else 600, 512, 2, seed=number)
-            plain, audited = (statistics.median(first[start::2]) for start in (20, 21))  # steps count from 1
+            # steps count from 1
+            plain, audited = (statistics.median(first[start::2]) for start in (20, 21))
             costs.append((audited / plain - 1, plain))
             say(f"an audit takes {costs[-1][0]:.2f} steps of {1e3 * plain:.1f} ms: {costs[-1][0] / K:.2%} of a step at {K}")
         named = 0

@@ -1,16 +1,18 @@
-"""What a process at half speed costs, where shards move to where the time is, and where they do not.
+"""What a process at half speed costs, where shards move to where the time is, and where they do
+not.
 
     python benchmarks/balance.py                         2 and 3 processes, 8 and 16 shards; and 2 equal processes
     python benchmarks/balance.py --nproc 2 --shards 16   one of these
 
-The last process gets half of the processor time of the others, by a quota if this machine allows it (``--slow-by quota``), or
-it is stopped for half of the time (``stops``), or another program computes on its core (``competitor``). All are pinned to
-cores; where there are more processes than cores, all get less, so that together they need no more than there are. On a machine
-that others use, ``--core 0.3`` slows all of them so much that what they are given is there.
+The last process gets half of the processor time of the others, by a quota if this machine allows it
+(``--slow-by quota``), or it is stopped for half of the time (``stops``), or another program
+computes on its core (``competitor``). All are pinned to cores; where there are more processes than
+cores, all get less, so that together they need no more than there are. On a machine that others
+use, ``--core 0.3`` slows all of them so much that what they are given is there.
 
-Contenders take turns: with and without ``balance``, and *apart*: as many processes that train alone, at the same speeds and at
-the same time; the slow one trains for half as many steps, so that no core is idle meanwhile. The sum of their throughputs is
-ideal: no one waits for anybody.
+Contenders take turns: with and without ``balance``, and *apart*: as many processes that train
+alone, at the same speeds and at the same time; the slow one trains for half as many steps, so that
+no core is idle meanwhile. The sum of their throughputs is ideal: no one waits for anybody.
 
   of_ideal     ratio of the throughput with balance to that sum: higher is better. ``off_of_ideal`` is the same without
   possible     the most that whole shards allow at the speeds that were measured apart: with 1 and 1/2 it is 0.89 for 8 shards
@@ -88,7 +90,8 @@ def measure(
             where.mkdir()
             args = ["--shards", str(shards), "--warm-up", "1", "--dir", str(where)]
             args += ["--balance", "on" if name == ON else "off"]
-            # Apart, all are to end at about the same time: a core next to one that is idle may be faster.
+            # Apart, all are to end at about the same time: a core next to one that is idle may be
+            # faster.
             numbers = [round(steps * share / max(speeds.shares)) if name == APART else steps for share in speeds.shares]
             more_args = [["--steps", str(number)] for number in numbers]
             crew = crews.start(

@@ -1,15 +1,18 @@
-"""How long a checkpoint holds training up: lockstep's, against `torch.save` and `torch.distributed.checkpoint.async_save`.
+"""How long a checkpoint holds training up: lockstep's, against `torch.save` and
+`torch.distributed.checkpoint.async_save`.
 
     python benchmarks/checkpoint.py                          100M parameters with Adam (1.2 GB), one process
     python benchmarks/checkpoint.py --nproc 2                two processes that train together
     python benchmarks/checkpoint.py --dir /data              write to that disk, not to the one of build/
 
-All train the same transformer on the same short batch. A turn is some undisturbed steps, a checkpoint, and the steps during
-which it is written; what the disk still has to do is waited for before the next turn. *Held up* is the time of all steps
-from the cut until the checkpoint is written, less that of as many undisturbed steps of the same turn. So it holds the copy,
-and also what the writing takes away from training in the background. The very first checkpoint, for which memory must be
-found, is reported apart; so are the *pause*, the time for which training stands still, and the cores that others on the
-machine used meanwhile: with more than a tenth of one, the figures say little.
+All train the same transformer on the same short batch. A turn is some undisturbed steps, a
+checkpoint, and the steps during which it is written; what the disk still has to do is waited for
+before the next turn. *Held up* is the time of all steps from the cut until the checkpoint is
+written, less that of as many undisturbed steps of the same turn. So it holds the copy, and also
+what the writing takes away from training in the background. The very first checkpoint, for which
+memory must be found, is reported apart; so are the *pause*, the time for which training stands
+still, and the cores that others on the machine used meanwhile: with more than a tenth of one, the
+figures say little.
 
   lockstep      checkpoint_every=; writes, flushes, checks what it wrote, and renames
   torch.save    model and optimizer, between two steps; not flushed to the disk
@@ -50,7 +53,8 @@ def read_notes(directory: Path) -> Notes:
 
 
 def measure(args: argparse.Namespace, rounds: int, say: Callable[[str], None]) -> tuple[harness.Timings, dict[str, Notes]]:
-    """Seconds that each contender's checkpoints held training up, and all that was noted of them, the first one first."""
+    """Seconds that each contender's checkpoints held training up, and all that was noted of them,
+    the first one first."""
     hows = HOWS if args.async_save == "all" else (args.async_save,)
     contenders = {OURS: OURS, PEER: PEER, **{name_of(how, args): f"{ASYNC}:{how}" for how in hows}}
     args.dir.mkdir(parents=True, exist_ok=True)
@@ -149,7 +153,8 @@ def report(
 
 
 def ratio_of(ours: list[float], theirs: list[float]) -> harness.Ratio:
-    """Round by round; what is too small to be seen is taken for the least that can be (noise can make it negative)."""
+    """Round by round; what is too small to be seen is taken for the least that can be (noise can
+    make it negative)."""
     return harness.paired_ratio([max(held, _LEAST_S) for held in ours], [max(held, _LEAST_S) for held in theirs])
 
 

@@ -2,10 +2,11 @@
 
     python benchmarks/compare.py
 
-One comparison runs one row many times, as `lockstep compare` runs it: a command of its own, three seconds of training and its
-start. Of these runs, each six in succession stand for a comparison of two identical rows, A and B, in the three rounds
-that the command makes by default: A B, B A, A B. Those whose 95 % interval leaves out 1 have called noise a difference.
-(Comparisons that share runs are not independent, which changes nothing about how many are to be expected.)
+One comparison runs one row many times, as `lockstep compare` runs it: a command of its own, three
+seconds of training and its start. Of these runs, each six in succession stand for a comparison of
+two identical rows, A and B, in the three rounds that the command makes by default: A B, B A, A B.
+Those whose 95 % interval leaves out 1 have called noise a difference. (Comparisons that share runs
+are not independent, which changes nothing about how many are to be expected.)
 
   false_differences   share of these comparisons: 0.05 is what the interval promises
   half_width          of the interval of the speed-up, median: smaller differences are noise to three rounds

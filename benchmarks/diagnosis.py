@@ -1,17 +1,22 @@
-"""What is wrong, and with which rank: does it say so? Planted faults, under lockstep, under torchrun, and with TraceML.
+"""What is wrong, and with which rank: does it say so? Planted faults, under lockstep, under
+torchrun, and with TraceML.
 
     python benchmarks/diagnosis.py
 
-Each fault is planted on one of two to four ranks. lockstep runs a script of its own for some (form "lockstep"), and for
-others the very script that torchrun runs (form "unchanged"). It is judged by the fields of its reports (``--reports``): a fault
-is named if a report has its rank and its cause (the function that hangs, the signal, the collective, what it is slow in)
-within 15 s of when it shows; slow ranks of unchanged scripts, and ranks that never meet, within a minute or so, see
-``_faults.py``. If a report before that one has another rank or cause, the fault counts as wrong, and not as named.
+Each fault is planted on one of two to four ranks. lockstep runs a script of its own for some (form
+"lockstep"), and for others the very script that torchrun runs (form "unchanged"). It is judged by
+the fields of its reports (``--reports``): a fault is named if a report has its rank and its cause
+(the function that hangs, the signal, the collective, what it is slow in) within 15 s of when it
+shows; slow ranks of unchanged scripts, and ranks that never meet, within a minute or so, see
+``_faults.py``. If a report before that one has another rank or cause, the fault counts as wrong,
+and not as named.
 
-torchrun has TORCH_DISTRIBUTED_DEBUG=INFO (with DETAIL, torch 2.13 crashes where DistributedDataParallel is made with Gloo) and
-the Flight Recorder, whose dumps, where there are any, go through torchfrtrace. TraceML, which measures steps, is asked about
-the slow ones only, by torchrun's script with the two lines that it needs; it speaks when the training is over. Process groups
-time out after 40 s. Of these two, what was printed counts, at any time: the rank and the cause next to each other.
+torchrun has TORCH_DISTRIBUTED_DEBUG=INFO (with DETAIL, torch 2.13 crashes where
+DistributedDataParallel is made with Gloo) and the Flight Recorder, whose dumps, where there are
+any, go through torchfrtrace. TraceML, which measures steps, is asked about the slow ones only, by
+torchrun's script with the two lines that it needs; it speaks when the training is over. Process
+groups time out after 40 s. Of these two, what was printed counts, at any time: the rank and the
+cause next to each other.
 
   named_*    so many, by each; in the table: seconds from when the fault showed until it was named
 """
@@ -44,7 +49,8 @@ _BEGINS_S = 60.0
 _LATE_S = 20.0
 """How long a fault may still be named after its time, to see that it comes late."""
 _LIMIT_S = 100.0
-"""For one fault and another launcher: torchrun's ranks need the 40 s of the time limit, and time to end."""
+"""For one fault and another launcher: torchrun's ranks need the 40 s of the time limit, and time to
+end."""
 _NOT_PLANTED = "not planted"
 
 

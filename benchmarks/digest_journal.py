@@ -1,10 +1,11 @@
-"""What the digest journal adds to a step: the time that its listener takes, for models and batches of a step of some 5 ms.
+"""What the digest journal adds to a step: the time that its listener takes, for models and batches
+of a step of some 5 ms.
 
     python benchmarks/digest_journal.py [--every 1000] [--steps 20000]
 
-The listener is told of steps as the loop tells it, without the training between: its CPU time is a few microseconds, which
-would drown in the noise of a training's steps. The goal, for a process with one shard, is 0.2 % of a step of 5 ms: 10 µs.
-"""
+The listener is told of steps as the loop tells it, without the training between: its CPU time is a
+few microseconds, which would drown in the noise of a training's steps. The goal, for a process with
+one shard, is 0.2 % of a step of 5 ms: 10 µs."""
 
 import tempfile
 import time
@@ -27,7 +28,8 @@ GOAL = 0.002
 
 
 def cost_s(width: int, batch_size: int, num_shards: int, every: int, steps: int) -> tuple[float, float]:
-    """Seconds and bytes a step: two layers of this width with Adam, batches of 64 features, and V shards in one process."""
+    """Seconds and bytes a step: two layers of this width with Adam, batches of 64 features, and V
+    shards in one process."""
     model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(4, 64)).sum().backward()

@@ -1,13 +1,14 @@
-"""What it costs to have the answer to the bit: a step with the fixed tree, against one with stock DDP.
+"""What it costs to have the answer to the bit: a step with the fixed tree, against one with stock
+DDP.
 
     python benchmarks/exact.py --nproc 2                     a shard for each process
     python benchmarks/exact.py --nproc 2 --shards 4          several for each; DDP accumulates the same micro-batches
     python benchmarks/exact.py --nproc 3 --shards 8          a number of processes that is no power of two
     python benchmarks/exact.py --nproc 2 --link 100          two hosts (network namespaces), 100 Mbit/s between them
 
-Both train the same transformers on the same global batches, one thread a process: lockstep by its whole loop, DDP by a
-hand-written one that has its part of the data ready. A process runs its shards one after another, 4 sequences of 32
-tokens each.
+Both train the same transformers on the same global batches, one thread a process: lockstep by its
+whole loop, DDP by a hand-written one that has its part of the data ready. A process runs its shards
+one after another, 4 sequences of 32 tokens each.
 
   ratio   seconds of a step with the tree / with DDP, for the largest of the models: lower is better
   memory  peak of the fullest process with the tree less that with DDP, in copies of all gradients (float32)
@@ -33,7 +34,8 @@ TREE, DDP = "fixed tree", "stock DDP"
 def measure(
     size: str, *, nproc: int, shards: int, steps: int, rounds: int, hosts: Sequence[Host], say: Callable[[str], None]
 ) -> tuple[harness.Timings, float]:
-    """Milliseconds of a step in every round, and how many copies of the gradients the tree needs more than DDP."""
+    """Milliseconds of a step in every round, and how many copies of the gradients the tree needs
+    more than DDP."""
     peaks: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as scratch, Crews(say) as crews:
 

@@ -1,12 +1,14 @@
-"""What it costs to have ``fully_shard`` to the bit: a step and the memory of a process, against plain ``fully_shard``.
+"""What it costs to have ``fully_shard`` to the bit: a step and the memory of a process, against
+plain ``fully_shard``.
 
     python benchmarks/fsdp.py --nproc 2                             a shard for each process
     python benchmarks/fsdp.py --nproc 2 --shards 8                  several for each; the peer accumulates them
     python benchmarks/fsdp.py --nproc 1 --shards 4 --beside exact   one process, against the strategy whose answer it has
 
-All train the same transformers on the same global batches, one thread a process: lockstep by its whole loop, the peer by a
-hand-written one that has its part of the data ready, with the same blocks sharded. A process runs its shards one after
-another, 4 sequences of 32 tokens each. Checkpoints are off, which the peer has none of.
+All train the same transformers on the same global batches, one thread a process: lockstep by its
+whole loop, the peer by a hand-written one that has its part of the data ready, with the same blocks
+sharded. A process runs its shards one after another, 4 sequences of 32 tokens each. Checkpoints are
+off, which the peer has none of.
 
   ratio         seconds of a step with lockstep's fsdp / with the peer, for the largest of the models: lower is better
   memory_ratio  peak of the fullest process (resident memory, from its start on), likewise
@@ -30,7 +32,8 @@ OURS, PEERS = "fsdp", {"fully_shard": "plain fully_shard", "exact": "exact"}
 def measure(
     size: str, peer: str, *, nproc: int, shards: int, steps: int, rounds: int, say: Callable[[str], None]
 ) -> tuple[harness.Timings, dict[str, int]]:
-    """Milliseconds of a step in every round, and the peak of each contender's fullest process in bytes."""
+    """Milliseconds of a step in every round, and the peak of each contender's fullest process in
+    bytes."""
     peaks: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as scratch, Crews(say) as crews:
 

@@ -1,25 +1,29 @@
-"""From the loss of a host to the next new step on the one that stays: `lockstep run --nnodes 1:2` against torchrun's.
+"""From the loss of a host to the next new step on the one that stays: `lockstep run --nnodes 1:2`
+against torchrun's.
 
     python benchmarks/host_loss.py                          power lost, and all processes of the host killed; needs root
     python benchmarks/host_loss.py --losses power --rounds 9
     python benchmarks/host_loss.py --peer-timeout 10        a torchrun user with little patience
 
-Two hosts (network namespaces of this machine, see docs/clusters.md) train one transformer, a process each, one thread a
-process, and save their state every so many steps to a directory that both see: lockstep by itself, torchrun's script by hand
-(DistributedDataParallel; torch.save on rank 0 and a rename, loaded at every start). Then the host that does not keep the
-rendezvous is lost, some steps after a checkpoint and somewhere within a step; the moments are drawn anew for each round and are
-the same for all. What counts is the time from there until a step is completed that was not completed before.
+Two hosts (network namespaces of this machine, see docs/clusters.md) train one transformer, a
+process each, one thread a process, and save their state every so many steps to a directory that
+both see: lockstep by itself, torchrun's script by hand (DistributedDataParallel; torch.save on rank
+0 and a rename, loaded at every start). Then the host that does not keep the rendezvous is lost,
+some steps after a checkpoint and somewhere within a step; the moments are drawn anew for each round
+and are the same for all. What counts is the time from there until a step is completed that was not
+completed before.
 
   power      no process and no kernel says good-bye: the others hear nothing any more
   processes  everything on the host is killed, its launcher too, and its kernel closes their connections
 
-torchrun runs as its documentation starts it (--nnodes 1:2, --rdzv-backend c10d), and a second time with the rendezvous set as
-impatient as lockstep's is (--rdzv-conf). A script by hand has to say how long a process may wait for the others. Gloo's own 30
-minutes would decide everything here; 30 s, the default of --peer-timeout, is as short as a careful user can be: the longest
-honest wait (a checkpoint being written, evaluation on rank 0, a slow start) must fit in.
+torchrun runs as its documentation starts it (--nnodes 1:2, --rdzv-backend c10d), and a second time
+with the rendezvous set as impatient as lockstep's is (--rdzv-conf). A script by hand has to say how
+long a process may wait for the others. Gloo's own 30 minutes would decide everything here; 30 s,
+the default of --peer-timeout, is as short as a careful user can be: the longest honest wait (a
+checkpoint being written, evaluation on rank 0, a slow start) must fit in.
 
-A peer that has no new step --limit seconds after the loss, or gives up, also before it, is counted as failed, and enters the
-ratio with that limit: its true time is longer, and the ratio smaller.
+A peer that has no new step --limit seconds after the loss, or gives up, also before it, is counted
+as failed, and enters the ratio with that limit: its true time is longer, and the ratio smaller.
 
   ratio   seconds from the loss (of power, if that is among --losses) to the next new step, lockstep / torchrun: lower is better
 """
@@ -51,12 +55,14 @@ STAGES = ("script begins", "met", "state is back", "first step", "new step")
 COLUMNS = (*STAGES, "steps again", "starts")
 NUM_HOSTS = 2
 _WARM_UP_S, _QUICK_S = 7.0, 0.5
-"""Of training before the loss, as there would be in a run of hours (lockstep readies itself for restarts after 5 s)."""
+"""Of training before the loss, as there would be in a run of hours (lockstep readies itself for
+restarts after 5 s)."""
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds since the loss until each of the stages, how many steps were taken again, and how often all began anew."""
+    """Seconds since the loss until each of the stages, how many steps were taken again, and how
+    often all began anew."""
 
     reached_s: tuple[float, ...]
     again: int
@@ -88,7 +94,8 @@ def lose(host: Host, loss: str) -> float:
 
 
 def run_once(name: str, args: argparse.Namespace, loss: str, moment: Moment, say: Callable[[str], None]) -> Recovery | None:
-    """Start one on both hosts, lose a host, and wait for the next new step. None: it did not come."""
+    """Start one on both hosts, lose a host, and wait for the next new step. None: it did not
+    come."""
     args.dir.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="host-loss-", dir=args.dir) as directory,
@@ -114,7 +121,8 @@ def run_once(name: str, args: argparse.Namespace, loss: str, moment: Moment, say
 
 def follow(launch: Launch, lost_s: float, limit_s: float) -> Recovery:
     """Wait for the next new step. Raises Stuck."""
-    # Processes of different hosts may have the same number: those of after the loss are told apart by the time.
+    # Processes of different hosts may have the same number: those of after the loss are told apart
+    # by the time.
     began = launch.until(lambda notes: [n for n in notes if n.what == "began" and n.time_s > lost_s], limit_s)
     best = max(note.number for note in launch.notes() if note.what == "step" and note.time_s < began.time_s)
     remaining_s = limit_s - (time.time() - lost_s)
@@ -222,7 +230,8 @@ def report(
 
 
 def stages_of(recoveries: list[Recovery]) -> dict[str, float]:
-    """Medians of what was reached when, of the steps taken again, and of the starts; nothing if none has recovered."""
+    """Medians of what was reached when, of the steps taken again, and of the starts; nothing if
+    none has recovered."""
     columns = zip(*([*one.reached_s, one.again, one.num_starts] for one in recoveries), strict=True)
     return dict(zip(COLUMNS, map(statistics.median, columns), strict=bool(recoveries)))
 

@@ -1,19 +1,21 @@
-"""What a training loop costs a step, beside the computation: lockstep, the loop written by hand, and its peers.
+"""What a training loop costs a step, beside the computation: lockstep, the loop written by hand,
+and its peers.
 
     python benchmarks/loop_overhead.py --nproc 1      the hand-written loop is plain PyTorch
     python benchmarks/loop_overhead.py --nproc 2      ... and DistributedDataParallel with a DistributedSampler
     python benchmarks/loop_overhead.py                both, one after the other
 
-The model is so small (two linear layers, 32 samples a process) that what is measured is mostly what libraries add.
-Figures are microseconds a step over whole epochs in memory: loader, random streams, optimizer and what happens between
-two passes are all in them. Nobody logs or shows progress; every process has one thread. All contenders are alive
-throughout, in processes of their own, and one runs at a time.
+The model is so small (two linear layers, 32 samples a process) that what is measured is mostly what
+libraries add. Figures are microseconds a step over whole epochs in memory: loader, random streams,
+optimizer and what happens between two passes are all in them. Nobody logs or shows progress; every
+process has one thread. All contenders are alive throughout, in processes of their own, and one runs
+at a time.
 
   ratio              lockstep / by hand, a data set of a user's class, samples fetched one by one by both
   ratio_whole_batch  lockstep / by hand, the same TensorDataset: lockstep fetches it in whole batches by itself
 
-Without --nproc, the last line's `ratio` and `ratio_whole_batch` are those of the worse case; `cases` has each.
-"""
+Without --nproc, the last line's `ratio` and `ratio_whole_batch` are those of the worse case;
+`cases` has each."""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ OURS_WHOLE, HAND_WHOLE = "lockstep, TensorDataset", "by-hand, TensorDataset"
 def measure(
     nproc: int, *, peers: list[str], batch: int, steps: int, rounds: int, say: Callable[[str], None]
 ) -> tuple[harness.Timings, harness.Timings]:
-    """Microseconds a step of every contender in every round: on the clock, and of processor time."""
+    """Microseconds a step of every contender in every round: on the clock, and of processor
+    time."""
     data = {name: (name, "samples") for name in (HAND, OURS, *peers)}
     data |= {HAND_WHOLE: (HAND, "tensors"), OURS_WHOLE: (OURS, "tensors")}
     cpu: harness.Timings = {name: [] for name in data}
@@ -50,7 +53,8 @@ def measure(
             def turn() -> float:
                 answers = crew.turn()
                 cpu[name].append(sum(answer.cpu_s for answer in answers) / len(answers) / steps * 1e6)
-                return max(answer.wall_s for answer in answers) / steps * 1e6  # the last one through ends a step
+                # the last one through ends a step
+                return max(answer.wall_s for answer in answers) / steps * 1e6
 
             return turn
 

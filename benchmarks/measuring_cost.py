@@ -2,9 +2,10 @@
 
     python benchmarks/measuring_cost.py
 
-Everything that is measured in every step is done as a run does it, for one process of 1, 2, 8 and 256 with a shard each, and
-nothing else: microseconds of processor time a step. Nothing is sent for it (the numbers go along with those of the phase), so
-this is all that it costs. The goal is for up to 8 processes.
+Everything that is measured in every step is done as a run does it, for one process of 1, 2, 8 and
+256 with a shard each, and nothing else: microseconds of processor time a step. Nothing is sent for
+it (the numbers go along with those of the phase), so this is all that it costs. The goal is for up
+to 8 processes.
 
   ratio   microseconds a step of the dearest case / 10: lower is better
 """

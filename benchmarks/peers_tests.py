@@ -1,10 +1,12 @@
-"""Tests that others wrote for torchrun's processes: do they end under ``lockstep run`` as they do under torchrun?
+"""Tests that others wrote for torchrun's processes: do they end under ``lockstep run`` as they do
+under torchrun?
 
     python benchmarks/peers_tests.py --sources DIR
 
-accelerate's test scripts, those of transformers' Trainer, PyTorch's tests of Join and of DDP hooks, torchft's integration
-tests (the table is ``_suites.py``), on CPU processes, unchanged, by both launchers one after the other. Some are in the
-packages; others are read from checkouts in DIR/transformers and DIR/pytorch, which nobody has to build.
+accelerate's test scripts, those of transformers' Trainer, PyTorch's tests of Join and of DDP hooks,
+torchft's integration tests (the table is ``_suites.py``), on CPU processes, unchanged, by both
+launchers one after the other. Some are in the packages; others are read from checkouts in
+DIR/transformers and DIR/pytorch, which nobody has to build.
 
   same        both pass, and what they wrote to be compared is equal; or pytest says that the same tests pass, and some do
   different   one passes, the other does not; or they wrote something else

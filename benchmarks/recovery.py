@@ -1,16 +1,19 @@
-"""From the death of a process to the next new step: `lockstep run --max-restarts` against `torchrun --max-restarts`.
+"""From the death of a process to the next new step: `lockstep run --max-restarts` against `torchrun
+--max-restarts`.
 
     python benchmarks/recovery.py                       4 processes, a transformer of 0.5M parameters
     python benchmarks/recovery.py --size 5M --every 20
 
-Both train the same transformer on data of the same kind, one thread a process, and save their state every so many steps:
-lockstep by itself, torchrun's script by hand (DistributedDataParallel, torch.save on rank 0, all load it after a restart and
-skip what was done). In each round each is started once; then a process is killed (SIGKILL), some steps after a checkpoint
-and somewhere within a step, and once it has recovered, another one. Which ones and when is drawn anew for each round, and
-the same for both. The first kill comes some seconds after the start, as it would in a run of hours.
+Both train the same transformer on data of the same kind, one thread a process, and save their state
+every so many steps: lockstep by itself, torchrun's script by hand (DistributedDataParallel,
+torch.save on rank 0, all load it after a restart and skip what was done). In each round each is
+started once; then a process is killed (SIGKILL), some steps after a checkpoint and somewhere within
+a step, and once it has recovered, another one. Which ones and when is drawn anew for each round,
+and the same for both. The first kill comes some seconds after the start, as it would in a run of
+hours.
 
-What counts is the time from the kill until rank 0 has completed a step that it had not completed before: so steps that were
-lost and must be taken again count too.
+What counts is the time from the kill until rank 0 has completed a step that it had not completed
+before: so steps that were lost and must be taken again count too.
 
   ratio   seconds to the next new step, lockstep / torchrun
 """
@@ -40,7 +43,8 @@ OURS, PEER = "lockstep", "torchrun"
 SIZES = ("0.5M", "5M", "25M")
 STAGES = ("all gone", "script begins", "met", "state is back", "first step", "new step")
 _FIRST_S, _NEXT_S = 7.0, 2.0
-"""Of training before the first kill (lockstep readies itself for restarts after 5 s), and before the next ones."""
+"""Of training before the first kill (lockstep readies itself for restarts after 5 s), and before
+the next ones."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds since the kill until each of the stages, and the number of steps that were taken again."""
+    """Seconds since the kill until each of the stages, and the number of steps that were taken
+    again."""
 
     reached_s: tuple[float, ...]
     again: int

@@ -1,9 +1,11 @@
-"""Random steps of the examples' runs, taken again on one process: how many are the run's, to the bit, and in what time?
+"""Random steps of the examples' runs, taken again on one process: how many are the run's, to the
+bit, and in what time?
 
     python benchmarks/replay.py [--pairs 100] [--blames 20]
 
-Runs of digits.py, gan.py and transformer.py on one to four processes, with shards, accumulation, loader workers and 16-mixed,
-half of them killed once and resumed. Of each, random steps are replayed on one process.
+Runs of digits.py, gan.py and transformer.py on one to four processes, with shards, accumulation,
+loader workers and 16-mixed, half of them killed once and resumed. Of each, random steps are
+replayed on one process.
 
   equal    of so many pairs (run, step), the replay's digests are the run's: all is the goal
   named    of so many runs with one sample that makes a NaN, or a spike, --blame has named it and no other: all is the goal

@@ -1,4 +1,5 @@
-"""ResNet-50 in images a second: the article's loops, lockstep at its best, and the best loop by hand.
+"""ResNet-50 in images a second: the article's loops, lockstep at its best, and the best loop by
+hand.
 
     python benchmarks/resnet50.py                            needs a CUDA GPU, with 80 GB for the batch of the article
     python benchmarks/resnet50.py --batch 128                a smaller GPU
@@ -15,7 +16,8 @@
   ddp           by-hand on --nproc GPUs, with DistributedDataParallel
   V=W           lockstep on --nproc GPUs, with the strategy exact and a shard for each; its batches come from the host
 
-Images are in pinned memory: what it takes to read and decode them is left out, for all alike. --batch is a GPU's.
+Images are in pinned memory: what it takes to read and decode them is left out, for all alike.
+--batch is a GPU's.
 
   ratio              lockstep / by-hand: HIGHER is better
   ratio_article      lockstep / article
@@ -51,7 +53,8 @@ NO_GPU = 77
 
 
 def find_gpu() -> str | None:
-    """The name of the GPU; None where there is none. (In a process of its own, that holds no memory of the GPU.)"""
+    """The name of the GPU; None where there is none. (In a process of its own, that holds no memory
+    of the GPU.)"""
     ask = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     return done.stdout.strip() or None
@@ -89,7 +92,8 @@ def chosen(text: str | None, nproc: int) -> list[str]:
 
 
 def compiler_here(device: str) -> str:
-    """The backend of torch.compile: Inductor's takes minutes on a CPU, and on a GPU needs Triton and a compiler of C."""
+    """The backend of torch.compile: Inductor's takes minutes on a CPU, and on a GPU needs Triton
+    and a compiler of C."""
     if device == "cpu":
         return "aot_eager"
     has_all = importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("gcc", "cc", "clang")))

@@ -2,10 +2,12 @@
 
     python benchmarks/samples.py
 
-Every column is the shortest script that the library's own documentation shows (``workers/samples/by_*.py``), every row
-something that public reports complain of. Each script notes which samples it computes gradients of; a cell is counted from
-these notes after real runs on one to four processes. Steps that a resumed run repeats because their weights were lost do not
-count twice: a cell says what the weights at the end have seen, and "(20 again)" how much of the work was lost.
+Every column is the shortest script that the library's own documentation shows
+(``workers/samples/by_*.py``), every row something that public reports complain of. Each script
+notes which samples it computes gradients of; a cell is counted from these notes after real runs on
+one to four processes. Steps that a resumed run repeats because their weights were lost do not count
+twice: a cell says what the weights at the end have seen, and "(20 again)" how much of the work was
+lost.
 
   wrong    for each column, in how many rows it is not right: 0 is the goal for those of lockstep
 """
@@ -53,7 +55,8 @@ class Case:
 
 
 def twice_and_never(job: Job, num_samples: int, epoch: int = 0) -> str:
-    """Of the samples of an epoch; and how many had been trained on before in steps that are lost."""
+    """Of the samples of an epoch; and how many had been trained on before in steps that are
+    lost."""
     uses = [job.uses(epoch)[number] for number in range(num_samples)]
     lost = f" ({job.lost()} again)" if job.lost() else ""
     return f"{sum(times > 1 for times in uses)} / {uses.count(0)}{lost}"

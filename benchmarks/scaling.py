@@ -1,11 +1,13 @@
-"""What it costs two processes to train one model: their throughput together, against two that do not know each other.
+"""What it costs two processes to train one model: their throughput together, against two that do
+not know each other.
 
     python benchmarks/scaling.py
 
-Two processes train one convolutional network with lockstep (strategy ddp), each on half of the global batch. Beside
-them, in turn, two independent processes train one each (strategy single) on a batch of that half: the same work on the
-same cores, with nothing to agree on. One thread a process. So the ratio is what communication and bookkeeping leave of
-the machine, and the machine's own limits (shared caches, memory, a busy neighbour) are in both.
+Two processes train one convolutional network with lockstep (strategy ddp), each on half of the
+global batch. Beside them, in turn, two independent processes train one each (strategy single) on a
+batch of that half: the same work on the same cores, with nothing to agree on. One thread a process.
+So the ratio is what communication and bookkeeping leave of the machine, and the machine's own
+limits (shared caches, memory, a busy neighbour) are in both.
 
   ratio   samples a second of the two together / of the two independent ones: HIGHER is better, 1 is ideal
 """
@@ -31,7 +33,8 @@ def measure(*, batch: int, steps: int, rounds: int, say: Callable[[str], None]) 
             args = ["--steps", str(steps), "--batch", str(global_batch), "--run-dir", f"{scratch}/{run_dir}"]
             args += ["--strategy", "single" if independent else "ddp"]
             crew = crews.start(Crew(name, "cnn.py", args, NPROC, independent=independent))
-            # Each process has its own half: a rate for each, added up. (Together they end together.)
+            # Each process has its own half: a rate for each, added up. (Together they end
+            # together.)
             return lambda: sum(batch / NPROC * steps / answer.wall_s for answer in crew.turn())
 
         turns = {

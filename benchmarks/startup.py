@@ -8,8 +8,8 @@ Each round runs three commands to their end, in an order drawn anew:
   torchrun        torchrun --nproc-per-node N      a script that calls init_process_group("gloo") and all_reduce()
   torchrun script under lockstep                   the very script of torchrun, under lockstep run: the launcher alone
 
-What counts is the time from starting the command until rank 0 has the sum; the whole command, until it has ended, is
-reported apart. Files are in the page cache after the first round, for all alike.
+What counts is the time from starting the command until rank 0 has the sum; the whole command, until
+it has ended, is reported apart. Files are in the page cache after the first round, for all alike.
 
   ratio        lockstep / torchrun, to the first all-reduce
   ratio_whole  lockstep / torchrun, the whole command

@@ -3,9 +3,9 @@
     python benchmarks/trainer.py                      all cases
     python benchmarks/trainer.py --cases "1 of 4"     one process that runs four shards; plain Trainer accumulates four batches
 
-Both train the same GPT on the same number of sequences a step, one thread a process, with the same arguments: clipping and a
-linear schedule, no evaluation, nothing saved. All contenders are alive throughout, in processes of their own, and one runs at
-a time.
+Both train the same GPT on the same number of sequences a step, one thread a process, with the same
+arguments: clipping and a linear schedule, no evaluation, nothing saved. All contenders are alive
+throughout, in processes of their own, and one runs at a time.
 
   ratio   seconds of a step on lockstep / of plain Trainer, of the worst case: lower is better; `cases` has each
 """

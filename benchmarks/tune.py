@@ -3,14 +3,15 @@
     python benchmarks/tune.py                        all five scripts of _loaders.py
     python benchmarks/tune.py --cases files,remote   some of them; --quick to see that it works
 
-For each script `lockstep tune` runs once, as a user runs it. A sweep then times loader workers and prefetch, every pair of
-them; what it has found to be best, and what tune has found, are timed again in turn, five rounds, so that chance favours
-neither.
+For each script `lockstep tune` runs once, as a user runs it. A sweep then times loader workers and
+prefetch, every pair of them; what it has found to be best, and what tune has found, are timed again
+in turn, five rounds, so that chance favours neither.
 
   share      the median epoch of the sweep's best divided by that of tune's settings: 1 is as good (goal 0.95). If both are
              the same settings it is 1: two measurements of them tell of the machine.
   of_sweep   tune's time divided by the sweep's: an epoch of 1000 steps for each setting and the start of its run (goal 0.2).
-             The sweep's epochs are computed from the speed of a second's steps, behind the first ones, and their first step.
+             The sweep's epochs are computed from the speed of a second's steps, behind the first
+             ones, and their first step.
   gain       the median epoch of the script's own settings divided by that of tune's
   digests    whether 40 steps with and without its --workers have one digest
 """

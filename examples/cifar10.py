@@ -4,8 +4,8 @@ python examples/cifar10.py                                           one process
 lockstep run --nproc-per-node 2 examples/cifar10.py                  two
 lockstep run --nproc-per-node 4 examples/cifar10.py --model resnet18 --batch-size 256 --lr 0.1
 
-The archive cifar-10-python.tar.gz, or the directory cifar-10-batches-py that is in it, is read from data/ (or --data).
-"""
+The archive cifar-10-python.tar.gz, or the directory cifar-10-batches-py that is in it, is read from
+data/ (or --data)."""
 
 import argparse
 import pickle
@@ -48,7 +48,8 @@ def unpack(place):
 
 
 class BatchReader(pickle.Unpickler):
-    """The batches are pickles, and pickles can name any function to be called: those of arrays are enough here."""
+    """The batches are pickles, and pickles can name any function to be called: those of arrays are
+    enough here."""
 
     NAMES = {"ndarray": np.ndarray, "dtype": np.dtype, "_reconstruct": np.empty(0).__reduce__()[0]}  # noqa: RUF012
 
@@ -64,7 +65,8 @@ def read_batch(path):
 
 
 class Images(Dataset):
-    """Images of 3 x 32 x 32, from -1 to 1; those for training are shifted and mirrored, anew each time."""
+    """Images of 3 x 32 x 32, from -1 to 1; those for training are shifted and mirrored, anew each
+    time."""
 
     def __init__(self, directory, train):
         names = [f"data_batch_{number}" for number in range(1, 6)] if train else ["test_batch"]

@@ -1,11 +1,12 @@
-"""Contrastive learning (as CLIP does it) over the whole batch, which no process has: halves of digits find each other.
+"""Contrastive learning (as CLIP does it) over the whole batch, which no process has: halves of
+digits find each other.
 
 python examples/contrastive.py                             one process
 lockstep run --nproc-per-node 2 examples/contrastive.py    two
 
-Each step embeds all samples, computes the loss of the whole batch and its gradient with respect to the embeddings, and
-then passes that gradient through the model, shard by shard (GradCache). It is the gradient of one device with the whole
-batch, as the last line of ``lockstep verify`` shows.
+Each step embeds all samples, computes the loss of the whole batch and its gradient with respect to
+the embeddings, and then passes that gradient through the model, shard by shard (GradCache). It is
+the gradient of one device with the whole batch, as the last line of ``lockstep verify`` shows.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Handwritten digits (scikit-learn's real scans, inside the package) with a small convolutional network.
+"""Handwritten digits (scikit-learn's real scans, inside the package) with a small convolutional
+network.
 
 python examples/digits.py                                  one process
 lockstep run --nproc-per-node 2 examples/digits.py         two

@@ -1,4 +1,5 @@
-"""A model of Hugging Face's transformers learns to tell which module of Python's own library a line of code is from.
+"""A model of Hugging Face's transformers learns to tell which module of Python's own library a line
+of code is from.
 
 python examples/fine_tuning.py                             one process
 lockstep run --nproc-per-node 2 examples/fine_tuning.py    two
@@ -25,7 +26,8 @@ PAD = 0  # no character of a text
 
 
 def make_data():
-    """Each line of code once, as character codes, with the number of its module; every seventh is for the test."""
+    """Each line of code once, as character codes, with the number of its module; every seventh is
+    for the test."""
     texts = [Path(inspect.getsourcefile(module)).read_text(encoding="utf-8") for module in MODULES]
     of_module = {line.strip(): number for number, text in enumerate(texts) for line in text.splitlines()}
     samples = [(line[:LENGTH], number) for line, number in of_module.items() if len(line) >= 8 and line.isascii()]
@@ -40,7 +42,8 @@ def collate(samples):
 
 
 def make_model(team):
-    """For weights from the hub: ``AutoModelForSequenceClassification.from_pretrained(name, num_labels=3)`` instead."""
+    """For weights from the hub: ``AutoModelForSequenceClassification.from_pretrained(name,
+    num_labels=3)`` instead."""
     with team.main_first():  # so that one process downloads, and the others find the files
         sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
         config = BertConfig(vocab_size=128, max_position_embeddings=LENGTH, num_labels=len(MODULES), **sizes)

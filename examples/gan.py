@@ -1,4 +1,5 @@
-"""A painter and a judge: two models with an optimizer each, trained against each other on handwritten digits.
+"""A painter and a judge: two models with an optimizer each, trained against each other on
+handwritten digits.
 
 python examples/gan.py                                  one process
 lockstep run --nproc-per-node 2 examples/gan.py         two
@@ -27,7 +28,8 @@ def make_painter():
 
 
 def make_judge():
-    """One number for a picture: above 0 for "real". (No BatchNorm: it sees digits and paintings apart.)"""
+    """One number for a picture: above 0 for "real". (No BatchNorm: it sees digits and paintings
+    apart.)"""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3),
         nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3),

@@ -1,4 +1,5 @@
-"""One training twice: as it is written for Horovod, and for lockstep. Lines with the same number do the same.
+"""One training twice: as it is written for Horovod, and for lockstep. Lines with the same number do
+the same.
 
 python examples/horovod_migration.py                                             lockstep, one process
 lockstep run --nproc-per-node 2 examples/horovod_migration.py                    two
@@ -27,7 +28,8 @@ def train_with_horovod(model, train, test, epochs, lr):
     hvd.init()  # 1
     sampler = DistributedSampler(train, hvd.size(), hvd.rank(), shuffle=False)  # 2
     loader = DataLoader(train, BATCH // hvd.size(), sampler=sampler, drop_last=True)
-    own_test = DistributedSampler(test, hvd.size(), hvd.rank(), shuffle=False)  # 3: it repeats samples if they do not divide
+    # 3: it repeats samples if they do not divide
+    own_test = DistributedSampler(test, hvd.size(), hvd.rank(), shuffle=False)
     test_loader = DataLoader(test, BATCH, sampler=own_test)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # 4
@@ -74,7 +76,8 @@ def train_with_lockstep(model, train, test, epochs, lr):
                 for images, labels in batch.shards:
                     logits = model(images)
                     batch.add(loss=nn.functional.cross_entropy(logits, labels), accuracy=logits.argmax(1) == labels)
-        team.print(f"epoch {epoch + 1}: test loss {evaluation['loss']:.4f}, accuracy {evaluation['accuracy']:.2%}")  # 8
+        # 8
+        team.print(f"epoch {epoch + 1}: test loss {evaluation['loss']:.4f}, accuracy {evaluation['accuracy']:.2%}")
 
 
 def main():

@@ -1,10 +1,13 @@
-"""ResNet-50 on ImageNet, or on images of your own: one directory a class, in train/ and in val/ of --data.
+"""ResNet-50 on ImageNet, or on images of your own: one directory a class, in train/ and in val/ of
+--data.
 
 python examples/imagenet.py --data imagenet                                                  one process
-lockstep run --nproc-per-node 8 --precision bf16-mixed examples/imagenet.py --data imagenet --batch-size 3200
+lockstep run --nproc-per-node 8 --precision bf16-mixed examples/imagenet.py --data imagenet
+--batch-size 3200
 
-The recipe is a usual one: 400 images a GPU, SGD, a tenth of the learning rate after 30 epochs each. A ResNet needs
-Pillow only; --arch takes any other name that torchvision knows (pip install torchvision).
+The recipe is a usual one: 400 images a GPU, SGD, a tenth of the learning rate after 30 epochs each.
+A ResNet needs Pillow only; --arch takes any other name that torchvision knows (pip install
+torchvision).
 """
 
 import argparse
@@ -21,7 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import lockstep
 
-MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet's pixels: red, green, blue
+# of ImageNet's pixels: red, green, blue
+MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 
@@ -40,7 +44,8 @@ def find_classes(root):
 
 
 class Images(Dataset):
-    """Images of ``size`` x ``size`` x 3 bytes: for training a part of each, drawn anew, else the middle."""
+    """Images of ``size`` x ``size`` x 3 bytes: for training a part of each, drawn anew, else the
+    middle."""
 
     def __init__(self, directory, classes, size, train):
         files = [(path, label) for label, name in enumerate(classes) for path in sorted((directory / name).iterdir())]
@@ -118,7 +123,8 @@ def main():
     criterion = nn.CrossEntropyLoss()
     mean, deviation = torch.tensor(MEAN, device=team.device), torch.tensor(DEVIATION, device=team.device)
 
-    def to_input(pixels):  # here and not in the data set: bytes are a quarter of what has to travel to the GPU
+    # here and not in the data set: bytes are a quarter of what has to travel to the GPU
+    def to_input(pixels):
         return ((pixels - mean) / deviation).permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
     model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)

@@ -17,7 +17,8 @@ import lockstep
 
 
 class LoRA(nn.Module):
-    """A frozen layer, and what it should have added: ``up @ down``, of a low rank. It starts as the layer alone."""
+    """A frozen layer, and what it should have added: ``up @ down``, of a low rank. It starts as the
+    layer alone."""
 
     def __init__(self, layer, rank):
         super().__init__()
@@ -30,7 +31,8 @@ class LoRA(nn.Module):
 
 
 def make_model(rank):
-    """Random weights stand for those of a file (``model.load_state_dict(lockstep.load_weights(path))``, as the first thing)."""
+    """Random weights stand for those of a file
+    (``model.load_state_dict(lockstep.load_weights(path))``, as the first thing)."""
     model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
     model.requires_grad_(False)
     for name, layer in list(model.named_children()):

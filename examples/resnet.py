@@ -1,4 +1,5 @@
-"""Residual networks for cifar10.py and imagenet.py. Layers have torchvision's names, so that its weights fit."""
+"""Residual networks for cifar10.py and imagenet.py. Layers have torchvision's names, so that its
+weights fit."""
 
 from torch import nn
 
@@ -47,7 +48,8 @@ class ResNet(nn.Module):
         block: ``basic`` or ``bottleneck``.
         depths: how many blocks each stage has.
         num_classes: how many numbers come out for an image.
-        small_images: images of 32 x 32, say: the first layers do not shrink them, as they do those of 224 x 224.
+        small_images: images of 32 x 32, say: the first layers do not shrink them, as they do those
+            of 224 x 224.
     """
 
     def __init__(self, block, depths, num_classes, small_images=False):

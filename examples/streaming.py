@@ -1,10 +1,11 @@
-"""A data set that is read as a stream, without a length or an index: the next character of Python's own library.
+"""A data set that is read as a stream, without a length or an index: the next character of Python's
+own library.
 
 python examples/streaming.py                               one process
 lockstep run --nproc-per-node 2 examples/streaming.py      two
 
-Nothing splits the stream by rank or worker: every process reads all of it, and keeps the samples of its shards.
-"""
+Nothing splits the stream by rank or worker: every process reads all of it, and keeps the samples of
+its shards."""
 
 import argparse
 import inspect

@@ -1,7 +1,8 @@
-"""Which penalty is best for a ridge regression on handwritten digits? Groups of processes try some of them each.
+"""Which penalty is best for a ridge regression on handwritten digits? Groups of processes try some
+of them each.
 
-The processes of a group share the scans: what each has summed up over its part is added up within the group, and groups do
-not wait for each other. At the end all processes meet again.
+The processes of a group share the scans: what each has summed up over its part is added up within
+the group, and groups do not wait for each other. At the end all processes meet again.
 
 python examples/sub_groups.py                                  one process, one group
 lockstep run --nproc-per-node 4 examples/sub_groups.py         two groups of two
@@ -47,7 +48,8 @@ def main():
         num_right = group.all_reduce(found.sum())
         if group.rank == 0:
             right[index] = num_right
-    right = team.all_reduce(right)  # each number comes from the first process of one group, and all others give 0
+    # each number comes from the first process of one group, and all others give 0
+    right = team.all_reduce(right)
 
     best = int(right.argmax())
     source = best % num_groups  # the first process of the group that tried it

@@ -1,4 +1,5 @@
-"""A model in two parts on two devices, and data-parallel training over processes that have two devices each.
+"""A model in two parts on two devices, and data-parallel training over processes that have two
+devices each.
 
 python examples/toy_model_parallel.py                                                      one process, one device for both
 lockstep run --devices-per-process 2 examples/toy_model_parallel.py                        a process for each pair of GPUs

@@ -1,4 +1,5 @@
-"""A small transformer that learns to write Python, character by character, from lines of Python's own library.
+"""A small transformer that learns to write Python, character by character, from lines of Python's
+own library.
 
 python examples/transformer.py                             one process
 lockstep run --nproc-per-node 2 examples/transformer.py    two

@@ -5,7 +5,8 @@ from lockstep._state.checkpoint.manifest import Manifest
 
 
 def write_files(directory, step, **fields):
-    """The files of a checkpoint, with a content that tells the step, and a manifest that is not written yet."""
+    """The files of a checkpoint, with a content that tells the step, and a manifest that is not
+    written yet."""
     directory.mkdir(parents=True)
     for name in ("state.json", "model.safetensors"):
         (directory / name).write_text(f"{name} of step {step}, and more that is {fields}")

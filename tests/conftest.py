@@ -14,13 +14,15 @@ import time
 import psutil
 import pytest
 
-# Whatever a test starts inherits this variable, so that its processes are known also when their parent is gone.
+# Whatever a test starts inherits this variable, so that its processes are known also when their
+# parent is gone.
 MARK = "PYTEST_LOCKSTEP_SESSION"
 os.environ[MARK] = str(os.getpid())
 
-# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C; nohup does so with SIGHUP,
-# and others with signals that lockstep acts on. What tests start must find the usual dispositions; that of SIGHUP is a handler
-# here, which a process that is started does not inherit: the tests themselves still survive the terminal.
+# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C;
+# nohup does so with SIGHUP, and others with signals that lockstep acts on. What tests start must
+# find the usual dispositions; that of SIGHUP is a handler here, which a process that is started
+# does not inherit: the tests themselves still survive the terminal.
 USUAL_SIGNALS = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGHUP: lambda *_: None,
@@ -32,12 +34,15 @@ for number, usual in USUAL_SIGNALS.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
 
-# pytest at every test; scikit-learn and torch's compiler when first imported, in whatever test that is
+# pytest at every test; scikit-learn and torch's compiler when first imported, in whatever test that
+# is
 ENVIRONMENT_OF_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
-PROCESSES_OF_OTHERS = ("multiprocessing.resource_tracker",)  # Python's own, one an interpreter, until it exits
+# Python's own, one an interpreter, until it exits
+PROCESSES_OF_OTHERS = ("multiprocessing.resource_tracker",)
 _KERNEL_THREADS = 2  # the process that is the parent of theirs
 GRACE_S = 10.0  # for what is on its way out when a test ends
-SLOWER = 5  # times: no test fails on such a machine, so each time limit is so much longer than what it says
+# times: no test fails on such a machine, so each time limit is so much longer than what it says
+SLOWER = 5
 
 START_PROCESSES = frozenset(
     [
@@ -66,7 +71,8 @@ _ran_on_gpu: set[str] = set()
 
 @pytest.fixture(scope="session")
 def outlives_tests():
-    """Call it with the pid of a process that a session-wide fixture owns and ends: it and its children may stay."""
+    """Call it with the pid of a process that a session-wide fixture owns and ends: it and its
+    children may stay."""
     return _outliving_tests.add
 
 
@@ -84,12 +90,14 @@ def _is_of_this_session(process: psutil.Process) -> bool:
 
 
 def _started_since(known: set[int]) -> dict[psutil.Process, str]:
-    """The live processes that come from this one, or did before their parent died, with their command lines."""
+    """The live processes that come from this one, or did before their parent died, with their
+    command lines."""
     found = {}
     for pid in set(psutil.pids()) - known:
         with contextlib.suppress(psutil.Error):  # gone already, or someone else's
             process = psutil.Process(pid)
-            lineage = {pid, *(parent.pid for parent in process.parents())}  # of a few: all processes take milliseconds
+            # of a few: all processes take milliseconds
+            lineage = {pid, *(parent.pid for parent in process.parents())}
             if os.getpid() not in lineage and not _is_of_this_session(process):
                 continue
             command = " ".join(process.cmdline())  # of one that is just being made: empty
@@ -110,7 +118,8 @@ def _threads() -> set[threading.Thread]:
 
 
 def _listening() -> set[str]:
-    """(Of this process's own descriptors: the kernel's table of connections takes 10 ms, twice in each test.)"""
+    """(Of this process's own descriptors: the kernel's table of connections takes 10 ms, twice in
+    each test.)"""
     found = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - thousands of times
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -125,7 +134,8 @@ def _listening() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind():
-    """Fail a test that leaves a changed environment, a process, a non-daemon thread or a listening socket."""
+    """Fail a test that leaves a changed environment, a process, a non-daemon thread or a listening
+    socket."""
     environment, pids, threads, listening = _environment(), set(psutil.pids()), _threads(), _listening()
     yield
     deadline = time.monotonic() + GRACE_S
@@ -150,10 +160,11 @@ def leaves_nothing_behind():
 
 @pytest.fixture(scope="session")
 def require():
-    """``require(component, reason_missing)``: skip the test if there is a reason, for the component is missing here.
+    """``require(component, reason_missing)``: skip the test if there is a reason, for the component
+    is missing here.
 
-    It fails instead where the environment variable LOCKSTEP_REQUIRE, names with commas between them, has the component.
-    """
+    It fails instead where the environment variable LOCKSTEP_REQUIRE, names with commas between
+    them, has the component."""
 
     def check(component: str, reason_missing: str | None) -> None:
         if reason_missing is None:
@@ -168,7 +179,8 @@ def require():
 
 @functools.cache
 def _has_gpu() -> bool:
-    # In a process of its own: to ask initialises the driver, and tests fork. The simulated device counts (make simulated).
+    # In a process of its own: to ask initialises the driver, and tests fork. The simulated device
+    # counts (make simulated).
     ask = "import torch; exit(not (torch.cuda.is_available() or hasattr(torch, 'sim')))"
     return subprocess.run([sys.executable, "-c", ask]).returncode == 0
 
@@ -194,8 +206,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def in_order(files):
-    """The costliest file first, for the last one ends alone. Those of tests/cluster mostly wait: they are spread over the first
-    two thirds of what there is to compute, the longest first."""
+    """The costliest file first, for the last one ends alone. Those of tests/cluster mostly wait:
+    they are spread over the first two thirds of what there is to compute, the longest first."""
     costs_s = {path: sum(map(about_s, items)) for path, items in files.items()}
     by_cost = sorted(files, key=costs_s.__getitem__, reverse=True)
     waiting = sorted((path for path in by_cost if path.parent.name == "cluster"), key=lambda path: path.name != SLOWEST)

@@ -1,4 +1,5 @@
-"""The fixtures ``crew``, ``standing_crew`` and ``check_same``, for the conftest.py of any folder: ``from crew import crew``."""
+"""The fixtures ``crew``, ``standing_crew`` and ``check_same``, for the conftest.py of any folder:
+``from crew import crew``."""
 
 import functools
 
@@ -42,7 +43,8 @@ def warm_server(request, outlives_tests):
 
 
 def arranged(nproc, fn, settings):
-    """The function and the settings for a crew: three processes train as larger models than those of tests do."""
+    """The function and the settings for a crew: three processes train as larger models than those
+    of tests do."""
     if nproc == 3:
         fn = functools.partial(in_buckets, fn)
     return fn, {"threads": 1, "progress": "off", **settings}
@@ -67,7 +69,8 @@ def crew(outlives_tests, request, tmp_path, monkeypatch):
 
 @pytest.fixture
 def check_same(outlives_tests, request, tmp_path, monkeypatch):
-    """``check_same(worlds, fn, *args, **more)``: ``lockstep.testing.same_at`` with one thread a process, in ``tmp_path``."""
+    """``check_same(worlds, fn, *args, **more)``: ``lockstep.testing.same_at`` with one thread a
+    process, in ``tmp_path``."""
     monkeypatch.chdir(tmp_path)
     warm_server(request, outlives_tests)
     return functools.partial(same_at, threads=1)
@@ -75,7 +78,8 @@ def check_same(outlives_tests, request, tmp_path, monkeypatch):
 
 @pytest.fixture
 def standing_crew(crew, outlives_tests, request, tmp_path_factory):
-    """The same for what ends well, by processes that stay for the next test: each joins a run again and again."""
+    """The same for what ends well, by processes that stay for the next test: each joins a run again
+    and again."""
 
     def run(nproc, fn, *args, **settings):
         if nproc > MOST_STANDING:

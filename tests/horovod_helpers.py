@@ -30,7 +30,8 @@ def horovod(require):
 
 
 def under_horovodrun(folder, script, *args, nproc=2, hosts="localhost:{nproc}", timeout=100, **settings):
-    """Run a script in ``folder`` to its end; what it was and said. Nothing of it is left, also when it hangs."""
+    """Run a script in ``folder`` to its end; what it was and said. Nothing of it is left, also when
+    it hangs."""
     launcher = [sys.executable, str(Path(sys.executable).with_name("horovodrun"))]
     command = [*launcher, "--gloo", "-np", str(nproc), "-H", hosts.format(nproc=nproc), sys.executable, str(script), *args]
     said = {"LOCKSTEP_SETTINGS": json.dumps({"threads": 1, "progress": "off", **settings})}
@@ -39,7 +40,8 @@ def under_horovodrun(folder, script, *args, nproc=2, hosts="localhost:{nproc}", 
     try:
         out, _ = process.communicate(timeout=timeout)
     except BaseException:
-        process.send_signal(signal.SIGTERM)  # it ends its processes, which have sessions of their own
+        # it ends its processes, which have sessions of their own
+        process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=100)
         process.kill()

@@ -1,4 +1,5 @@
-"""Fixtures for launchers that are processes of their own, for the conftest.py of any folder (``from launchers import ...``)."""
+"""Fixtures for launchers that are processes of their own, for the conftest.py of any folder (``from
+launchers import ...``)."""
 
 import os
 import subprocess
@@ -15,7 +16,8 @@ from lockstep._tools.trials import trial
 
 @pytest.fixture(scope="session")
 def nursery(outlives_tests):
-    """``nursery.start(words, cwd=, stdout=, stderr=)``: ``lockstep run`` as a process of its own, which imports nothing anew.
+    """``nursery.start(words, cwd=, stdout=, stderr=)``: ``lockstep run`` as a process of its own,
+    which imports nothing anew.
 
     What PyTorch and others read when they are imported is that of the session.
     """
@@ -27,7 +29,8 @@ def nursery(outlives_tests):
 
 @pytest.fixture
 def start_launcher(nursery, tmp_path):
-    """``start_launcher(*words)``: such a launcher in ``tmp_path``, with pipes, started and not waited for."""
+    """``start_launcher(*words)``: such a launcher in ``tmp_path``, with pipes, started and not
+    waited for."""
     started = []
 
     def start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=None):
@@ -43,10 +46,11 @@ def start_launcher(nursery, tmp_path):
 
 @pytest.fixture
 def start_cold(tmp_path):
-    """``start_cold(source_or_path, *options, args=())``: the command itself, in ``tmp_path``, started and not waited for.
+    """``start_cold(source_or_path, *options, args=())``: the command itself, in ``tmp_path``,
+    started and not waited for.
 
-    It imports all that it needs, as its fork server does: seconds of the processor. ``env`` is added to the environment.
-    """
+    It imports all that it needs, as its fork server does: seconds of the processor. ``env`` is
+    added to the environment."""
     started = []
 
     def start(script, *options, args=(), env=None, **popen):
@@ -69,7 +73,8 @@ def start_cold(tmp_path):
 
 @pytest.fixture
 def python_here(nursery, tmp_path):
-    """``python_here(script, *args)``: a script, run as ``python`` does it, in ``tmp_path``, to its end.
+    """``python_here(script, *args)``: a script, run as ``python`` does it, in ``tmp_path``, to its
+    end.
 
     By a process that imports nothing anew. ``env`` is added to the environment.
     """

@@ -1,7 +1,8 @@
-"""Launchers that are processes of their own and have what they import from the one that they are forked from.
+"""Launchers that are processes of their own and have what they import from the one that they are
+forked from.
 
-``lockstep run`` between nodes takes 4 s of the processor where it is started as a command: it imports torch, and so does its
-fork server.
+``lockstep run`` between nodes takes 4 s of the processor where it is started as a command: it
+imports torch, and so does its fork server.
 """
 
 import atexit
@@ -26,11 +27,13 @@ COMM = Path("/proc/self/comm")
 
 
 NAME = "nursery"
-"""Of the process that launchers are forked from, and of those that wait for them, as the kernel shows it."""
+"""Of the process that launchers are forked from, and of those that wait for them, as the kernel
+shows it."""
 
 
 class Nursery:
-    """The process that launchers are forked from. ``popen`` starts it, elsewhere if that is not ``subprocess.Popen``."""
+    """The process that launchers are forked from. ``popen`` starts it, elsewhere if that is not
+    ``subprocess.Popen``."""
 
     def __init__(self, popen=subprocess.Popen):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -42,7 +45,8 @@ class Nursery:
         self.pid = self._process.pid
 
     def start(self, words, *, cwd, stdout, stderr, env=None, is_python=False):
-        """``lockstep run`` with these words, and this process's environment, to which ``env`` is added.
+        """``lockstep run`` with these words, and this process's environment, to which ``env`` is
+        added.
 
         Args:
             stdout: a file, or ``subprocess.PIPE``.
@@ -64,7 +68,8 @@ class Nursery:
 
 
 def _open(stream, stack):
-    """What is read here of a stream, if it is a pipe, and the descriptor that is written to, open in the stack's block."""
+    """What is read here of a stream, if it is a pipe, and the descriptor that is written to, open
+    in the stack's block."""
     if stream is not subprocess.PIPE:
         return None, stream.fileno()
     read, written = os.pipe()
@@ -73,7 +78,8 @@ def _open(stream, stack):
 
 
 class Launched:
-    """What is used of ``subprocess.Popen``. A pipe tells the process's number, and its status when it has ended."""
+    """What is used of ``subprocess.Popen``. A pipe tells the process's number, and its status when
+    it has ended."""
 
     def __init__(self, pipe, stdout=None, stderr=None):
         self._pipe = pipe
@@ -91,13 +97,15 @@ class Launched:
         if self.returncode is None:
             if not select.select([self._pipe], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("lockstep run", timeout)
-            told = os.read(self._pipe, NUMBER.size)  # nothing: it was killed with all that there was around it
+            # nothing: it was killed with all that there was around it
+            told = os.read(self._pipe, NUMBER.size)
             self.returncode = NUMBER.unpack(told)[0] if told else -signal.SIGKILL
             os.close(self._pipe)
         return self.returncode
 
     def communicate(self, timeout=None):
-        """What comes through the pipes until they end, once, and is "" from then on. See ``subprocess.Popen``."""
+        """What comes through the pipes until they end, once, and is "" from then on. See
+        ``subprocess.Popen``."""
         deadline = None if timeout is None else time.monotonic() + timeout
         texts = ["", ""]
 
@@ -156,7 +164,8 @@ class Child:
 
 
 def main(control):
-    """Fork launchers until nobody can ask any more. Only they return, with nothing on their stack."""
+    """Fork launchers until nobody can ask any more. Only they return, with nothing on their
+    stack."""
     from lockstep._launch import serve
 
     COMM.write_text(NAME)
@@ -169,7 +178,8 @@ def main(control):
         "lockstep._launch.elastic.run",
     ):
         importlib.import_module(name)
-    importlib.import_module("lockstep._base.extensions").names("observers")  # looks for them, once for all
+    # looks for them, once for all
+    importlib.import_module("lockstep._base.extensions").names("observers")
     gc.freeze()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, lambda *_: reap())  # those that wait for launchers
@@ -218,7 +228,8 @@ def begin(asked, pipe, stdout, stderr):
 
 
 def run(server, end):
-    """Be the launcher, with that fork server; or, if it is 0, be the server; or, if there is none, a script."""
+    """Be the launcher, with that fork server; or, if it is 0, be the server; or, if there is none,
+    a script."""
     from lockstep._launch import serve
     from lockstep._launch import server as launch_server
 

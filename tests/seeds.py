@@ -1,4 +1,5 @@
-"""The seeds of tests that draw at random: ``make test-all REPEATS=5`` gives them five times as many."""
+"""The seeds of tests that draw at random: ``make test-all REPEATS=5`` gives them five times as
+many."""
 
 import os
 

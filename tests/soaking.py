@@ -1,7 +1,9 @@
-"""What the soaks share: rounds of ``recovery/victim.py``, disturbed as a seed says, and what must hold in the end.
+"""What the soaks share: rounds of ``recovery/victim.py``, disturbed as a seed says, and what must
+hold in the end.
 
-Every sample of every epoch must have been used exactly once in the history that the final weights come from, and the last
-words, which hold a digest of the weights, must be those of a run that nobody disturbed.
+Every sample of every epoch must have been used exactly once in the history that the final weights
+come from, and the last words, which hold a digest of the weights, must be those of a run that
+nobody disturbed.
 """
 
 import argparse
@@ -83,7 +85,8 @@ class Notes:
         return sum(path.read_bytes().count(b"\n") for path in self._notes.glob(f"used-{launch}.*-0"))
 
     def used(self) -> dict[int, collections.Counter]:
-        """By epoch: how often each sample was used in the history that the final weights come from."""
+        """By epoch: how often each sample was used in the history that the final weights come
+        from."""
         attempts: dict[str, list[list]] = collections.defaultdict(list)
         for path in self._notes.glob("used-*"):
             lines = path.read_text().splitlines(keepends=True)
@@ -167,7 +170,8 @@ def undisturbed(one: Round, kind: str, nproc: int) -> dict:
 
 
 def play(make: Callable[[int, Path], Round], seed: int, expected: dict[str, dict], tally: Tally) -> None:
-    """One round; what it found is added to the tally. ``expected``: the last words by kind, as far as they are known."""
+    """One round; what it found is added to the tally. ``expected``: the last words by kind, as far
+    as they are known."""
     directory = Path(tempfile.mkdtemp(prefix="soak-"))
     one = make(seed, directory)
     keep = False

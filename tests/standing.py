@@ -1,7 +1,7 @@
 """Processes that stay, and run one function after another: see ``crew``.
 
-A training of four processes costs 0.23 s of the processor for each if they are forked for it, and 0.14 s where they were there.
-"""
+A training of four processes costs 0.23 s of the processor for each if they are forked for it, and
+0.14 s where they were there."""
 
 import contextlib
 import gc
@@ -49,7 +49,8 @@ class StandingCrew:
                 server.start_worker(path, rank, [theirs.fileno(), log.fileno(), log.fileno(), nowhere.fileno()])
 
     def is_there(self):
-        """Whether all processes still wait to be asked: the server may have ended meanwhile, and they with it."""
+        """Whether all processes still wait to be asked: the server may have ended meanwhile, and
+        they with it."""
         for end in self._ends:
             try:
                 if end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
@@ -64,7 +65,8 @@ class StandingCrew:
         """What ``fn(*args)`` returned in each process, by rank.
 
         Raises:
-            LaunchError: it has raised something in one of them. The others may hang, and are to be ended.
+            LaunchError: it has raised something in one of them. The others may hang, and are to be
+                ended.
         """
         results = {}
         with selectors.DefaultSelector() as selector:
@@ -93,7 +95,9 @@ def serve():
     with socket.socket(fileno=os.dup(0)) as end:
         while (asked := _receive(end)) is not None:
             if num_modules < len(sys.modules):
-                gc.freeze()  # a run collects garbage when it closes its process group, and need not go through all of PyTorch
+                # a run collects garbage when it closes its process group, and need not go through
+                # all of PyTorch
+                gc.freeze()
                 num_modules = len(sys.modules)
             try:
                 answer = _run(*asked), ""
@@ -103,7 +107,8 @@ def serve():
 
 
 def _run(spec, rank, fn, args):
-    """As in a process that has just been forked, with the team closed that was left to the end of the process."""
+    """As in a process that has just been forked, with the team closed that was left to the end of
+    the process."""
     join, teams, size = lockstep.join, [], exact.MOST_TOGETHER
 
     def remember(*args, **settings):

@@ -12,7 +12,8 @@ from lockstep._base.stopping import catches
 
 
 def telling(fn):
-    """``fn``, in a process that writes the stacks of all its threads to standard error at SIGUSR2; its children do so too."""
+    """``fn``, in a process that writes the stacks of all its threads to standard error at SIGUSR2;
+    its children do so too."""
     return functools.partial(_tell_and_call, fn)
 
 
@@ -23,7 +24,8 @@ def _tell_and_call(fn, *args):
 
 @contextlib.contextmanager
 def told_after(seconds, pid):
-    """If the block takes longer, all that come from process ``pid`` are told to write down where they stand."""
+    """If the block takes longer, all that come from process ``pid`` are told to write down where
+    they stand."""
 
     def tell():
         for process in psutil.Process(pid).children(recursive=True):

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 
 def train_on_tokens():
-    """One step on two shards, one of which has no tokens: the gradient, and the mean of the losses."""
+    """One step on two shards, one of which has no tokens: the gradient, and the mean of the
+    losses."""
     team = lockstep.join()
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)

@@ -80,7 +80,8 @@ def test_what_is_missing_skips_its_tests_with_a_reason_and_fails_where_it_is_req
 
 
 def test_no_two_helpers_of_tests_have_one_name():
-    # pytest puts the directory of each test file on the path: the first that was imported would serve for both.
+    # pytest puts the directory of each test file on the path: the first that was imported would
+    # serve for both.
     here = CONFTEST.parent
     directories = {path.parent for path in here.rglob("test_*.py")}
     helpers = sorted(

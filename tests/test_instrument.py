@@ -20,7 +20,8 @@ class Told(Listener):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """``install(module_text, entry_point)``: a package that adds an instrument, or what else is named."""
+    """``install(module_text, entry_point)``: a package that adds an instrument, or what else is
+    named."""
 
     def run(module, point, kind="instruments", version=1):
         place = tmp_path / str(version)

@@ -14,9 +14,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 
-# The engine: what runs inside one process of a training, from top to bottom. A layer imports from the rows above it; names in
-# one row are siblings, which never import each other. A name is a file (listener.py) or a package (plan/); inside a package,
-# files may import each other.
+# The engine: what runs inside one process of a training, from top to bottom. A layer imports from
+# the rows above it; names in one row are siblings, which never import each other. A name is a file
+# (listener.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
     ("base",),  # errors, settings, files, names
     ("plan",),
@@ -35,8 +35,8 @@ EVENTS = ("journal.events", "journal.failure", "journal.history", "journal.write
 # What all tools may import that look at runs from outside.
 OUTSIDE = ("base", "world.environment", "world.machine", *EVENTS, "journal.measure.split", "launch", "tools", "cli")
 
-# Beside the engine: the launcher, which starts processes and knows nothing of what they compute, and the tools, which look at
-# runs. What each of these may import, by prefix; "" is everything.
+# Beside the engine: the launcher, which starts processes and knows nothing of what they compute,
+# and the tools, which look at runs. What each of these may import, by prefix; "" is everything.
 ASIDE = {
     "launch": ("base", "world.environment", "world.machine"),
     "tools": (),
@@ -84,8 +84,8 @@ NO_TORCH_DISTRIBUTED = (
     "cli",
 )
 
-# Reading a variable is world/environment.py's alone. These may copy the environment whole, and set variables in it, for the
-# processes that they start or are; the doctor judges a copy.
+# Reading a variable is world/environment.py's alone. These may copy the environment whole, and set
+# variables in it, for the processes that they start or are; the doctor judges a copy.
 BUILD_ENVIRONMENTS = ("launch", "tools.trials", "tools.doctor")
 # And these read one variable, for the reason given.
 READ_ENVIRONMENT = {
@@ -102,8 +102,8 @@ READ_ENVIRONMENT = {
 # The commands' only ways to standard output and standard error.
 PRINT = ("cli.echo", "cli.terminal")
 
-# Must be there at once: the command line, and what reads results. (``launch.elastic`` is imported where there are several
-# machines.)
+# Must be there at once: the command line, and what reads results. (``launch.elastic`` is imported
+# where there are several machines.)
 WITHOUT_TORCH = (
     "base.visible",
     "base.atomic",
@@ -175,7 +175,8 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def read_tree(root: Path) -> dict[str, ast.Module]:
-    """The files under ``root`` by module name, without the leading ``lockstep.``; the root's own is ``__init__``.
+    """The files under ``root`` by module name, without the leading ``lockstep.``; the root's own is
+    ``__init__``.
 
     Without what users are given to write on: it is no module.
     """
@@ -188,18 +189,21 @@ def read_tree(root: Path) -> dict[str, ast.Module]:
 
 
 def plain(module: str) -> str:
-    """A module's name as the tables above have it: without the underscores that mark what is private."""
+    """A module's name as the tables above have it: without the underscores that mark what is
+    private."""
     return ".".join(part if part.startswith("__") else part.removeprefix("_") for part in module.split("."))
 
 
 def imports(module: str, code: ast.Module, tree: dict[str, ast.Module]) -> Iterator[str]:
-    """The modules of the tree that ``code`` imports, anywhere in it: also inside functions and ``if TYPE_CHECKING``."""
+    """The modules of the tree that ``code`` imports, anywhere in it: also inside functions and ``if
+    TYPE_CHECKING``."""
     for node in ast.walk(code):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: a relative import (line {node.lineno}); write lockstep. in full"
-            # from package import name: a module of that name, or else something that the package itself defines
+            # from package import name: a module of that name, or else something that the package
+            # itself defines
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             known = [plain(name.removeprefix("lockstep.")) in tree for name in names]
             names = [name if hit else str(node.module) for name, hit in zip(names, known, strict=True)]
@@ -299,7 +303,8 @@ def export_violations(tree: dict[str, ast.Module]) -> list[str]:
 
 
 def printing_violations(tree: dict[str, ast.Module]) -> list[str]:
-    """What commands print may come from anybody's files: the two places that print write out control characters."""
+    """What commands print may come from anybody's files: the two places that print write out
+    control characters."""
     found = []
     for module, code in tree.items():
         if not within(module, ("cli",)) or module in PRINT:
@@ -352,7 +357,8 @@ def test_what_must_start_quickly_does_not_import_torch(sources):
 
 @pytest.mark.long
 def test_the_public_names_are_those_that_are_visible():
-    # In a process of its own: importing a submodule, as other tests do, makes it an attribute of the package too.
+    # In a process of its own: importing a submodule, as other tests do, makes it an attribute of
+    # the package too.
     program = """
 import sys, types, lockstep
 visible = {name for name in dir(lockstep) if not name.startswith("_")}

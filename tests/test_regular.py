@@ -1,4 +1,5 @@
-"""How files are opened that others may have put there: written through no link, read if they are regular and not too large."""
+"""How files are opened that others may have put there: written through no link, read if they are
+regular and not too large."""
 
 import contextlib
 import os

@@ -1,4 +1,5 @@
-"""The rings: the engine trains without the launcher, the tools and the integrations, the launcher runs without the tools."""
+"""The rings: the engine trains without the launcher, the tools and the integrations, the launcher
+runs without the tools."""
 
 import os
 import shutil
@@ -55,7 +56,8 @@ BY = {
 
 @pytest.fixture
 def train(tmp_path, run_here):
-    """``train(without, launcher, *count, stop)``: the last line of the script, by a copy of the package in part."""
+    """``train(without, launcher, *count, stop)``: the last line of the script, by a copy of the
+    package in part."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 

@@ -1,4 +1,5 @@
-"""JSON from files is read with checked types: numbers that can be computed with, and fields of the types declared."""
+"""JSON from files is read with checked types: numbers that can be computed with, and fields of the
+types declared."""
 
 from __future__ import annotations
 

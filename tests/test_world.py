@@ -1,4 +1,5 @@
-"""Promises about the environment: it is read once, in one place, and what a launcher set wrong is named."""
+"""Promises about the environment: it is read once, in one place, and what a launcher set wrong is
+named."""
 
 import pytest
 from slurm_variables import ALONE, JOB, TASK

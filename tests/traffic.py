@@ -1,4 +1,5 @@
-"""What a rank sends for a sum in rounds, by its plan: a model of ``sync.exchange`` that is checked against real sends."""
+"""What a rank sends for a sum in rounds, by its plan: a model of ``sync.exchange`` that is checked
+against real sends."""
 
 import collections
 
@@ -17,7 +18,8 @@ def elements_sent(rank, world_size, num_shards, ranks_per_host, length):
         mine = one.members.index(rank)
         for peer, part in zip(one.members, parts, strict=True):
             if peer != rank:
-                sent[peer] += len(one.roots[mine]) * len(part) + len(parts[mine])  # nodes there, the result back
+                # nodes there, the result back
+                sent[peer] += len(one.roots[mine]) * len(part) + len(parts[mine])
         span = parts[mine]
     return sent
 

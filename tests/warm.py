@@ -16,7 +16,8 @@ from lockstep._launch import script as launch_script
 
 
 class Lent:
-    """A fork server that outlives the launch that has it, unless it is closed because workers are not to live on."""
+    """A fork server that outlives the launch that has it, unless it is closed because workers are
+    not to live on."""
 
     def __init__(self, server):
         self._server = server
@@ -54,7 +55,8 @@ def in_place(fd, path, flags):
 
 
 def run_on(server, directory, command, *, env=None, stdin=None, verb="run"):
-    """``lockstep run`` with these words, in this process but for its fork server, and in this directory."""
+    """``lockstep run`` with these words, in this process but for its fork server, and in this
+    directory."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         streams = [Path(place, name) for name in ("stdin", "stdout", "stderr")]
         streams[0].write_text(stdin or "")
@@ -75,12 +77,13 @@ def run_on(server, directory, command, *, env=None, stdin=None, verb="run"):
 
 @pytest.fixture
 def run_here(outlives_tests, request, tmp_path):
-    """``run_here(source_or_path, *options, args=())``: ``lockstep run OPTIONS SCRIPT``, in ``tmp_path``, to its end.
+    """``run_here(source_or_path, *options, args=())``: ``lockstep run OPTIONS SCRIPT``, in
+    ``tmp_path``, to its end.
 
-    By a launcher in this process, and on the fork server that is warm for the whole session: in a tenth of the time. What
-    PyTorch and others read when they are loaded is that of the session. A ``str`` is source, a ``Path`` a file, and for
-    ``None`` the options have the script and its arguments. ``env`` is added to the environment, ``stdin`` is what is read.
-    """
+    By a launcher in this process, and on the fork server that is warm for the whole session: in a
+    tenth of the time. What PyTorch and others read when they are loaded is that of the session. A
+    ``str`` is source, a ``Path`` a file, and for ``None`` the options have the script and its
+    arguments. ``env`` is added to the environment, ``stdin`` is what is read."""
 
     def run(script, *options, args=(), env=None, stdin=None):
         if isinstance(script, str):

@@ -1,7 +1,9 @@
-"""What must hold before a release, and what is left to publish it: ``make release-check``, after ``make wheel``.
+"""What must hold before a release, and what is left to publish it: ``make release-check``, after
+``make wheel``.
 
-The wheel and the source archive in dist/ are checked by twine (metadata, and whether PyPI can show the README), and the
-wheel is installed into an environment of its own, where a new script trains on two processes.
+The wheel and the source archive in dist/ are checked by twine (metadata, and whether PyPI can show
+the README), and the wheel is installed into an environment of its own, where a new script trains on
+two processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A hook of MkDocs (see mkdocs.yml): files of the repository that pages link to become part of the site.
+"""A hook of MkDocs (see mkdocs.yml): files of the repository that pages link to become part of the
+site.
 
-Pages are written for the repository, where ``../examples/gan.py`` leads somewhere. Files outside of docs/ that are linked, or
-stand in the navigation, are added: Markdown as pages, others as text that a browser shows.
+Pages are written for the repository, where ``../examples/gan.py`` leads somewhere. Files outside of
+docs/ that are linked, or stand in the navigation, are added: Markdown as pages, others as text that
+a browser shows.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def fenced(match: re.Match[str]) -> str:
-    """A block of code without the words that are for the tests; output with lines wider than any screen is wrapped."""
+    """A block of code without the words that are for the tests; output with lines wider than any
+    screen is wrapped."""
     indent, language, words, text = match.groups()
     if words and words.startswith(" title="):
         return match[0]
@@ -82,7 +85,8 @@ def fenced(match: re.Match[str]) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Show the navigation on narrower screens, and put llms.txt, with its links, into the root of the site."""
+    """Show the navigation on narrower screens, and put llms.txt, with its links, into the root of
+    the site."""
     assets = Path(config.site_dir, "assets")
     for file in [*assets.glob("stylesheets/main.*.css"), *assets.glob("javascripts/bundle.*.js")]:
         text = file.read_text()

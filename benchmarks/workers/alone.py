@@ -1,4 +1,5 @@
-"""A script of which each process trains by itself: ``alone.py WAY``. Nobody has made it distributed, and it does not say so."""
+"""A script of which each process trains by itself: ``alone.py WAY``. Nobody has made it
+distributed, and it does not say so."""
 
 import sys
 import time

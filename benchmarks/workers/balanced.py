@@ -1,10 +1,11 @@
-"""One process of ``balance.py``: a convolutional network, trained with lockstep on global batches of V shards.
+"""One process of ``balance.py``: a convolutional network, trained with lockstep on global batches
+of V shards.
 
     python benchmarks/workers/balanced.py --shards V --steps N --balance on|off --dir DIR
 
-Alone it runs all shards; as one of several it has its part. A turn is ``steps`` steps of one long epoch. After each, rank 0
-adds a line to ``DIR/weights.sha256``: the number of steps, and the SHA-256 of the weights after them.
-"""
+Alone it runs all shards; as one of several it has its part. A turn is ``steps`` steps of one long
+epoch. After each, rank 0 adds a line to ``DIR/weights.sha256``: the number of steps, and the
+SHA-256 of the weights after them."""
 
 from __future__ import annotations
 

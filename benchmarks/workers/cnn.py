@@ -2,8 +2,8 @@
 
     python benchmarks/workers/cnn.py --steps N --batch N --run-dir DIR
 
-Alone it trains on the whole batch; as one of several it takes its part. A turn is ``steps`` steps, one epoch.
-"""
+Alone it trains on the whole batch; as one of several it takes its part. A turn is ``steps`` steps,
+one epoch."""
 
 from __future__ import annotations
 

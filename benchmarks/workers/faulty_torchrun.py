@@ -1,4 +1,5 @@
-"""A script as torchrun's users have it, with a fault on one rank: ``faulty_torchrun.py FAULT RANK``.
+"""A script as torchrun's users have it, with a fault on one rank: ``faulty_torchrun.py FAULT
+RANK``.
 
 With ``traceml`` behind these, it has the two lines that TraceML asks for.
 """

@@ -1,4 +1,5 @@
-"""A lockstep script that does its first all-reduce, and notes when rank 0 had it: ``first_lockstep.py FILE``."""
+"""A lockstep script that does its first all-reduce, and notes when rank 0 had it:
+``first_lockstep.py FILE``."""
 
 import sys
 import time

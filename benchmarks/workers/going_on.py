@@ -1,4 +1,5 @@
-"""What the two scripts of ``recovery.py`` and ``host_loss.py`` share: the data, and the notes by which those follow them."""
+"""What the two scripts of ``recovery.py`` and ``host_loss.py`` share: the data, and the notes by
+which those follow them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ STEPS_OF_EPOCH = 100
 
 
 class Notes:
-    """A file that every process appends lines to: what, a number, its process id, and the time since 1970."""
+    """A file that every process appends lines to: what, a number, its process id, and the time
+    since 1970."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

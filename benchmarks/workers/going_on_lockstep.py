@@ -1,4 +1,5 @@
-"""A training that goes on where it was killed: ``lockstep run --shards SHARDS going_on_lockstep.py NOTES SIZE SHARDS``."""
+"""A training that goes on where it was killed: ``lockstep run --shards SHARDS going_on_lockstep.py
+NOTES SIZE SHARDS``."""
 
 import time
 

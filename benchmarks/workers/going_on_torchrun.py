@@ -1,7 +1,8 @@
-"""The same as ``going_on_lockstep.py``, by hand for torchrun: ``going_on_torchrun.py NOTES SIZE CHECKPOINT EVERY [TIMEOUT_S]``.
+"""The same as ``going_on_lockstep.py``, by hand for torchrun: ``going_on_torchrun.py NOTES SIZE
+CHECKPOINT EVERY [TIMEOUT_S]``.
 
-Each process brings a batch of its own, as PyTorch's tutorials have it: with fewer processes a step has fewer samples.
-"""
+Each process brings a batch of its own, as PyTorch's tutorials have it: with fewer processes a step
+has fewer samples."""
 
 import time
 
@@ -21,10 +22,12 @@ from tree import make_model  # noqa: E402
 
 torch.set_num_threads(1)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-# Under a name for each start: torchrun keeps one store for all, and Gloo would find the addresses of the killed in it.
+# Under a name for each start: torchrun keeps one store for all, and Gloo would find the addresses
+# of the killed in it.
 agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=False)
 store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], agents)
-timeout = datetime.timedelta(seconds=float(sys.argv[5])) if len(sys.argv) > 5 else None  # None: Gloo's own, 30 minutes
+# None: Gloo's own, 30 minutes
+timeout = datetime.timedelta(seconds=float(sys.argv[5])) if len(sys.argv) > 5 else None
 dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
 notes = Notes(Path(sys.argv[1]))
 notes.write("began", rank, began_s)
@@ -46,7 +49,8 @@ is_first = rank == 0
 while True:
     epoch, done = divmod(step, STEPS_OF_EPOCH)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
-    own = order.reshape(STEPS_OF_EPOCH, world_size, SEQUENCES)[done:, rank]  # what was done is not even fetched
+    # what was done is not even fetched
+    own = order.reshape(STEPS_OF_EPOCH, world_size, SEQUENCES)[done:, rank]
     for tokens, targets in DataLoader(data, batch_sampler=own.tolist()):
         if is_first:
             notes.write("ready", step)

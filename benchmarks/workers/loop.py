@@ -1,9 +1,11 @@
-"""One contender of ``loop_overhead.py``: the same training, written as each library's documentation writes it.
+"""One contender of ``loop_overhead.py``: the same training, written as each library's documentation
+writes it.
 
-    python benchmarks/workers/loop.py CONTENDER --data samples|tensors --steps N --batch N --run-dir DIR
+    python benchmarks/workers/loop.py CONTENDER --data samples|tensors --steps N --batch N --run-dir
+    DIR
 
-Every contender trains the same small model on ``batch`` samples a process and step, with one thread. A turn is one
-whole epoch, from asking for the loader's iterator to its end.
+Every contender trains the same small model on ``batch`` samples a process and step, with one
+thread. A turn is one whole epoch, from asking for the loader's iterator to its end.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ def with_lockstep(args: argparse.Namespace) -> Epoch:
                 team.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        next(epochs)  # what `for epoch in team.epochs(...)` does between two passes belongs to the first
+        # what `for epoch in team.epochs(...)` does between two passes belongs to the first
+        next(epochs)
 
     return epoch
 

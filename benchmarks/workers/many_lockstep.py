@@ -1,4 +1,5 @@
-"""A tiny training by lockstep: ``many_lockstep.py FILE STEPS``. Rank 0 notes when it had joined, and the time of a step."""
+"""A tiny training by lockstep: ``many_lockstep.py FILE STEPS``. Rank 0 notes when it had joined,
+and the time of a step."""
 
 import itertools
 import statistics

@@ -1,4 +1,5 @@
-"""The same as ``many_lockstep.py`` by DistributedDataParallel, written for torchrun: ``many_torchrun.py FILE STEPS``."""
+"""The same as ``many_lockstep.py`` by DistributedDataParallel, written for torchrun:
+``many_torchrun.py FILE STEPS``."""
 
 import datetime
 import itertools

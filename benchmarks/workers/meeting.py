@@ -1,9 +1,10 @@
-"""Launchers of several machines, in threads of this process: ``meeting.py HOW PORT NUM_HOSTS FIRST STEP``: FIRST,
-FIRST + STEP and so on; the first of all has a process of its own, with the store.
+"""Launchers of several machines, in threads of this process: ``meeting.py HOW PORT NUM_HOSTS FIRST
+STEP``: FIRST, FIRST + STEP and so on; the first of all has a process of its own, with the store.
 
-It says "ready", meets at "go", and then prints a line of JSON. HOW: ``lockstep``, the launchers' own connection, heartbeat and
-rendezvous; or ``store``, which does with PyTorch's TCP store alone what no meeting can do without: each host connects, sets a
-key, and gets one that the first sets once it has all the others'.
+It says "ready", meets at "go", and then prints a line of JSON. HOW: ``lockstep``, the launchers'
+own connection, heartbeat and rendezvous; or ``store``, which does with PyTorch's TCP store alone
+what no meeting can do without: each host connects, sets a key, and gets one that the first sets
+once it has all the others'.
 """
 
 import collections
@@ -94,7 +95,8 @@ def counted_connect(*args: Any) -> Any:
 def main() -> None:
     logging.disable()
     gc.disable()  # it would look at all hosts again and again
-    sys.setswitchinterval(100)  # else each thread that waits for its turn wakes up 200 times a second to ask for it
+    # else each thread that waits for its turn wakes up 200 times a second to ask for it
+    sys.setswitchinterval(100)
     connections.connect = counted_connect
     hosts = [Host(number) for number in range(FIRST, NUM_HOSTS if FIRST else 1, STEP)]
     begin, ended_at, errors = threading.Event(), [], []

@@ -1,4 +1,5 @@
-"""A lockstep script that one rank leaves in another way than the others: ``parting_lockstep.py WAY RANK``."""
+"""A lockstep script that one rank leaves in another way than the others: ``parting_lockstep.py WAY
+RANK``."""
 
 import sys
 import time

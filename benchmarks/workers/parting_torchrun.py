@@ -1,4 +1,5 @@
-"""A script of torchrun's users that one rank leaves in another way than the others: ``parting_torchrun.py WAY RANK``."""
+"""A script of torchrun's users that one rank leaves in another way than the others:
+``parting_torchrun.py WAY RANK``."""
 
 import datetime
 import sys

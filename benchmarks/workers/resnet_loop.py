@@ -1,13 +1,16 @@
 """One contender of ``resnet50.py``: one process that trains a residual network on images in memory.
 
-    python benchmarks/workers/resnet_loop.py CONTENDER --arch NAME --device D --batch N --size N --steps N --run-dir DIR
+    python benchmarks/workers/resnet_loop.py CONTENDER --arch NAME --device D --batch N --size N
+    --steps N --run-dir DIR
 
-``article`` and ``article amp`` are the loops of the article: convolutions channel by channel, float32 images, PyTorch's
-default SGD, and with ``amp`` float16 autocast with a GradScaler. ``by-hand`` is the best loop that we could write:
-channels_last, bfloat16 autocast, fused SGD, compiled, and bytes that travel to the GPU while the step before still runs.
-``lockstep`` is the same with ``team.prepare``, at V = 1. ``parts`` and ``V=2`` are these two with each batch in two halves, and
-two passes a step. ``ddp`` and ``V=W`` run on several GPUs: by hand with DistributedDataParallel, and lockstep's ``exact`` with
-a shard for each. A turn is ``steps`` steps; ``--batch`` is a GPU's.
+``article`` and ``article amp`` are the loops of the article: convolutions channel by channel,
+float32 images, PyTorch's default SGD, and with ``amp`` float16 autocast with a GradScaler.
+``by-hand`` is the best loop that we could write: channels_last, bfloat16 autocast, fused SGD,
+compiled, and bytes that travel to the GPU while the step before still runs. ``lockstep`` is the
+same with ``team.prepare``, at V = 1. ``parts`` and ``V=2`` are these two with each batch in two
+halves, and two passes a step. ``ddp`` and ``V=W`` run on several GPUs: by hand with
+DistributedDataParallel, and lockstep's ``exact`` with a shard for each. A turn is ``steps`` steps;
+``--batch`` is a GPU's.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ def on_gpu(batches: Iterable[tuple[Tensor, Tensor]], device: str) -> Iterator[tu
         (images, labels), event = coming
         computing.wait_event(event)
         for tensor in (images, labels):
-            tensor.record_stream(computing)  # its memory must not be copied into before the step is over
+            # its memory must not be copied into before the step is over
+            tensor.record_stream(computing)
         return images, labels
 
     for images, labels in batches:
@@ -90,7 +94,8 @@ def make_optimizer(model: nn.Module, *, fused: bool | None = None) -> torch.opti
 
 
 def as_in_the_article(args: argparse.Namespace, *, amp: bool) -> Train:
-    # The article's PyTorch 1.8 let GPUs of its kind multiply float32 as TF32; today's lets convolutions only.
+    # The article's PyTorch 1.8 let GPUs of its kind multiply float32 as TF32; today's lets
+    # convolutions only.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     batches = make_batches(args, torch.float32)
     model = make_resnet(args.arch, NUM_CLASSES).to(args.device)
@@ -149,7 +154,8 @@ def by_hand(args: argparse.Namespace, *, num_parts: int = 1, ddp: bool = False) 
 
 
 class Source:
-    """Ready batches that are on the GPU already: of use to a process that has the GPU and the batch for itself."""
+    """Ready batches that are on the GPU already: of use to a process that has the GPU and the batch
+    for itself."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._batches = make_batches(args, torch.uint8)

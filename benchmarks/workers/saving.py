@@ -1,12 +1,14 @@
-"""One process of ``checkpoint.py``: a transformer with Adam, trained step by step and saved every so many steps.
+"""One process of ``checkpoint.py``: a transformer with Adam, trained step by step and saved every
+so many steps.
 
-    python benchmarks/workers/saving.py CONTENDER --width N --layers N --threads N --before N --after N --dir DIR
+    python benchmarks/workers/saving.py CONTENDER --width N --layers N --threads N --before N
+    --after N --dir DIR
 
-Contenders: ``lockstep`` (``checkpoint_every``), ``torch.save`` (between two steps), and ``async_save`` of
-``torch.distributed.checkpoint`` with one of four settings. A turn is ``before`` undisturbed steps, a cut, and ``after`` steps
-that it may hold up. What was found is appended to ``DIR/held.jsonl`` by rank 0, a line a turn, the one of the very first
-checkpoint first; then it is also looked whether what was written can be loaded and holds the values of the cut.
-"""
+Contenders: ``lockstep`` (``checkpoint_every``), ``torch.save`` (between two steps), and
+``async_save`` of ``torch.distributed.checkpoint`` with one of four settings. A turn is ``before``
+undisturbed steps, a cut, and ``after`` steps that it may hold up. What was found is appended to
+``DIR/held.jsonl`` by rank 0, a line a turn, the one of the very first checkpoint first; then it is
+also looked whether what was written can be loaded and holds the values of the cut."""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ class Saving(Protocol):
         """Return when it is."""
 
     def load(self, step: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """Weights and moments by the names of parameters, as whoever goes on from that checkpoint reads them."""
+        """Weights and moments by the names of parameters, as whoever goes on from that checkpoint
+        reads them."""
 
 
 class Clock:
@@ -109,7 +112,8 @@ class Clock:
 
     def _note(self, cut: int) -> None:
         """A turn is over: note what the checkpoint after step ``cut`` cost."""
-        first = cut - self._before + 2  # the very first of the turn found cold caches, and counts for nothing
+        # the very first of the turn found cold caches, and counts for nothing
+        first = cut - self._before + 2
         lasted = {step: self._came[step + 1] - self._went[step] for step in range(first, cut + self._after + 1)}
         end = self._written_at or cut + self._after + 1  # the first step that was left alone again
         plain_s = statistics.median(lasted[step] for step in lasted if step < cut or step >= end)
@@ -132,7 +136,8 @@ class Clock:
 
 
 def others_cpu_s() -> float:
-    """Processor time that was spent on this machine, but not in this training (its ranks are taken to be alike)."""
+    """Processor time that was spent on this machine, but not in this training (its ranks are taken
+    to be alike)."""
     with Path("/proc/stat").open() as file:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
     spent = user + nice + system + irq + softirq + steal
@@ -172,7 +177,8 @@ class OfLockstep:
         self._steps: set[int] = set()
 
     def is_written(self, step: int) -> bool:
-        """From the journal, which tells of a checkpoint at the end of the first step that finds it written."""
+        """From the journal, which tells of a checkpoint at the end of the first step that finds it
+        written."""
         with (self._run_dir / "events.jsonl").open("rb") as file:
             file.seek(self._offset)
             lines = file.read()
@@ -351,7 +357,8 @@ class AsyncSave(ByHand):
 
 def by_hand(args: argparse.Namespace) -> Iterator[None]:
     torch.set_num_threads(args.threads)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant to load alone
+    # it is meant to load alone
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     plain, optimizer = make_model(args)
     model: Any = plain
     store = None if WORLD_SIZE > 1 else torch.distributed.HashStore()

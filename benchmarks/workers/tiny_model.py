@@ -1,5 +1,6 @@
-"""A stand-in for a tiny model of the Hub: the same kind, with random weights and one token for each word, in the directory that
-has its name. (``from_pretrained`` takes a directory before it asks the Hub.)"""
+"""A stand-in for a tiny model of the Hub: the same kind, with random weights and one token for each
+word, in the directory that has its name. (``from_pretrained`` takes a directory before it asks the
+Hub.)"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """One contender of ``trainer.py``: transformers' Trainer, plain or on lockstep.
 
-    python benchmarks/workers/trained.py CONTENDER --size SIZE --shards V --batch N --steps N --dir DIR
+    python benchmarks/workers/trained.py CONTENDER --size SIZE --shards V --batch N --steps N --dir
+    DIR
 
-Both train the same model on global batches of ``batch`` sequences, in V parts: lockstep's shards, which are divided among the
-processes, or plain Trainer's processes, each of which accumulates the gradients of its parts.
+Both train the same model on global batches of ``batch`` sequences, in V parts: lockstep's shards,
+which are divided among the processes, or plain Trainer's processes, each of which accumulates the
+gradients of its parts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""One process of ``exact.py`` or ``fsdp.py``: a transformer, trained by lockstep, or with stock DDP or fully_shard.
+"""One process of ``exact.py`` or ``fsdp.py``: a transformer, trained by lockstep, or with stock DDP
+or fully_shard.
 
-    python benchmarks/workers/tree.py exact|fsdp|ddp|fully_shard --size 25M --shards V --steps N --run-dir DIR
+    python benchmarks/workers/tree.py exact|fsdp|ddp|fully_shard --size 25M --shards V --steps N
+    --run-dir DIR
 
-All train on the same global batches, V shards of 4 sequences of 32 tokens, and a process runs its shards one after
-another. DDP runs all but the last under no_sync(), as its documentation says, and fully_shard does likewise. One thread a
-process. A turn is ``steps`` steps.
+All train on the same global batches, V shards of 4 sequences of 32 tokens, and a process runs its
+shards one after another. DDP runs all but the last under no_sync(), as its documentation says, and
+fully_shard does likewise. One thread a process. A turn is ``steps`` steps.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Named pipes (see ``_hosts.LaunchedCrew``), or else the standard streams: then what libraries print goes to standard error.
+# Named pipes (see ``_hosts.LaunchedCrew``), or else the standard streams: then what libraries print
+# goes to standard error.
 if pipes := os.environ.get("TURNS_THROUGH"):
     _orders = Path(pipes, f"{os.environ['RANK']}.go").open()  # noqa: SIM115 - for as long as the process lives
     _answers = Path(pipes, f"{os.environ['RANK']}.answers").open("w")  # noqa: SIM115
@@ -37,7 +38,8 @@ def take_turns(
     before: Callable[[], None] = _nothing,
     after: Callable[[], None] = _nothing,
 ) -> None:
-    """Run ``work`` once for each line that is read; answer with its seconds on the clock and of the processor.
+    """Run ``work`` once for each line that is read; answer with its seconds on the clock and of the
+    processor.
 
     ``before`` and ``after`` run around it each time, and do not count.
     """
@@ -64,7 +66,8 @@ class Pauses:
         self._began: tuple[float, float] | None = None
 
     def pause(self) -> bool:
-        """End a turn, or at first the warm-up, and wait for the next. Returns whether there is one."""
+        """End a turn, or at first the warm-up, and wait for the next. Returns whether there is
+        one."""
         now = time.perf_counter(), time.process_time()
         began = now if self._began is None else self._began
         _answer(now[0] - began[0], now[1] - began[1])

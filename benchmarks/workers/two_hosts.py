@@ -1,10 +1,11 @@
-"""One process of ``two_hosts.py``: a transformer, trained with lockstep or by hand with DistributedDataParallel.
+"""One process of ``two_hosts.py``: a transformer, trained with lockstep or by hand with
+DistributedDataParallel.
 
     lockstep run --nnodes 2 ... benchmarks/workers/two_hosts.py lockstep --size 5M --steps N
     torchrun --nnodes 2 ... benchmarks/workers/two_hosts.py by-hand --size 5M --steps N
 
-Both have the same model, the same data set in shuffled order, and 4 sequences of 32 tokens a process and step. A turn is
-``steps`` steps, an epoch.
+Both have the same model, the same data set in shuffled order, and 4 sequences of 32 tokens a
+process and step. A turn is ``steps`` steps, an epoch.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def with_lockstep(args: argparse.Namespace) -> Callable[[], None]:
                 team.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        next(epochs)  # what `for epoch in team.epochs(...)` does between two passes belongs to the first
+        # what `for epoch in team.epochs(...)` does between two passes belongs to the first
+        next(epochs)
 
     return epoch
 

@@ -88,7 +88,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Names are imported on first use, so that the command line, in this package too, does not wait seconds for torch.
+    # Names are imported on first use, so that the command line, in this package too, does not wait
+    # seconds for torch.
     if name == "__version__":
         # Defined in pyproject.toml; reading the installed metadata is slow.
         metadata = _import_module("importlib.metadata")

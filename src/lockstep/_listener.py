@@ -1,4 +1,5 @@
-"""Listeners: notified of what is prepared, each pass over a loader, its steps, their phases, and the shards of each phase."""
+"""Listeners: notified of what is prepared, each pass over a loader, its steps, their phases, and
+the shards of each phase."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from lockstep._plan.shards import MicroStep
 
 
 class Stage(enum.IntEnum):
-    """When a listener is notified of an event, among all. Within a stage the engine's own come first, then those of
-    instruments, in the order in which they were given."""
+    """When a listener is notified of an event, among all. Within a stage the engine's own come
+    first, then those of instruments, in the order in which they were given."""
 
     EARLY = 1
-    """Before anything of a step is recorded: it may still be refused. An early ``tick`` counts as time spent logging."""
+    """Before anything of a step is recorded: it may still be refused. An early ``tick`` counts as
+    time spent logging."""
     NORMAL = 2
-    """While values are logged, before a checkpoint is saved. Its ``tick`` counts as time spent logging."""
+    """While values are logged, before a checkpoint is saved. Its ``tick`` counts as time spent
+    logging."""
     SAVING = 3
     """While a checkpoint is saved."""
     LATE = 4
@@ -30,34 +33,40 @@ class Stage(enum.IntEnum):
 
 
 class Listener:
-    """Base class of objects that the loop notifies, with methods that do nothing. Calls come in this order:
+    """Base class of objects that the loop notifies, with methods that do nothing. Calls come in
+    this order:
 
-    ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each shard's micro-steps
-    (``begin_shard``, ``received``, ``before_backward``, ``after_backward``, ``end_shard``) and ``end_phase``; ``end_step``
-    and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes, and before a checkpoint is saved within
-    one; ``prepared``, ``prepared_loader``, ``made_loader``, ``before_optimizer``, ``before_other_optimizer`` and ``evaluated``
-    when the script asks for it; ``end_run`` is the last.
+    ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each
+    shard's micro-steps (``begin_shard``, ``received``, ``before_backward``, ``after_backward``,
+    ``end_shard``) and ``end_phase``; ``end_step`` and ``tick``, or ``drop``; finally ``end_pass``.
+    ``flush`` comes between passes, and before a checkpoint is saved within one; ``prepared``,
+    ``prepared_loader``, ``made_loader``, ``before_optimizer``, ``before_other_optimizer`` and
+    ``evaluated`` when the script asks for it; ``end_run`` is the last.
 
-    Every rank is notified of the same passes, steps and phases. Only ``made_loader``, ``tick`` and ``flush`` may communicate.
-    """
+    Every rank is notified of the same passes, steps and phases. Only ``made_loader``, ``tick`` and
+    ``flush`` may communicate."""
 
     stage = Stage.NORMAL
     """When it is notified, among all listeners."""
 
     def prepared(self, item: Any) -> None:
-        """A model, optimizer, schedule, average or scaler belongs to the run from now on: the script's own object."""
+        """A model, optimizer, schedule, average or scaler belongs to the run from now on: the
+        script's own object."""
 
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """A training loader is about to be made of these batches: the script's own ``DataLoader``, or other iterable."""
+        """A training loader is about to be made of these batches: the script's own ``DataLoader``,
+        or other iterable."""
 
     def made_loader(self, loader: Any, number: int) -> None:
-        """A training loader was made: a ``PreparedLoader``, the script's first of which is number 1."""
+        """A training loader was made: a ``PreparedLoader``, the script's first of which is number
+        1."""
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """A pass of ``num_steps`` steps begins, ``done`` of them taken before the run was interrupted. None: unknown.
+        """A pass of ``num_steps`` steps begins, ``done`` of them taken before the run was
+        interrupted. None: unknown.
 
-        ``epoch``: from 0, as ``team.epochs`` counts them; outside of it, where ``num_epochs`` is None, the earlier passes over
-        this loader.
+        ``epoch``: from 0, as ``team.epochs`` counts them; outside of it, where ``num_epochs`` is
+        None, the earlier passes over this loader.
         """
 
     def begin_step(self, step: int) -> None:
@@ -70,8 +79,8 @@ class Listener:
         """A micro-step of this process begins."""
 
     def received(self, micro: MicroStep, data: Any) -> None:
-        """The script is about to receive these samples, which are still where they were fetched: on the device it gets copies.
-        Called once per loader where two are run side by side."""
+        """The script is about to receive these samples, which are still where they were fetched: on
+        the device it gets copies. Called once per loader where two are run side by side."""
 
     def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         """A backward pass is about to run; ``weight`` is what the script gave."""
@@ -83,14 +92,16 @@ class Listener:
         """The micro-step has ended."""
 
     def end_phase(self, phase: int) -> None:
-        """The phase has ended: gradients and buffers are synchronized, and the same on every rank."""
+        """The phase has ended: gradients and buffers are synchronized, and the same on every
+        rank."""
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
-        """An optimizer of prepared parameters, itself prepared or not, is about to step, within a step and outside of its
-        phases."""
+        """An optimizer of prepared parameters, itself prepared or not, is about to step, within a
+        step and outside of its phases."""
 
     def before_other_optimizer(self, optimizer: Optimizer) -> None:
-        """An optimizer without parameters of prepared models is about to step, within a step and outside of its phases."""
+        """An optimizer without parameters of prepared models is about to step, within a step and
+        outside of its phases."""
 
     def end_step(self, step: int, num_samples: int) -> None:
         """A step on a global batch of ``num_samples`` samples was taken. Local."""
@@ -105,8 +116,8 @@ class Listener:
         """The pass has ended after this step of the run, early unless ``exhausted``. Local."""
 
     def flush(self) -> None:
-        """Complete pending work: between passes, and before a checkpoint is saved within one. Called on every rank at the same
-        point."""
+        """Complete pending work: between passes, and before a checkpoint is saved within one.
+        Called on every rank at the same point."""
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """An evaluation after this step has its results."""
@@ -125,8 +136,8 @@ class Listeners(Listener):
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
         self._listeners: list[Listener] = []
         self.methods: dict[str, tuple[Callable[..., None], ...]] = {}
-        """By event, the methods of those listeners that override it, in order. What runs steps calls them itself: most of a
-        small model's step would else go into passing calls on."""
+        """By event, the methods of those listeners that override it, in order. What runs steps
+        calls them itself: most of a small model's step would else go into passing calls on."""
         self.add(listeners)
 
     def add(self, listeners: Iterable[Listener]) -> None:

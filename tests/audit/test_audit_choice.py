@@ -1,4 +1,5 @@
-"""Promises of the choice of audited shards: the same on every rank, fair, and every rank within W / 2 audits. Pure."""
+"""Promises of the choice of audited shards: the same on every rank, fair, and every rank within W /
+2 audits. Pure."""
 
 import itertools
 

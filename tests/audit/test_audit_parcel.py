@@ -1,4 +1,5 @@
-"""Samples on their way to another process: the same bits, strides and places relative to lines of memory, and no more."""
+"""Samples on their way to another process: the same bits, strides and places relative to lines of
+memory, and no more."""
 
 import pickle
 

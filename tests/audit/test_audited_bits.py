@@ -1,4 +1,5 @@
-"""The contract with audits: what is computed once more changes no bit, on any rank, at any number of processes.
+"""The contract with audits: what is computed once more changes no bit, on any rank, at any number
+of processes.
 
 Every step is audited, so that each rank runs shards of others between its own.
 """
@@ -20,7 +21,8 @@ def known():
 
 @pytest.fixture
 def unchanged(standing_crew, known):
-    """``unchanged(task, ...)``: on one and three processes it gives the bits of one that is not audited."""
+    """``unchanged(task, ...)``: on one and three processes it gives the bits of one that is not
+    audited."""
 
     def check(task, *args, nprocs, shards=4, **settings):
         key = pickle.dumps((task, args, shards, settings))

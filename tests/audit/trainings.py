@@ -19,7 +19,8 @@ from lockstep._sync import buckets, exact
 
 
 def train_carelessly():
-    """A body that draws from every generator, changes its samples and its shard's own state in place, and logs."""
+    """A body that draws from every generator, changes its samples and its shard's own state in
+    place, and logs."""
     team = lockstep.join(journal_every=2, checkpoint_every="off")
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -57,8 +58,8 @@ def _lines(path):
 class Wrong:
     """Changes one element of one gradient on this rank (None: on all).
 
-    ``when``: ``always`` by as much; in the first run of one shard of one step ``(step, shard)``; or ``by chance``, each time by
-    something else.
+    ``when``: ``always`` by as much; in the first run of one shard of one step ``(step, shard)``; or
+    ``by chance``, each time by something else.
     """
 
     rank: int | None
@@ -110,7 +111,8 @@ def train_wrongly(wrong, task=""):
 
 
 def train_and_steer(how):
-    """A training that changes what steps act on inside ``batch.shards``, as a single shard may; or the error."""
+    """A training that changes what steps act on inside ``batch.shards``, as a single shard may; or
+    the error."""
     team = lockstep.join()
     model = Plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -156,7 +158,8 @@ def leave_an_audit():
 
 @contextlib.contextmanager
 def many_buckets():
-    """A bucket for each parameter, sent during the backward pass: as with more than 30 MB of gradients."""
+    """A bucket for each parameter, sent during the backward pass: as with more than 30 MB of
+    gradients."""
     before = buckets._FIRST_BYTES, buckets._MOST_BYTES, exact.MOST_TOGETHER
     buckets._FIRST_BYTES = buckets._MOST_BYTES = exact.MOST_TOGETHER = 0
     try:
@@ -166,7 +169,8 @@ def many_buckets():
 
 
 def train_in_buckets(wrong, size, skipped=False):
-    """A training with many buckets, whose passes end with a small global batch: what an audit said, and the steps taken."""
+    """A training with many buckets, whose passes end with a small global batch: what an audit said,
+    and the steps taken."""
     with many_buckets(), lockstep.join() as team:
         model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3) for name in ("a", "b", "c", "last")})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,5 @@
-"""What a script can get wrong. Each function is one rank's script; ``told`` gives what it was told instead of failing."""
+"""What a script can get wrong. Each function is one rank's script; ``told`` gives what it was told
+instead of failing."""
 
 import os
 import warnings
@@ -39,7 +40,8 @@ def train(model, loader, team, loss_of=None, after=None, **backward):
 
 
 def told(script, *args):
-    """The kind and text of the error that ``script(team, *args)`` ends with, and how many ranks came that far."""
+    """The kind and text of the error that ``script(team, *args)`` ends with, and how many ranks
+    came that far."""
     with lockstep.join() as team:
         try:
             script(team, *args)

@@ -1,4 +1,5 @@
-"""What cannot work is said before any training: what is wrong, with which values, and what to do."""
+"""What cannot work is said before any training: what is wrong, with which values, and what to
+do."""
 
 import bad_scripts
 import pytest
@@ -46,7 +47,8 @@ def test_sync_batchnorm_is_for_gpus(standing_crew):
 
 def test_sync_batchnorm_needs_as_many_processes_as_shards(tmp_path):
     with lockstep.join(run_dir=str(tmp_path), shards=4, strategy="single") as team:
-        team._engine.preparation._device = torch.device("cuda")  # refused before anything is moved there
+        # refused before anything is moved there
+        team._engine.preparation._device = torch.device("cuda")
         with pytest.raises(lockstep.ModelError) as caught:
             bad_scripts.sync_batchnorm(team)
     assert "layer '1' is SyncBatchNorm" in str(caught.value)

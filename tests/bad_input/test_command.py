@@ -1,4 +1,5 @@
-"""Bad input to the command: one message, an exit status that is not 0, no process left, nothing hangs."""
+"""Bad input to the command: one message, an exit status that is not 0, no process left, nothing
+hangs."""
 
 import json
 import subprocess
@@ -134,7 +135,8 @@ def test_a_bad_setting_takes_three_lines_unless_the_whole_traceback_is_asked_for
 def test_nor_does_it_show_more_without_a_launcher(python_here, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(BAD_SETTING)
-    message, *_, file, line = python_here(script).stderr.splitlines()  # between them, what stands in for `python` in tests
+    # between them, what stands in for `python` in tests
+    message, *_, file, line = python_here(script).stderr.splitlines()
     assert message.startswith("error: ")
     assert 'script.py", line 2' in file
     assert line == "    lockstep.join(shards=int())"

@@ -73,7 +73,8 @@ def test_a_benchmark_between_hosts_ends_in_one_json_object(name, tmp_path):
     where = ("--dir", str(tmp_path)) if name == "host_loss" else ()
     result = check_result(name, run(name, "--quick", "--rounds", "1", *where, timeout=900))
     if name == "two_hosts":
-        # 485,960 parameters of 4 bytes over 100 Mbit/s, each way: in less nobody can have exchanged all of their gradients.
+        # 485,960 parameters of 4 bytes over 100 Mbit/s, each way: in less nobody can have exchanged
+        # all of their gradients.
         slow = result["links"]["slow link"]["medians_ms"]
         assert len(slow) == 3
         assert all(ms > 0.95 * 485_960 * 4 * 8 / 100e3 for ms in slow.values())
@@ -134,7 +135,8 @@ def test_the_ratio_is_that_of_rounds_not_of_medians(harness):
 
 
 def test_bounds_are_order_statistics(harness):
-    # Of 11 values the 9th is an upper bound with probability 1 - 67/2048, and the 8th is not good enough.
+    # Of 11 values the 9th is an upper bound with probability 1 - 67/2048, and the 8th is not good
+    # enough.
     bounds = harness.median_bounds(range(1, 12))
     assert (bounds.lower95, bounds.median, bounds.upper95) == (3, 6, 9)
     assert bounds.coverage == pytest.approx(1 - 67 / 2048)

@@ -1,4 +1,5 @@
-"""A planted fault counts as named by the fields of reports: rank and cause, in time, and nothing wrong before."""
+"""A planted fault counts as named by the fields of reports: rank and cause, in time, and nothing
+wrong before."""
 
 import importlib
 import re

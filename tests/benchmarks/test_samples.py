@@ -1,4 +1,5 @@
-"""What happens to samples: lockstep's column is right in every row, and cells are counted from notes as they should be."""
+"""What happens to samples: lockstep's column is right in every row, and cells are counted from
+notes as they should be."""
 
 import json
 import subprocess
@@ -47,7 +48,8 @@ def samples(monkeypatch):
 
 @pytest.fixture
 def job(samples, tmp_path, monkeypatch):
-    """Of two launches: the first has taken two steps on each of two ranks, and only the first step was saved."""
+    """Of two launches: the first has taken two steps on each of two ranks, and only the first step
+    was saved."""
     job = samples.Job(samples.PEERS[-1], "train", tmp_path)
     monkeypatch.setattr(job, "_launches", 2)
     (tmp_path / "notes").mkdir()

@@ -35,7 +35,8 @@ def test_each_loop_of_the_corpus_has_the_findings_that_its_comments_say_and_no_o
 
 
 def idioms():
-    """The idioms, each with its findings. What stands before one, down from the one above it, is its own, such as a class."""
+    """The idioms, each with its findings. What stands before one, down from the one above it, is
+    its own, such as a class."""
     for name, rows in TABLE.items():
         path = Path(TOPICS[name].__file__)
         left = read_script(path)

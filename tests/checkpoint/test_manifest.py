@@ -1,4 +1,5 @@
-"""Promises of the manifest: any change of any file is noticed, and what is of a newer version is said to be."""
+"""Promises of the manifest: any change of any file is noticed, and what is of a newer version is
+said to be."""
 
 import dataclasses
 import hashlib
@@ -85,7 +86,8 @@ def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoint):
 @pytest.mark.parametrize(("version", "message"), [(FORMAT + 1, "newer lockstep"), (0, "format 0"), ("1", "format '1'")])
 def test_another_format_is_said_to_be_one_whatever_else_is_in_it(checkpoint, version, message):
     content = {"format": version, "step": 7, "what no version knows yet": []}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))  # as the documentation of the format has it
+    # as the documentation of the format has it
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     (checkpoint / FILE_NAME).write_text(json.dumps({**content, "checksum": hashlib.sha256(text.encode()).hexdigest()}))
     with pytest.raises(CheckpointError, match=message):
         verify(checkpoint)

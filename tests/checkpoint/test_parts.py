@@ -1,4 +1,5 @@
-"""Promises of who writes what: every tensor once, all ranks agree without talking, and none has much more than another."""
+"""Promises of who writes what: every tensor once, all ranks agree without talking, and none has
+much more than another."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,5 @@
-"""Promises of the schedule: all ranks cut after the same steps and in time, whatever their clocks, whoever fails or is busy."""
+"""Promises of the schedule: all ranks cut after the same steps and in time, whatever their clocks,
+whoever fails or is busy."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,8 @@ class Ranks:
         drifts: how fast the clock of each rank goes. (Each also has a zero of its own.)
         writes: how many steps each rank writes at a checkpoint.
         goes_well: what becomes of a checkpoint, by rank and the step that it was cut after.
-        asked: by rank: the step in which it is asked to stop. It then is ``stop``, the step after which all do.
+        asked: by rank: the step in which it is asked to stop. It then is ``stop``, the step after
+            which all do.
     """
 
     def __init__(self, every, step_s, drifts, writes=None, goes_well=lambda rank, step: True, asked=None):

@@ -1,4 +1,5 @@
-"""Promises of the staged copy: it stays as it was while training goes on, and needs new memory only where shapes are new."""
+"""Promises of the staged copy: it stays as it was while training goes on, and needs new memory only
+where shapes are new."""
 
 import weakref
 

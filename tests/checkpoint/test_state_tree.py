@@ -1,4 +1,5 @@
-"""Promises about state: it comes back as it was, to the bit and to the type, or is refused by its place; no code is run."""
+"""Promises about state: it comes back as it was, to the bit and to the type, or is refused by its
+place; no code is run."""
 
 import collections
 import json
@@ -31,11 +32,13 @@ NUMBERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8
 
 @pytest.fixture(autouse=True)
 def _directory_of_the_compiler(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it at an optimizer's first step, for good
+    # torch sets it at an optimizer's first step, for good
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
 def as_in_a_file(tree, name="state"):
-    """The value and the tensors of a tree, after a journey through the text and the bytes of files."""
+    """The value and the tensors of a tree, after a journey through the text and the bytes of
+    files."""
     value, tensors = take_apart(tree, name)
     text = json.dumps(value, allow_nan=False)
     assert all(type(tensor) is torch.Tensor and not tensor.is_neg() | tensor.is_conj() for tensor in tensors.values())
@@ -47,17 +50,20 @@ def there_and_back(tree):
 
 
 def print_of(value):
-    """Equal for two values if they are of the same types, and the same to the bit, all the way down."""
+    """Equal for two values if they are of the same types, and the same to the bit, all the way
+    down."""
     kind = type(value).__name__
     if isinstance(value, torch.Tensor):
-        # A clone is laid out as what it is made from, only without gaps and repeats: as that should come back
+        # A clone is laid out as what it is made from, only without gaps and repeats: as that should
+        # come back
         bits = value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
         flags = (value.requires_grad, str(value.device), bits.dtype, tuple(value.shape), value.detach().clone().stride())
         return kind, flags, bits.view(torch.uint8).numpy().tobytes() if bits.numel() else b""
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, str):
         native = np.array(value, value.dtype.newbyteorder("="), order="K")
         strides = [stride for stride, size in zip(native.strides, native.shape, strict=True) if size > 1 and native.size]
-        return kind, native.dtype.name, native.shape, strides, native.tobytes()  # of the others numpy makes anything
+        # of the others numpy makes anything
+        return kind, native.dtype.name, native.shape, strides, native.tobytes()
     if isinstance(value, float):
         return kind, struct.pack("d", value)
     if isinstance(value, complex):
@@ -73,7 +79,8 @@ def print_of(value):
 
 
 any_text = st.text()
-floats = st.floats().map(lambda value: math.nan if math.isnan(value) else value)  # of which there are 2^53 - 2
+# of which there are 2^53 - 2
+floats = st.floats().map(lambda value: math.nan if math.isnan(value) else value)
 integers = st.integers() | st.integers(-(2**70), 2**70)
 ends = st.none() | st.integers(-5, 5)
 numpy_scalars = st.builds(
@@ -116,7 +123,8 @@ def arrays(draw):
     dtype = np.dtype(draw(st.sampled_from([*NUMBERS, "bool", ">i4", ">f8", ">c16"])))
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     noise = np.frombuffer(draw(st.randoms()).randbytes(math.prod(shape) * dtype.itemsize), np.uint8)
-    array = (noise & 1 if dtype.kind == "b" else noise).view(dtype).reshape(shape)  # it cannot be written to
+    # it cannot be written to
+    array = (noise & 1 if dtype.kind == "b" else noise).view(dtype).reshape(shape)
     array = array.transpose(draw(st.permutations(range(len(shape)))))
     return array[:: draw(st.sampled_from([1, 2, -1]))] if shape else array
 
@@ -149,10 +157,12 @@ def test_a_tree_comes_back_as_it_was(tree):
     [
         *(-0.0, math.inf, -math.inf, math.nan, 5e-324),
         *(complex(-0.0, math.nan), complex(math.inf, -0.0)),
-        *(2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 7**6000, {-(7**6000): {7**6000}}),  # Python has no decimals for these
+        # Python has no decimals for these
+        *(2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 7**6000, {-(7**6000): {7**6000}}),
         *("", "$", "\0", "\U0001f600", {"ü": 0, "$": 1}),
         *(np.float32(-0.0), np.float64(0.1), np.complex64(complex(0.0, -math.inf)), np.bool_(True)),
-        *(np.frombuffer(b"\1\xfc", "f2")[0], np.frombuffer(b"\1\0\x80\x7f", "f4")[0]),  # the latter a signalling one
+        # the latter a signalling one
+        *(np.frombuffer(b"\1\xfc", "f2")[0], np.frombuffer(b"\1\0\x80\x7f", "f4")[0]),
         *({1: 0, "1": 1, None: 2, "None": 3}, {True: 0}, {1.0: 0}, {"b": 0, "a": 1}, collections.deque([1], 1)),
     ],
     ids=lambda value: type(value).__name__,
@@ -218,7 +228,8 @@ def test_arrays_are_writable_and_in_the_order_of_their_dimensions():
     assert back.tolist() == array.tolist()
 
 
-# --- what torch, numpy and Python keep (optimizers, schedules and scalers: tests/prepare/test_state_adapters.py)
+# --- what torch, numpy and Python keep (optimizers, schedules and scalers:
+# tests/prepare/test_state_adapters.py)
 
 
 def test_a_module_comes_back_with_the_versions_of_its_parts():

@@ -1,4 +1,5 @@
-"""Promises of the store: there is always a sound checkpoint, wherever a launch is killed or the disk fails, and no rubbish."""
+"""Promises of the store: there is always a sound checkpoint, wherever a launch is killed or the
+disk fails, and no rubbish."""
 
 import contextlib
 import errno
@@ -25,10 +26,11 @@ class KilledError(BaseException):
 
 @contextlib.contextmanager
 def failing(number, error, *, too_late=False):
-    """The call of this number that changes something on the disk fails: before it has done so, or after it.
+    """The call of this number that changes something on the disk fails: before it has done so, or
+    after it.
 
-    What a call of fsync had not brought to the disk is half lost. Yields a list that is not empty if there was such a call.
-    """
+    What a call of fsync had not brought to the disk is half lost. Yields a list that is not empty
+    if there was such a call."""
     calls, hit = {name: getattr(os, name) for name in ("replace", "fsync", "unlink", "rmdir")}, []
     num_calls = 0
 

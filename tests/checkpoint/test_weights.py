@@ -1,4 +1,5 @@
-"""Promises of the weights in a checkpoint: they are those of the user's own model, and any program can load them."""
+"""Promises of the weights in a checkpoint: they are those of the user's own model, and any program
+can load them."""
 
 import random
 

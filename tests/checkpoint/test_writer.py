@@ -1,4 +1,5 @@
-"""Promises of the writing threads: what they put together is what was given to them, and one that fails holds up no other."""
+"""Promises of the writing threads: what they put together is what was given to them, and one that
+fails holds up no other."""
 
 import json
 import resource
@@ -55,7 +56,8 @@ def test_what_one_rank_writes_can_be_read_without_lockstep(tmp_path):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_the_parts_of_all_ranks_come_together_whoever_is_first(tmp_path, order):
-    writers = [Writer(Store(tmp_path)) for _ in range(3)]  # threads that know nothing of each other, as in three processes
+    # threads that know nothing of each other, as in three processes
+    writers = [Writer(Store(tmp_path)) for _ in range(3)]
     for rank in order:
         assert not list(tmp_path.glob("checkpoints/step-*"))
         writers[rank].submit(job(rank, 3))
@@ -111,7 +113,8 @@ def test_a_rank_that_cannot_write_says_so_and_rank_0_does_not_wait_for_it_for_ev
     (result,) = main.results()
     assert (result.path, result.error) == (None, "CheckpointError: rank 1 could not write its part")
     assert list((tmp_path / "checkpoints").iterdir()) == []  # a full disk needs the room
-    # A third rank had not heard of it. The next one is written, if it can be: nobody has given up that one.
+    # A third rank had not heard of it. The next one is written, if it can be: nobody has given up
+    # that one.
     third = Writer(Store(tmp_path))
     assert write(third, job(2, 3)).error == ""
     again = Writer(Store(tmp_path))

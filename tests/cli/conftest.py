@@ -1,4 +1,5 @@
-"""Commands of this folder, in this process. Those that train start warm launchers where they can: see ``launchers``."""
+"""Commands of this folder, in this process. Those that train start warm launchers where they can:
+see ``launchers``."""
 
 import pytest
 from launchers import nursery, warm_trials
@@ -23,7 +24,8 @@ def command(capsys):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What ``lockstep run`` would have run: the script, its arguments, the options and settings of each call."""
+    """What ``lockstep run`` would have run: the script, its arguments, the options and settings of
+    each call."""
     calls = []
     monkeypatch.setattr("lockstep._cli.run.run_script", lambda *args: calls.append(args))
     return calls

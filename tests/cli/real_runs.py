@@ -1,4 +1,5 @@
-"""Runs made by the real command, which log and evaluate, and may be killed or wait: for the commands that look at runs."""
+"""Runs made by the real command, which log and evaluate, and may be killed or wait: for the
+commands that look at runs."""
 
 import os
 import signal
@@ -54,7 +55,8 @@ STEPS = 20
 
 
 def run(server, place, run_dir, *args, nproc=1, kill=False, options=()):
-    """``lockstep run`` on a fork server, in ``place`` and the run directory ``run_dir``, to its end."""
+    """``lockstep run`` on a fork server, in ``place`` and the run directory ``run_dir``, to its
+    end."""
     (place / "train.py").write_text(TRAIN)
     (place / "kill").touch() if kill else (place / "kill").unlink(missing_ok=True)
     ended = run_on(server, place, _command(run_dir, args, nproc, options), env={"OMP_NUM_THREADS": "1"})
@@ -79,7 +81,8 @@ def _end(process):
     deadline = time.monotonic() + 100
     try:
         while process.poll() is None and time.monotonic() < deadline:
-            process.send_signal(signal.SIGINT)  # the first waits for the step, which may never end; the second does not
+            # the first waits for the step, which may never end; the second does not
+            process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1)
     finally:

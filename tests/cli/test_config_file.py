@@ -12,7 +12,8 @@ pytestmark = pytest.mark.timeout(20)
 
 @pytest.fixture
 def call(command, tmp_path, monkeypatch):
-    """``call("run", ...)``: the command's status, output and errors, in a directory with ``file`` as run.toml."""
+    """``call("run", ...)``: the command's status, output and errors, in a directory with ``file``
+    as run.toml."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args, file=None):

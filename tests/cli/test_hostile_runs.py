@@ -1,4 +1,5 @@
-"""Whatever is in the place of a file of a run: each command ends at once, in words, and nothing outside of the run changes."""
+"""Whatever is in the place of a file of a run: each command ends at once, in words, and nothing
+outside of the run changes."""
 
 import os
 import shutil
@@ -114,7 +115,8 @@ def made(tmp_path_factory, request, outlives_tests):
 
 @pytest.fixture
 def place(made, tmp_path, monkeypatch):
-    """A directory with a copy of the run, ``runs/other``, and one outside of all runs, ``elsewhere``."""
+    """A directory with a copy of the run, ``runs/other``, and one outside of all runs,
+    ``elsewhere``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lockstep._launch.server.start_early", lambda: None)
     shutil.copytree(made, tmp_path / "runs" / "other")

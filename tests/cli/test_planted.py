@@ -43,7 +43,8 @@ def planted(value, spared):
 
 
 def with_names(value):
-    """The same with plants in the names that a script gives: of logged values, options, settings."""
+    """The same with plants in the names that a script gives: of logged values, options,
+    settings."""
     if isinstance(value, list):
         return [with_names(item) for item in value]
     if not isinstance(value, dict):

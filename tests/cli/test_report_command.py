@@ -14,7 +14,8 @@ from lockstep._cli.main import main
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
-# It does what it can to harm a page: in its name, in those of its metrics, and in what it fails with.
+# It does what it can to harm a page: in its name, in those of its metrics, and in what it fails
+# with.
 SCRIPT_NAME, METRIC, RUN = "<b>.py", "<script>alert(1)</script>", "<u>-1"
 SCRIPT = f"""
 import os, torch, lockstep
@@ -43,7 +44,8 @@ for epoch in team.epochs(3):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, request, outlives_tests):
-    """Two runs: one that failed, and the same as it was resumed with another number of processes, to its end."""
+    """Two runs: one that failed, and the same as it was resumed with another number of processes,
+    to its end."""
     place, server = tmp_path_factory.mktemp("reports"), warm_server(request, outlives_tests)
     (place / SCRIPT_NAME).write_text(SCRIPT)
     (place / "fail").touch()
@@ -132,7 +134,8 @@ def test_every_value_that_was_logged_has_a_curve_and_a_text_alternative(place, p
     for picture in pictures:
         assert picture.attrs["role"] == "img"
         assert set(picture.attrs["aria-labelledby"].split()) <= set(ids)
-    assert len([one for one in found.all if one.tag == "polyline"]) == 4  # loss twice: training and evaluation
+    # loss twice: training and evaluation
+    assert len([one for one in found.all if one.tag == "polyline"]) == 4
     descriptions = " ".join(found.texts("desc"))
     assert "loss over the steps: training goes from" in descriptions
     assert "6 values not finite" in found.all[0].text

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, request, outlives_tests):
-    """Runs in every state, made by the real command: killed and finished, killed, killed too early, and going on."""
+    """Runs in every state, made by the real command: killed and finished, killed, killed too early,
+    and going on."""
     place, server = tmp_path_factory.mktemp("made"), warm_server(request, outlives_tests)
     run(server, place, "runs/finished-1", "--kill", "15", nproc=2, kill=True)
     run(server, place, "runs/finished-1", "--kill", "14")

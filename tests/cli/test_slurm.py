@@ -1,4 +1,5 @@
-"""``lockstep slurm`` where there is no Slurm: the file is written, and what was not looked at is said."""
+"""``lockstep slurm`` where there is no Slurm: the file is written, and what was not looked at is
+said."""
 
 import os
 import subprocess

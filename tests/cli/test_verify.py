@@ -22,7 +22,8 @@ PLANTED = Path(__file__).parents[1] / "diagnosis" / "planted.py"
 
 @pytest.fixture
 def verify(capfd, tmp_path, monkeypatch):
-    """``lockstep verify ARGS`` in ``tmp_path``: its exit status, all that it printed, and its results."""
+    """``lockstep verify ARGS`` in ``tmp_path``: its exit status, all that it printed, and its
+    results."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(PLANTED, tmp_path / "train.py")
 

@@ -1,7 +1,7 @@
 """The fixtures ``cluster`` and ``slurm_cluster``, for a conftest.py.
 
-One cluster of each kind serves the whole session. A test gets it whole, with nothing running on it, may do anything to it,
-and fails if it leaves a process on a host or a job in Slurm's queue.
+One cluster of each kind serves the whole session. A test gets it whole, with nothing running on it,
+may do anything to it, and fails if it leaves a process on a host or a job in Slurm's queue.
 """
 
 import contextlib
@@ -36,7 +36,8 @@ def _slurm_cluster(require, outlives_tests):
 
 @pytest.fixture(scope="session")
 def nurseries(_cluster, outlives_tests):
-    """``nurseries.start(host, words, ...)``: ``lockstep run`` on a host of ``cluster``, without the time that imports take."""
+    """``nurseries.start(host, words, ...)``: ``lockstep run`` on a host of ``cluster``, without the
+    time that imports take."""
     with contextlib.closing(HostNurseries(outlives_tests)) as made:
         yield made
 

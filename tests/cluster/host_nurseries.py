@@ -1,4 +1,5 @@
-"""Launchers on the hosts of a cluster, forked there from a process that has imported torch: see ``nursery``."""
+"""Launchers on the hosts of a cluster, forked there from a process that has imported torch: see
+``nursery``."""
 
 import signal
 import subprocess
@@ -10,7 +11,8 @@ import nursery
 
 
 class HostNurseries:
-    """A nursery on each host that launchers are started on, made when the first is and anew after a loss of power.
+    """A nursery on each host that launchers are started on, made when the first is and anew after a
+    loss of power.
 
     Args:
         outlives_tests: the fixture, where there are tests.
@@ -23,8 +25,8 @@ class HostNurseries:
     def start(self, host, words, **options):
         """``lockstep run`` with these words on a host; ``options`` are those of ``Nursery.start``.
 
-        Where a host has an environment of its own, the launcher imports everything itself, as a command does.
-        """
+        Where a host has an environment of its own, the launcher imports everything itself, as a
+        command does."""
         if host.environment:
             command = [sys.executable, "-m", "lockstep._cli.main", "run", *words]
             return host.start(command, stdin=subprocess.DEVNULL, **options)

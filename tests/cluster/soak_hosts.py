@@ -2,10 +2,11 @@
 
     make soak-cluster N=1 SOAK_ARGS="--seed 17"
 
-Every round is a run of ``recovery/victim.py`` that ``lockstep run`` starts on two hosts, with numbers or as hosts that come and
-go, once to three times. Each time something is done to it at a random moment (see ``BLOWS``); then it goes on by itself, or
-the same command is given again, with other numbers of processes. The end is as ``soaking`` says, and besides: every launcher
-ends, with a status that means something, and leaves no process on any host.
+Every round is a run of ``recovery/victim.py`` that ``lockstep run`` starts on two hosts, with
+numbers or as hosts that come and go, once to three times. Each time something is done to it at a
+random moment (see ``BLOWS``); then it goes on by itself, or the same command is given again, with
+other numbers of processes. The end is as ``soaking`` says, and besides: every launcher ends, with a
+status that means something, and leaves no process on any host.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ BLOWS = (
     "SIGTERM to a launcher",
     "SIGUSR1 to a launcher",
 )
-# It ended well; failed; was asked to stop, and is saved; was killed, or asked to stop before there was anything to save.
+# It ended well; failed; was asked to stop, and is saved; was killed, or asked to stop before there
+# was anything to save.
 STATUSES = {0, 1, 75, *(128 + number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1))}
 # Of a launcher that is killed, or gets a signal before it handles that.
 DEATHS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGUSR1}
@@ -83,7 +85,8 @@ class Launch:
 
 
 def plan(random: Random, most: int) -> list[Launch]:
-    """What happens in a round, with ``most`` blows at most. Nothing is done to the last: the run comes to its end in it."""
+    """What happens in a round, with ``most`` blows at most. Nothing is done to the last: the run
+    comes to its end in it."""
     launches = [
         _plan_launch(random, random.choice(["numbered", "elastic", "elastic"])) for _ in range(random.randint(1, most))
     ]
@@ -114,7 +117,8 @@ def _plan_launch(random: Random, form: str, *, calm: bool = False) -> Launch:
 
 
 class Round(soaking.Round):
-    """One run on two hosts of a cluster, and what becomes of it when ``most`` blows at most are dealt to it."""
+    """One run on two hosts of a cluster, and what becomes of it when ``most`` blows at most are
+    dealt to it."""
 
     def __init__(
         self,
@@ -153,7 +157,8 @@ class Launched:
         self._nurseries = nurseries
         self._number = next(of.numbers)
         self._launch = launch
-        self._launchers: dict[int, LaunchedOnHost] = {}  # that of each host; the newest, where there was more than one
+        # that of each host; the newest, where there was more than one
+        self._launchers: dict[int, LaunchedOnHost] = {}
         self._outputs: list[Path] = []
         self._deadline = time.monotonic() + END_S
 
@@ -218,7 +223,8 @@ class Launched:
         self._round.seen[blow.what] += 1
         if blow.what == "a process is killed":
             processes = list(self._round.notes.processes(self._number).values())
-            for pid, name in processes[int(blow.victim * len(processes)) :][:1]:  # there may be none yet
+            # there may be none yet
+            for pid, name in processes[int(blow.victim * len(processes)) :][:1]:
                 self._cluster.hosts[int(name.removeprefix("host"))].run(["kill", "-KILL", str(pid)], check=False)
         elif blow.what == "a launcher is killed":
             launcher.kill()
@@ -248,7 +254,9 @@ class Launched:
         self._wait_for_end(blow.host)
         time.sleep(blow.lasts_s)
         if self._are_running():
-            if blow.host == 0:  # it kept the store: the other ends as soon as it notices, and counts no start of this one
+            # it kept the store: the other ends as soon as it notices, and counts no start of this
+            # one
+            if blow.host == 0:
                 self._number = next(self._round.numbers)
             self._start(blow.host)
             self._round.seen["hosts that came back"] += 1

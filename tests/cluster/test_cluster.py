@@ -69,7 +69,8 @@ def seconds_for(host, to, size):
 
 
 def becomes_quick(host, to, size):
-    """Whether the link allows that in less than 0.9 s, when the machine has nothing else to do for once."""
+    """Whether the link allows that in less than 0.9 s, when the machine has nothing else to do for
+    once."""
     return any(seconds_for(host, to, size) < 0.9 for _ in range(100))
 
 

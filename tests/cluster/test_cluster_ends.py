@@ -127,7 +127,8 @@ def plain(line):
 
 
 def shown():
-    """The talks with the prompt that the documentation shows: what is said, and the lines that come back. Each once."""
+    """The talks with the prompt that the documentation shows: what is said, and the lines that come
+    back. Each once."""
     pages = PAGE.read_text()
     talks = {}
     for kind, block in re.findall(r"^```text cluster( slurm)?\n(.*?)^```", pages, re.M | re.S):
@@ -136,7 +137,8 @@ def shown():
         talks.setdefault((kind, deeds), []).extend(plain(line) for line in lines if not line.startswith(PROMPT))
     for number, ((kind, deeds), answers) in enumerate(talks.items()):
         said = " ".join(deeds)
-        # Talks with runs cost minutes. What they start has tests of its own, in test_nodes_on_hosts.py.
+        # Talks with runs cost minutes. What they start has tests of its own, in
+        # test_nodes_on_hosts.py.
         marks = [pytest.mark.longest] if "lockstep run" in said else []
         yield pytest.param(kind, deeds, answers, marks=marks, id=f"{number}{kind}")
 

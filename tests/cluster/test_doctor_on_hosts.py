@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.long]
 
 @pytest.fixture
 def doctors(cluster, tmp_path):
-    """``doctors(*options)``: what the doctors of two hosts say: for each its status and the findings it prints."""
+    """``doctors(*options)``: what the doctors of two hosts say: for each its status and the
+    findings it prints."""
 
     def call(*options):
         numbered = [("--node-rank", str(number)) for number in range(2)]

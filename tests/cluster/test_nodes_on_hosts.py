@@ -1,4 +1,5 @@
-"""``lockstep run`` on several hosts: real names and addresses, links that break, power that is lost."""
+"""``lockstep run`` on several hosts: real names and addresses, links that break, power that is
+lost."""
 
 import contextlib
 import re
@@ -55,7 +56,8 @@ class Node:
 
 @pytest.fixture
 def node(cluster, nurseries, tmp_path):
-    """``node(n, source, *options, args=())``: ``lockstep run`` on host n, of a script that all hosts see."""
+    """``node(n, source, *options, args=())``: ``lockstep run`` on host n, of a script that all
+    hosts see."""
     nodes = []
 
     def start(number, source, *options, args=(), name="script.py"):
@@ -122,8 +124,8 @@ def sizes(directory):
 
 
 def num_last(directory, size):
-    """How many of the newest steps were made with this world size. (Nodes that start together need not come together: the first
-    waits a second for the other, and goes on again with both.)"""
+    """How many of the newest steps were made with this world size. (Nodes that start together need
+    not come together: the first waits a second for the other, and goes on again with both.)"""
     found = [found == size for _, found, _ in read_steps(directory)]
     return found[::-1].index(False) if False in found else len(found)
 
@@ -137,7 +139,8 @@ def test_two_hosts_come_to_the_weights_of_one_process(numbered, alone, hurry, cl
     until(lambda: "waiting at host0:29500 for node 0, which keeps the store" in second.err)
     first = numbered(0, TRAIN, "--shards", "4", args=(EPOCHS, 0.1))
     until(lambda: read_steps(tmp_path))
-    for host in cluster.hosts[:2]:  # `ss` says *:PORT or 0.0.0.0:PORT of what listens on all interfaces
+    # `ss` says *:PORT or 0.0.0.0:PORT of what listens on all interfaces
+    for host in cluster.hosts[:2]:
         listening = [line.split()[3] for line in host.run(["ss", "-ltnH"]).stdout.splitlines()]
         assert listening
         assert all(place.startswith(f"{host.address}:") for place in listening), listening
@@ -264,7 +267,8 @@ def test_torchrun_starts_lockstep_scripts_on_hosts(cluster, alone, tmp_path):
         words = [*command, "--node-rank", str(number), "script.py", str(EPOCHS), "0"]
         nodes.append(Node(host, tmp_path, partial(host.start, words, stdin=subprocess.DEVNULL)))
     until(lambda: all("weights" in each.out for each in nodes), 90)
-    # All workers end at once. torchrun's own launchers wait for each other's end, one of them now and then for minutes.
+    # All workers end at once. torchrun's own launchers wait for each other's end, one of them now
+    # and then for minutes.
     launchers = {each.process for each in nodes}
     until(lambda: len(cluster.processes()) <= sum(one.poll() is None for one in launchers))
     with contextlib.suppress(AssertionError):

@@ -1,4 +1,5 @@
-"""``lockstep slurm`` on a real Slurm: jobs that train, are stopped in every way, come again, and lose nothing."""
+"""``lockstep slurm`` on a real Slurm: jobs that train, are stopped in every way, come again, and
+lose nothing."""
 
 import os
 import re
@@ -44,7 +45,8 @@ team.print(f"weights {weights} by {team.world_size} in {team.run_dir}")
 """
 EPOCHS, STEPS = 10, 80
 ONE_EACH = ("--nodes", "2", "--cpus-per-task", "2", "--shards", "4", "--threads", "1")
-"""A process on each node: what takes most of the processor is their imports, and what is done to jobs is done to nodes."""
+"""A process on each node: what takes most of the processor is their imports, and what is done to
+jobs is done to nodes."""
 TWO_EACH = (*ONE_EACH, "--ntasks-per-node", "2")
 
 
@@ -159,7 +161,8 @@ def test_a_job_on_two_nodes_has_the_answer_of_one_process_and_says_what_does_not
     assert "lockstep: 2 cores for each process, and 2 loader workers beside it" in said
 
 
-# There is no apptainer here. This takes its place on the command line, writes down what it was given, and runs the program.
+# There is no apptainer here. This takes its place on the command line, writes down what it was
+# given, and runs the program.
 STAND_IN = """\
 #!/bin/sh
 printf '%s\\n' "$@" > "given-$SLURM_PROCID"

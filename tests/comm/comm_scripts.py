@@ -11,7 +11,8 @@ def _mine(rank, dtype=torch.float32):
 
 
 def everything():
-    """What each collective gave on this rank, and the tensors given to them, which must be as they were."""
+    """What each collective gave on this rank, and the tensors given to them, which must be as they
+    were."""
     with lockstep.join() as team:
         rank, size = team.rank, team.world_size
         last = size - 1
@@ -55,7 +56,8 @@ def everything():
 
 
 def groups_of_their_own():
-    """Every collective in one of two groups, and what the members of the other, larger one did meanwhile."""
+    """Every collective in one of two groups, and what the members of the other, larger one did
+    meanwhile."""
     with lockstep.join() as team:
         groups = [team.new_group(ranks) for ranks in ([3, 1], [0, 2, 4])]
         group = next(group for group in groups if group is not None)

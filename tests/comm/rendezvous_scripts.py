@@ -1,4 +1,5 @@
-"""Processes that meet as if they had been started by hand: forked by a warm server, and rid of what a launcher sets."""
+"""Processes that meet as if they had been started by hand: forked by a warm server, and rid of what
+a launcher sets."""
 
 import os
 import signal
@@ -69,7 +70,8 @@ def meet_by_variables(url, variables):
 
 
 def meet_under_mpich(directory):
-    """As hydra, MPICH's launcher, starts processes: they share a parent, and it makes no directory for them."""
+    """As hydra, MPICH's launcher, starts processes: they share a parent, and it makes no directory
+    for them."""
     rank, size = _be_nobody(TMPDIR=str(directory))
     tempfile.tempdir = None  # look at TMPDIR again
     local = {"MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": str(size)}
@@ -122,7 +124,8 @@ def listening_while_open(url):
 
 
 def come_to_a_place_in_use(url, kind):
-    """Another program listens at the port: rank 0 (``taken``), or rank 1 that comes to it (``silent``)."""
+    """Another program listens at the port: rank 0 (``taken``), or rank 1 that comes to it
+    (``silent``)."""
     _be_nobody()
     port = int(url.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):

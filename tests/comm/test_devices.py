@@ -1,4 +1,5 @@
-"""Who gets which devices: a function of the settings, the process's place, and how many GPUs there are."""
+"""Who gets which devices: a function of the settings, the process's place, and how many GPUs there
+are."""
 
 import pytest
 import torch
@@ -79,7 +80,8 @@ def test_nccl_needs_a_gpu_for_each_device_of_each_process(gpus):
 
 
 def own(store, ranks):
-    """Whether each rank finds that its GPU is its own: the last one to come, that is, so that nobody has to wait."""
+    """Whether each rank finds that its GPU is its own: the last one to come, that is, so that
+    nobody has to wait."""
     for rank in range(ranks):
         store.set(f"devices/{rank}", machines.uuid_of(None))
     return machines.has_own_devices(place(ranks - 1, ranks), [torch.device("cuda", 0)], store)

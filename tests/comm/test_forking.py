@@ -1,4 +1,5 @@
-"""The promise that a process which forks while threads of a process group finish their work has a child that lives."""
+"""The promise that a process which forks while threads of a process group finish their work has a
+child that lives."""
 
 import ctypes
 import threading

@@ -1,4 +1,5 @@
-"""The interface is the user's word, else loopback on one machine, else the way to the others; and it is told."""
+"""The interface is the user's word, else loopback on one machine, else the way to the others; and
+it is told."""
 
 import socket
 

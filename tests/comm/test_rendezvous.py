@@ -1,4 +1,5 @@
-"""Processes meet wherever they are told to, in any order, whatever earlier runs have left there, or say why they cannot."""
+"""Processes meet wherever they are told to, in any order, whatever earlier runs have left there, or
+say why they cannot."""
 
 import os
 import re

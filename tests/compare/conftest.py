@@ -47,8 +47,8 @@ def epoch():
 
 @pytest.fixture
 def make_comparison(tmp_path):
-    """A comparison with one row for each ``(method, processes, seconds of the pass or reason that it failed)``; for several
-    rounds, a tuple of seconds."""
+    """A comparison with one row for each ``(method, processes, seconds of the pass or reason that
+    it failed)``; for several rounds, a tuple of seconds."""
 
     def make(*rows, threads=1, num_cores=4, loss=0.5, **of_epoch):
         results = []
@@ -109,7 +109,8 @@ def journal(world_size=world_size, num_samples=100):
 
 @pytest.fixture
 def fake_script(tmp_path):
-    """Writes a script whose ``journal()`` stands for a whole training run, and then goes on as told."""
+    """Writes a script whose ``journal()`` stands for a whole training run, and then goes on as
+    told."""
 
     def write(then: str = "if rank == 0: journal()") -> Path:
         path = tmp_path / "fake.py"

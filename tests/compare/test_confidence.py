@@ -1,4 +1,5 @@
-"""Promises of intervals: as wide as Student's t has them, in proportion, and never from a single value."""
+"""Promises of intervals: as wide as Student's t has them, in proportion, and never from a single
+value."""
 
 import random
 

@@ -70,7 +70,8 @@ def test_by_default_every_strategy_launcher_and_precision_that_the_machine_has_i
     assert {method.strategy for method in methods} == set(STRATEGIES)
     assert {method.launcher for method in methods} == set(LAUNCHERS)
     assert {method.precision for method in methods} == set(PRECISIONS)
-    narrow = {f"ddp+{precision}" for precision in PRECISIONS if precision != "32-true"}  # emulated by processors
+    # emulated by processors
+    narrow = {f"ddp+{precision}" for precision in PRECISIONS if precision != "32-true"}
     missing = set(names) - set(default_methods(()))
     assert missing == {"dp", "horovod", "horovod@horovodrun", "ddp@mpirun", *narrow}
 

@@ -1,4 +1,5 @@
-"""Promises of running rows: in directories of their own, none spoils another, nothing is left running."""
+"""Promises of running rows: in directories of their own, none spoils another, nothing is left
+running."""
 
 import dataclasses
 import io

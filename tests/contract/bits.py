@@ -45,7 +45,8 @@ def flat(name, value):
 
 
 def state_of(*things):
-    """All state of models (buffers that are not saved among it), optimizers, schedules, averages and scalers."""
+    """All state of models (buffers that are not saved among it), optimizers, schedules, averages
+    and scalers."""
     found = {}
     for number, thing in enumerate(things):
         name = f"{number} {type(thing).__name__}"
@@ -56,10 +57,11 @@ def state_of(*things):
 
 
 class Seen:
-    """What one rank sees of a training, by step and samples, so that ranks and world sizes can be laid side by side.
+    """What one rank sees of a training, by step and samples, so that ranks and world sizes can be
+    laid side by side.
 
-    ``disturb``, if it is set, is called in every step on the rank that has the first shard, inside its shards. ``last`` is
-    what this process has seen most recently.
+    ``disturb``, if it is set, is called in every step on the rank that has the first shard, inside
+    its shards. ``last`` is what this process has seen most recently.
 
     Args:
         team: of the run.

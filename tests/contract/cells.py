@@ -1,7 +1,8 @@
-"""Small trainings of the model of examples/digits.py, for ``test_matrix``: one SHA-256 of all state at the end of each.
+"""Small trainings of the model of examples/digits.py, for ``test_matrix``: one SHA-256 of all state
+at the end of each.
 
-As a script (under torchrun): python cells.py CELLS FOLDER, where CELLS is JSON; each rank leaves its digests in FOLDER.
-"""
+As a script (under torchrun): python cells.py CELLS FOLDER, where CELLS is JSON; each rank leaves
+its digests in FOLDER."""
 
 import hashlib
 import json
@@ -15,7 +16,8 @@ from torch.utils.data import DataLoader, Subset
 import lockstep
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples")]  # the latter are scripts, in no package
+# the latter are scripts, in no package
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples")]
 
 from bits import state_of  # noqa: E402
 
@@ -26,7 +28,8 @@ def sha256(*things, **more):
 
 
 def train_digits(team, workers):
-    """The convolutional network, with BatchNorm, dropout and shifted images; the last batch of each pass is smaller."""
+    """The convolutional network, with BatchNorm, dropout and shifted images; the last batch of each
+    pass is smaller."""
     import digits
 
     model, criterion = digits.make_model(), torch.nn.CrossEntropyLoss()
@@ -54,7 +57,8 @@ def train_digits(team, workers):
 
 
 def run_cells(cells):
-    """This rank's digest of each run (its shards and loader workers), one after another in one process."""
+    """This rank's digest of each run (its shards and loader workers), one after another in one
+    process."""
     digests = []
     for shards, workers in cells:
         with lockstep.join(shards=shards, progress="off", threads=1) as team:

@@ -1,4 +1,5 @@
-"""The toy trainings on which the contract is checked: every feature of a loop, and pairs of those that meet in one place.
+"""The toy trainings on which the contract is checked: every feature of a loop, and pairs of those
+that meet in one place.
 
 Each has a number of steps, and is trained with 4 shards unless ``settings`` say otherwise.
 """
@@ -32,7 +33,8 @@ SETTINGS = ("accumulate", "precision", "shards", "threads", "workers")
 
 
 def trained(num_steps=6, *, resumes=True, **options):
-    """``features.train`` with these options, and with those among them that are settings of the run."""
+    """``features.train`` with these options, and with those among them that are settings of the
+    run."""
     settings = {name: options.pop(name) for name in SETTINGS if name in options}
     return Training(partial(features.train, **options), num_steps, settings, resumes)
 
@@ -121,7 +123,8 @@ CORPUS = {
     "left loops": special(features.leave_the_loop, "16-mixed", num_steps=4),
 }
 
-# What ``fsdp`` trains as well: without empty shards, on numbers of processes that divide those of shards.
+# What ``fsdp`` trains as well: without empty shards, on numbers of processes that divide those of
+# shards.
 SHARDED = {
     **{name: CORPUS[name] for name in (*("stream by tokens", "16-mixed", "two losses by weights"),)},
     "unused parameters": trained(model="SometimesUnused", batch_size=8, length=40, epochs=3, num_steps=15),

@@ -66,19 +66,22 @@ class Deep(nn.Module):
         self.last = nn.Linear(6, 3)
 
     def forward(self, x):
-        x.requires_grad_(self.use_reentrant is True)  # else the reentrant kind has no gradients to work with
+        # else the reentrant kind has no gradients to work with
+        x.requires_grad_(self.use_reentrant is True)
         for block in self.blocks:
             x = block(x) if self.use_reentrant is None else checkpoint(block, x, use_reentrant=self.use_reentrant)
         return self.last(x)
 
 
 class Normed(nn.Module):
-    """Blocks whose weights a hook computes before each forward pass; the data choose between the results of two."""
+    """Blocks whose weights a hook computes before each forward pass; the data choose between the
+    results of two."""
 
     def __init__(self):
         super().__init__()
         blocks = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # still used, in vocoders say
+        # still used, in vocoders say
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
             self.blocks = nn.ModuleList([blocks[0], nn.utils.weight_norm(blocks[1]), nn.utils.spectral_norm(blocks[2])])
         self.last = nn.Linear(6, 3)
 
@@ -135,7 +138,8 @@ MODELS = {
 
 
 class InAttributes(torch.optim.Optimizer):
-    """Adam without its division, whose state is in attributes: a count, momenta in a list, and norms by parameter."""
+    """Adam without its division, whose state is in attributes: a count, momenta in a list, and
+    norms by parameter."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.02})
@@ -153,7 +157,8 @@ class InAttributes(torch.optim.Optimizer):
 
 
 class InOptions(torch.optim.Optimizer):
-    """Keeps what it has computed for a step in a list among the options, as the first RAdam does, and AdaBelief and Ranger."""
+    """Keeps what it has computed for a step in a list among the options, as the first RAdam does,
+    and AdaBelief and Ranger."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.02, "buffer": [[None, None] for _ in range(4)]})
@@ -332,7 +337,8 @@ KEEPING = {
 
 
 def keep_what_was_given():
-    """The gradients of every step are kept, in ways that share their memory, and looked at again at the end."""
+    """The gradients of every step are kept, in ways that share their memory, and looked at again at
+    the end."""
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -353,7 +359,8 @@ def keep_what_was_given():
 
 
 def train_two_losses(how):
-    """Two backward passes for each shard, one after another or in phases of their own; each may have its own weights."""
+    """Two backward passes for each shard, one after another or in phases of their own; each may
+    have its own weights."""
     team = lockstep.join()
     model, judge = Net(), Plain()
     if how == "through a shared layer":
@@ -411,7 +418,8 @@ def train_two_losses(how):
 
 
 def train_and_look(how):
-    """The model runs again after the backward pass, or after the update, and is evaluated in the middle of a pass."""
+    """The model runs again after the backward pass, or after the update, and is evaluated in the
+    middle of a pass."""
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -457,7 +465,8 @@ class History(list):
 
 
 def train_hosted():
-    """A library drives the epochs, counts batches to ``len(loader)``, and reads what single shards and batches computed."""
+    """A library drives the epochs, counts batches to ``len(loader)``, and reads what single shards
+    and batches computed."""
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -528,7 +537,8 @@ class GoesOn(Sampler):
 
 
 def train_with_samplers():
-    """Passes that are left early, of loaders that go on, and evaluations whose order is drawn from a generator."""
+    """Passes that are left early, of loaders that go on, and evaluations whose order is drawn from
+    a generator."""
     team = lockstep.join()
     model = Plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -564,7 +574,8 @@ def train_with_samplers():
 
 
 def train_scaled(whose, optimizer, accumulate=1, clip=True):
-    """float16 autocast with the loss scaled, and an overflow in one shard of step 3: the step is skipped."""
+    """float16 autocast with the loss scaled, and an overflow in one shard of step 3: the step is
+    skipped."""
     own = whose == "script"
     team = lockstep.join(precision="32-true" if own else "16-mixed", accumulate=accumulate)
     model = Deep()
@@ -624,11 +635,13 @@ def leave_the_loop(precision):
 
 
 class Late(nn.Module):
-    """Makes its process late now and then: before it goes on forward, and before it goes on backward."""
+    """Makes its process late now and then: before it goes on forward, and before it goes on
+    backward."""
 
     def __init__(self, rank, number):
         super().__init__()
-        self.dice = random.Random(100 * rank + number)  # a generator that no stream of the run knows
+        # a generator that no stream of the run knows
+        self.dice = random.Random(100 * rank + number)
 
     def wait(self, gradient=None):
         time.sleep(self.dice.choice((0, 0, 0.002, 0.01)))
@@ -692,7 +705,8 @@ def token_weight(targets):
 
 
 def accumulate_by_hand(k, normalised, weighted, length=44, batch_size=8, epochs=2):
-    """The loop that people write: k batches, then a step, with the last few batches of a pass as a step too."""
+    """The loop that people write: k batches, then a step, with the last few batches of a pass as a
+    step too."""
     torch.manual_seed(1)
     model = Even(normalised)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
@@ -717,7 +731,8 @@ def accumulate_with_team(normalised, weighted, length=44, batch_size=8, epochs=2
     for _ in team.epochs(epochs):
         for batch in loader:
             for inputs, targets in batch.shards:
-                # Where a shard is a part of a batch, its weight must be one that adds up: its part of the batch's.
+                # Where a shard is a part of a batch, its weight must be one that adds up: its part
+                # of the batch's.
                 loss = functional.cross_entropy(model(inputs), targets)
                 team.backward(loss, weight=token_weight(targets) if weighted else None)
             optimizer.step()
@@ -729,7 +744,8 @@ def accumulate_with_team(normalised, weighted, length=44, batch_size=8, epochs=2
 
 
 class LateBuffer(Plain):
-    """Makes a buffer in its first forward pass, and follows its inputs with it, or makes it once and for all."""
+    """Makes a buffer in its first forward pass, and follows its inputs with it, or makes it once
+    and for all."""
 
     def __init__(self, changes):
         super().__init__()

@@ -1,4 +1,5 @@
-"""Shards that move between processes all the time, so that whatever depends on where they are shows."""
+"""Shards that move between processes all the time, so that whatever depends on where they are
+shows."""
 
 import contextlib
 import random
@@ -9,7 +10,8 @@ from lockstep._plan.blocks import blocks_of
 
 @contextlib.contextmanager
 def moving_shards():
-    """In runs of this process, shards move as soon as they may, to blocks that are drawn at random: on all ranks the same."""
+    """In runs of this process, shards move as soon as they may, to blocks that are drawn at random:
+    on all ranks the same."""
     plain = Balancer.end_step
 
     def propose(balancer):

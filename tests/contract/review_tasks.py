@@ -58,7 +58,8 @@ def _prepare(make, batches=BATCHES):
 
 
 def thaw_between_phases():
-    """The usual order of a GAN: the judge learns from the first phase only, in which the maker is frozen."""
+    """The usual order of a GAN: the judge learns from the first phase only, in which the maker is
+    frozen."""
     team = lockstep.join()
     judge, maker = Two(), nn.Linear(6, 6)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (judge, maker)]
@@ -78,7 +79,8 @@ def thaw_between_phases():
 
 
 def other_numbers_of_calls(weighted):
-    """The last shard of each step makes three backward calls, shard 1 of step 2 none, the others two."""
+    """The last shard of each step makes three backward calls, shard 1 of step 2 none, the others
+    two."""
     team, model, optimizer, loader = _prepare(Two, BATCHES * 2)
     last, none = [float(x[0, 0]) for x in DATA.split(2)[3::4]], float(DATA[10, 0])
     gradients = []
@@ -94,7 +96,8 @@ def other_numbers_of_calls(weighted):
 
 
 def start_apart():
-    """Ranks that begin with other numbers, in memory with gaps, of a dtype that Gloo does not know, and an average."""
+    """Ranks that begin with other numbers, in memory with gaps, of a dtype that Gloo does not know,
+    and an average."""
     torch.manual_seed(int(os.environ["RANK"]))
     average = torch.optim.swa_utils.AveragedModel(nn.Linear(6, 6))
     torch.manual_seed(0)

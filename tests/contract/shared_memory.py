@@ -35,7 +35,8 @@ class _Grid(nn.Module):
 
 
 def buffer_assigned():
-    """Whether the data are as they were, and the weights, after a training with a buffer that is assigned."""
+    """Whether the data are as they were, and the weights, after a training with a buffer that is
+    assigned."""
     with lockstep.join() as team:
         data = [torch.randn(4, 3, generator=torch.Generator().manual_seed(number)) for number in range(3)]
         before = [inputs.clone() for inputs in data]

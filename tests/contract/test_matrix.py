@@ -1,4 +1,5 @@
-"""The promise itself, on the example of the README: one digest of all state whoever starts its processes, and with any workers.
+"""The promise itself, on the example of the README: one digest of all state whoever starts its
+processes, and with any workers.
 
 And its opposite: with PyTorch's own sum the digests differ, so that these tests could fail.
 """
@@ -15,7 +16,8 @@ import pytest
 pytestmark = pytest.mark.timeout(120)
 
 SHARDS = 4
-# Shards and loader workers of each run, by number of processes: those of one come one after another in the same process.
+# Shards and loader workers of each run, by number of processes: those of one come one after another
+# in the same process.
 WAYS = {1: [(SHARDS, 0), (SHARDS, 1)], 2: [(SHARDS, 0)], 3: [(SHARDS, 0)]}
 
 

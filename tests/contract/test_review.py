@@ -1,4 +1,5 @@
-"""What a review of the fixed tree found, kept found: places in which ranks went apart, or the answer was wrong."""
+"""What a review of the fixed tree found, kept found: places in which ranks went apart, or the
+answer was wrong."""
 
 import pytest
 import review_tasks

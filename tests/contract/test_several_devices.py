@@ -1,4 +1,5 @@
-"""A model in parts on the devices of its process gives the answer that it gives on one. (Here they are all the CPU.)"""
+"""A model in parts on the devices of its process gives the answer that it gives on one. (Here they
+are all the CPU.)"""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Tensors that share their memory with the script's, or with each other, are not written to for them."""
+"""Tensors that share their memory with the script's, or with each other, are not written to for
+them."""
 
 import pytest
 import shared_memory

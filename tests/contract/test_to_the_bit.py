@@ -1,8 +1,9 @@
-"""The contract, to the bit: with ``shards=`` every feature gives the same answer at every number of processes, and resumed.
+"""The contract, to the bit: with ``shards=`` every feature gives the same answer at every number of
+processes, and resumed.
 
-The same are weights, buffers, the state of optimizers, schedules, averages and scalers on every rank, the loss of every
-shard of every step, and in every step, on every rank, with samples or without, the gradients, their norm, and the values
-that were added to the batch.
+The same are weights, buffers, the state of optimizers, schedules, averages and scalers on every
+rank, the loss of every shard of every step, and in every step, on every rank, with samples or
+without, the gradients, their norm, and the values that were added to the batch.
 """
 
 import os
@@ -49,7 +50,8 @@ def alone(standing_crew, known):
 
 @pytest.fixture
 def same_bits_on(standing_crew, alone):
-    """``same_bits_on(nprocs, training)``: check that it gives the same bits there; its result in a single process."""
+    """``same_bits_on(nprocs, training)``: check that it gives the same bits there; its result in a
+    single process."""
 
     def check(nprocs, training):
         for nproc in nprocs:
@@ -60,7 +62,8 @@ def same_bits_on(standing_crew, alone):
 
 
 def stopped_in(step, task):
-    """What is seen of the training until a signal comes in this step, by which it is saved and ends."""
+    """What is seen of the training until a signal comes in this step, by which it is saved and
+    ends."""
 
     def disturb(now):
         if now == step:
@@ -85,8 +88,8 @@ def test_a_training_gives_the_same_bits_on_any_number_of_processes_and_in_two_pi
     if not training.resumes:
         same_bits_on((3,), training)
         return
-    # On two processes, which exchange gradients as one message, and between which shards move, until it is stopped; then on
-    # three, which exchange them in buckets.
+    # On two processes, which exchange gradients as one message, and between which shards move,
+    # until it is stopped; then on three, which exchange them in buckets.
     whole, stop = alone(training), 1 + sorted(CORPUS).index(name) % min(4, training.num_steps - 1)
     settings = {"shards": 4, "checkpoint_every": "1h", "run_dir": "run", **training.settings}
     first = standing_crew(2, partial(stopped_in, stop), partial(while_shards_move, training.task), **settings)
@@ -159,8 +162,10 @@ def shards_by_rank(results):
     ],
 )
 def test_shards_that_move_all_the_time_change_nothing(standing_crew, alone, training):
-    settings = {**training.settings, "checkpoint_every": 1}  # also while a move is yet to come into force
-    results = standing_crew(3, while_shards_move, training.task, **settings)  # (On two, as those of the corpus do.)
+    # also while a move is yet to come into force
+    settings = {**training.settings, "checkpoint_every": 1}
+    # (On two, as those of the corpus do.)
+    results = standing_crew(3, while_shards_move, training.task, **settings)
     assert_same_bits(alone(training), results)
     assert len(shards_by_rank(results)) > 2, "they have not moved"
 
@@ -229,7 +234,8 @@ def test_accumulation_in_shards_is_the_loop_that_people_write(standing_crew, str
 
 @pytest.mark.parametrize("precision", NARROW)
 def test_every_precision_computes_in_it_and_checkpointed_blocks_as_plain_ones(alone, precision):
-    optimizer = "SGD, foreach" if precision == "16-true" else "AdamW, foreach"  # AdamW divides by 0 in float16
+    # AdamW divides by 0 in float16
+    optimizer = "SGD, foreach" if precision == "16-true" else "AdamW, foreach"
     narrow = [alone(trained(model=model, optimizer=optimizer, precision=precision)) for model in BLOCKS]
     plain = alone(trained(model="Deep", optimizer=optimizer))
     assert narrow[0]["losses"].keys() == plain["losses"].keys()

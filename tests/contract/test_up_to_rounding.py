@@ -1,4 +1,5 @@
-"""Other sums than the fixed tree: with PyTorch's all-reduce, or Horovod's, the answer of one process up to rounding.
+"""Other sums than the fixed tree: with PyTorch's all-reduce, or Horovod's, the answer of one
+process up to rounding.
 
 All ranks have the same one to the bit.
 """
@@ -14,7 +15,8 @@ from horovod_helpers import horovod
 __all__ = ["horovod"]  # a fixture
 pytestmark = pytest.mark.timeout(120)
 WIDE = {"many dtypes", "16-true"}  # their numbers have 8 to 11 bits
-# Those in which gradients reach Horovod in another way. (What stands between them is the strategy's no more than the others'.)
+# Those in which gradients reach Horovod in another way. (What stands between them is the strategy's
+# no more than the others'.)
 BY_HOROVOD = ("plain", "many dtypes", "frozen at first", "two losses by weights", "unused parameters")
 BY_HOROVOD += ("one sample", "bf16-mixed")
 

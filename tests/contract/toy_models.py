@@ -10,7 +10,8 @@ from torch.utils.data import Dataset
 
 
 class Points(Dataset):
-    """Samples with noise from all three generators that user code draws from; each knows its index."""
+    """Samples with noise from all three generators that user code draws from; each knows its
+    index."""
 
     def __init__(self, length, features=6):
         generator = torch.Generator().manual_seed(7)
@@ -28,7 +29,8 @@ class Points(Dataset):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        # No bias: BatchNorm takes it away, its gradient is rounding error, and Adam makes a full step of that.
+        # No bias: BatchNorm takes it away, its gradient is rounding error, and Adam makes a full
+        # step of that.
         self.first = nn.Linear(6, 8, bias=False)
         self.norm = nn.BatchNorm1d(8)
         self.drop = nn.Dropout(0.2)
@@ -88,7 +90,8 @@ class ChannelsLast(nn.Module):
 
 
 class CodeBook(Plain):
-    """Writes a buffer through ``.data``, which PyTorch does not count as a change; another is not saved."""
+    """Writes a buffer through ``.data``, which PyTorch does not count as a change; another is not
+    saved."""
 
     def __init__(self):
         super().__init__()

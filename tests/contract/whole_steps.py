@@ -1,7 +1,8 @@
-"""Trainings with several phases a step, and what scripts do between the shards of one step and those of the next.
+"""Trainings with several phases a step, and what scripts do between the shards of one step and
+those of the next.
 
-Every training is one rank's script. 33 samples in batches of 8: the last step of a pass has one sample, so that most ranks
-have none, and run the same code.
+Every training is one rank's script. 33 samples in batches of 8: the last step of a pass has one
+sample, so that most ranks have none, and run the same code.
 """
 
 import itertools
@@ -35,7 +36,8 @@ class Quiet(nn.Module):
 
 
 def train_gan():
-    """The judge learns in two phases of a step, the maker in a third, which gives the judge gradients too."""
+    """The judge learns in two phases of a step, the maker in a third, which gives the judge
+    gradients too."""
     team = lockstep.join()
     maker, judge = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 6)), Plain()
     making, judging = (torch.optim.Adam(model.parameters(), lr=0.02) for model in (maker, judge))
@@ -69,7 +71,8 @@ def train_gan():
 
 
 def overflow_in_one_phase():
-    """In step 2 the maker's phase overflows, which gives the judge gradients too; they are cleared, and not used."""
+    """In step 2 the maker's phase overflows, which gives the judge gradients too; they are cleared,
+    and not used."""
     team = lockstep.join(precision="16-mixed")
     team._loop.phases.trained.scaling.scaler.load_state_dict(torch.amp.GradScaler("cpu", init_scale=2.0**8).state_dict())
     maker, judge = nn.Linear(6, 6), Plain()
@@ -94,7 +97,8 @@ def overflow_in_one_phase():
 
 
 def train_sharp():
-    """Sharpness-aware: the gradient is taken where a first gradient, over the same samples, leads uphill."""
+    """Sharpness-aware: the gradient is taken where a first gradient, over the same samples, leads
+    uphill."""
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -151,7 +155,8 @@ def train_with_closures(kind, **settings):
 
 
 def train_in_words():
-    """A state goes from batch to batch, one for each shard, with a count that the script changes in place."""
+    """A state goes from batch to batch, one for each shard, with a count that the script changes in
+    place."""
     team = lockstep.join()
     model = nn.Module()
     model.first, model.last = nn.Linear(6, 8), nn.Linear(8, 3)
@@ -190,7 +195,8 @@ def _read(model, x, hidden):
 
 
 def draw_everywhere():
-    """Random numbers from all three generators: before the shards, in them, between two phases, and after them."""
+    """Random numbers from all three generators: before the shards, in them, between two phases, and
+    after them."""
     team = lockstep.join()
     model, loader = team.prepare(Plain(), loader_of("samples", 33, 8))
     seen = Seen(team)
@@ -201,7 +207,8 @@ def draw_everywhere():
                 for inputs, _, indices in batch.shards:
                     seen.loss(indices, torch.tensor(_draw()), phase)
                     team.backward(model(inputs).square().mean())
-                    torch.rand(int(indices[0]) % 5)  # how many are drawn in here does not matter outside
+                    # how many are drawn in here does not matter outside
+                    torch.rand(int(indices[0]) % 5)
                 seen.step(**{f"after {phase}": _draw()})
         seen.step(tail=_draw())
     return seen.result(model, end=_draw())
@@ -211,7 +218,8 @@ def _draw():
     return [float(torch.rand(())), random.random(), float(numpy.random.random())]
 
 
-# What scripts do between the shards of one step and those of the next, and resumes (more are in tests/idioms/topics)
+# What scripts do between the shards of one step and those of the next, and resumes (more are in
+# tests/idioms/topics)
 
 
 def _noise(team, model, optimizer, seen):

@@ -1,5 +1,5 @@
-"""These tests run functions in several processes: see ``crew``. A process opens its context on the GPU once for all that it is
-asked for, if it stays: seconds for each of a hundred trainings."""
+"""These tests run functions in several processes: see ``crew``. A process opens its context on the
+GPU once for all that it is asked for, if it stays: seconds for each of a hundred trainings."""
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ __all__ = ["plain_crew", "plain_standing_crew"]
 
 
 def without_reports(fn, *args):
-    """``fn(*args)``, in which the simulated device must have found no access that nothing orders."""
+    """``fn(*args)``, in which the simulated device must have found no access that nothing
+    orders."""
     result = fn(*args)
     reports = torch.sim.library.reports()
     assert not reports, reports

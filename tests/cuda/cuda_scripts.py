@@ -30,7 +30,8 @@ class Points(Dataset):
 
 
 def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None):
-    """Two epochs with BatchNorm and dropout. What came of it, on the CPU, and where it was computed."""
+    """Two epochs with BatchNorm and dropout. What came of it, on the CPU, and where it was
+    computed."""
     with lockstep.join() as team:
         model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -82,7 +83,8 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
 
 @contextlib.contextmanager
 def deterministic_kernels():
-    """Only in its block: the process may go on with another script. The launcher has set what such kernels need."""
+    """Only in its block: the process may go on with another script. The launcher has set what such
+    kernels need."""
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -92,7 +94,8 @@ def deterministic_kernels():
 
 @deterministic_kernels()
 def train_clipped(parts):
-    """A CNN with BatchNorm on ready batches, clipped; begun anew before each part, from the state that the last one left."""
+    """A CNN with BatchNorm on ready batches, clipped; begun anew before each part, from the state
+    that the last one left."""
     generator = torch.Generator().manual_seed(3)
     batches = [(torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 3) for _ in range(sum(parts))]
     kept, norms, means = None, [], []
@@ -124,7 +127,8 @@ def train_clipped(parts):
 
 
 def train_sharded():
-    """A small transformer's layer with dropout, and the digest of its whole parameters and of the optimizer's state."""
+    """A small transformer's layer with dropout, and the digest of its whole parameters and of the
+    optimizer's state."""
     with lockstep.join() as team:
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -146,7 +150,8 @@ def train_sharded():
 
 
 def log_without_waiting(steps):
-    """Log in every step and read nothing, from the fourth step to the last but one where it is an error to wait."""
+    """Log in every step and read nothing, from the fourth step to the last but one where it is an
+    error to wait."""
     with lockstep.join(log_every=4, journal_every=0) as team:
         model = nn.Linear(6, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -167,7 +172,8 @@ def log_without_waiting(steps):
 
 
 def train_with_long_kernels(num_steps):
-    """A forward pass that is long on the GPU, and short for the script. The split of the epoch, and how long it took."""
+    """A forward pass that is long on the GPU, and short for the script. The split of the epoch, and
+    how long it took."""
     with lockstep.join(run_dir="run") as team:
         model, large = nn.Linear(6, 1), torch.randn(4096, 4096, device=team.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -186,7 +192,8 @@ def train_with_long_kernels(num_steps):
 
 
 def timeout_of_the_device():
-    """How long the devices' collectives may take, in seconds, and those of lockstep's own numbers."""
+    """How long the devices' collectives may take, in seconds, and those of lockstep's own
+    numbers."""
     with lockstep.join(timeout_s=100.0) as team:
         backend = torch.distributed.group.WORLD._get_backend(team.device)
         return backend.options._timeout.total_seconds(), team._transport.timeout_s

@@ -22,7 +22,8 @@ class Parts(nn.Module):
 
 
 class Whole(nn.Module):
-    """No part of it looks at more than one sample, so that it does not matter which GPU has which."""
+    """No part of it looks at more than one sample, so that it does not matter which GPU has
+    which."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +38,8 @@ class Whole(nn.Module):
 
 @deterministic_kernels()
 def train_parts(epochs=2, **settings):
-    """The state at the end, on the CPU, where it was, and what ``log`` and the checkpoint made of it."""
+    """The state at the end, on the CPU, where it was, and what ``log`` and the checkpoint made of
+    it."""
     with lockstep.join(**settings) as team:
         torch.manual_seed(0)
         model = Parts(team.devices[0], team.devices[-1])
@@ -67,7 +69,8 @@ def train_parts(epochs=2, **settings):
 
 
 def train_whole(**settings):
-    """With ``strategy="dp"``, say: the state at the end, and in what formats and where the copies ran."""
+    """With ``strategy="dp"``, say: the state at the end, and in what formats and where the copies
+    ran."""
     with lockstep.join(**settings) as team:
         torch.manual_seed(0)
         model = Whole()

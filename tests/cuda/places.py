@@ -1,5 +1,5 @@
-"""Where the tests of this folder train: on CUDA GPUs; by ``make simulated`` on the simulated device, which finds mistakes in
-the tests themselves before they run on a card."""
+"""Where the tests of this folder train: on CUDA GPUs; by ``make simulated`` on the simulated
+device, which finds mistakes in the tests themselves before they run on a card."""
 
 import contextlib
 
@@ -14,7 +14,8 @@ NUM_DEVICES = torch.sim.device_count() if IS_SIMULATED else num_gpus_here()
 BACKEND = "simccl" if IS_SIMULATED else "nccl"
 BACKENDS = ["auto"] if IS_SIMULATED else ["gloo", "nccl"]
 
-# Settings of runs. The simulated device is chosen where none is named. It has as many devices as are needed.
+# Settings of runs. The simulated device is chosen where none is named. It has as many devices as
+# are needed.
 DEVICE = {} if IS_SIMULATED else {"device": "cuda"}
 OVER_DEVICES = {} if IS_SIMULATED else {"device": "cuda", "backend": "nccl"}
 SHARED = {} if IS_SIMULATED else {"device": "cuda", "backend": "gloo", "timeout_s": 60.0}
@@ -32,7 +33,8 @@ def only_on_cuda(reason):
 
 @contextlib.contextmanager
 def no_blocking_copies():
-    """A block in which it is an error to wait for a copy, or for all of a stream: what PyTorch's debug mode finds on CUDA."""
+    """A block in which it is an error to wait for a copy, or for all of a stream: what PyTorch's
+    debug mode finds on CUDA."""
     if IS_SIMULATED:
         torch.sim.library.reset()
         yield

@@ -9,7 +9,8 @@ import lockstep
 
 
 class Net(nn.Module):
-    """Convolutions with BatchNorm, a block that is run again in the backward pass, and another normalisation."""
+    """Convolutions with BatchNorm, a block that is run again in the backward pass, and another
+    normalisation."""
 
     def __init__(self):
         super().__init__()
@@ -25,7 +26,8 @@ class Net(nn.Module):
 
 
 def train():
-    """Three epochs and an evaluation; what came of it, on the CPU, and the formats that were seen on the way."""
+    """Three epochs and an evaluation; what came of it, on the CPU, and the formats that were seen
+    on the way."""
     with lockstep.join() as team:
         generator = torch.Generator().manual_seed(3)
         data = TensorDataset(torch.randn(48, 1, 8, 8, generator=generator), torch.arange(48) % 3)

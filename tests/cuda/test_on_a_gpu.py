@@ -1,4 +1,5 @@
-"""What needs a CUDA GPU: ``make gpu`` runs it there, and ``make simulated`` on the simulated device.
+"""What needs a CUDA GPU: ``make gpu`` runs it there, and ``make simulated`` on the simulated
+device.
 
 One GPU is enough: where two processes are needed they share it, over Gloo.
 """
@@ -30,7 +31,8 @@ def test_one_process_trains_on_the_gpu_near_the_answer_of_the_cpu(standing_crew)
     assert (on_gpu["device"], on_gpu["devices"]) == (f"{KIND}:0", [f"{KIND}:0"])
     (on_cpu,) = standing_crew(1, cuda_scripts.train, device="cpu", shards=2)
     assert [w for _, w, _ in on_gpu["losses"]] == [w for _, w, _ in on_cpu["losses"]]
-    assert on_gpu["losses"][0][2] == pytest.approx(on_cpu["losses"][0][2], rel=0.3)  # dropout draws on the GPU
+    # dropout draws on the GPU
+    assert on_gpu["losses"][0][2] == pytest.approx(on_cpu["losses"][0][2], rel=0.3)
 
 
 def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(standing_crew):
@@ -55,13 +57,15 @@ def test_two_processes_that_share_a_gpu_give_the_answer_of_one(standing_crew, sh
     assert [one["sum"] for one in two] == [[2.0, 2.0]] * 2
     for one in two:
         assert_close(one["state"], alone["state"])
-        assert one["accuracy"] == pytest.approx(alone["accuracy"], abs=0.11)  # at most one sample of ten
+        # at most one sample of ten
+        assert one["accuracy"] == pytest.approx(alone["accuracy"], abs=0.11)
     assert all(torch.equal(two[0]["state"][name], two[1]["state"][name]) for name in two[0]["state"])
 
 
 @pytest.fixture(scope="module")
 def whole():
-    """The undisturbed run of ``train_clipped`` by one process, by number of shards. Filled by the tests that need it."""
+    """The undisturbed run of ``train_clipped`` by one process, by number of shards. Filled by the
+    tests that need it."""
     return {}
 
 

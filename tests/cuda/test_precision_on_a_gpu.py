@@ -1,4 +1,5 @@
-"""Every precision on a CUDA GPU (``make gpu``), and on the simulated device (``make simulated``)."""
+"""Every precision on a CUDA GPU (``make gpu``), and on the simulated device (``make
+simulated``)."""
 
 import precision_scripts
 import pytest
@@ -7,7 +8,8 @@ from places import DEVICE, OVER_DEVICES, SHARED
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
 
-# Parameters (gradients and momentum are alike), and in passes: the weights of convolutions, those of BatchNorm, inputs.
+# Parameters (gradients and momentum are alike), and in passes: the weights of convolutions, those
+# of BatchNorm, inputs.
 EXPECTED = {
     "32-true": ("float32", "float32", "float32", "float32"),
     "16-mixed": ("float32", "float32", "float32", "float32"),
@@ -34,7 +36,8 @@ def test_a_precision_learns_on_the_gpu_what_float32_learns_in_its_own_formats(st
     assert found["seen"] == {"conv": conv, "norm": norm, "inputs": inputs}
     assert found["outputs"] == "torch.float32"
     assert found["losses"][0] == pytest.approx(plain[0]["losses"][0], abs=0.03)
-    assert found["result"] == pytest.approx(plain[0]["result"], abs=0.2)  # with a scaled loss the first steps may be skipped
+    # with a scaled loss the first steps may be skipped
+    assert found["result"] == pytest.approx(plain[0]["result"], abs=0.2)
     assert found["result"] < found["losses"][0]
     if precision != "32-true":
         assert found["losses"] != plain[0]["losses"]

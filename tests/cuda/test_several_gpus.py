@@ -1,7 +1,8 @@
-"""Several devices of one process: nn.DataParallel, and models in parts. (``make simulated`` has four devices.)
+"""Several devices of one process: nn.DataParallel, and models in parts. (``make simulated`` has
+four devices.)
 
-What needs only one GPU has it stand for two: with ``backend="gloo"`` processes, and the devices of one, share GPUs.
-"""
+What needs only one GPU has it stand for two: with ``backend="gloo"`` processes, and the devices of
+one, share GPUs."""
 
 import device_scripts
 import pytest
@@ -56,7 +57,8 @@ def test_dp_on_two_gpus_cuts_each_shard_and_gives_the_answer_of_single(standing_
     (dp,) = standing_crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=2, **settings)
     assert_close(dp["state"], single["state"])
     assert {gpu for _, gpu, _ in dp["ran"]} == {0, 1}
-    assert {length for _, _, length in dp["ran"]} == {8 // shards, 4 // shards}  # of 16, and of the last 8 of 40
+    # of 16, and of the last 8 of 40
+    assert {length for _, _, length in dp["ran"]} == {8 // shards, 4 // shards}
 
 
 # A model in parts
@@ -64,7 +66,8 @@ def test_dp_on_two_gpus_cuts_each_shard_and_gives_the_answer_of_single(standing_
 
 @pytest.fixture(scope="module")
 def alone():
-    """The undisturbed run by one process whose two devices are one GPU. Filled by the first test that needs it."""
+    """The undisturbed run by one process whose two devices are one GPU. Filled by the first test
+    that needs it."""
     return {}
 
 
@@ -105,7 +108,8 @@ def test_parts_stay_on_the_two_gpus_where_the_script_has_put_them(standing_crew,
     (first,) = standing_crew(1, device_scripts.train_parts, **settings)
     assert first["team"] == [f"{KIND}:0", f"{KIND}:1"]
     assert first["devices"] == [f"{KIND}:0"] * 3 + [f"{KIND}:1"] * 2
-    (again,) = standing_crew(1, device_scripts.train_parts, **settings)  # dropout on the second GPU too has its streams
+    # dropout on the second GPU too has its streams
+    (again,) = standing_crew(1, device_scripts.train_parts, **settings)
     assert_equal(first["state"], again["state"])
     assert first["losses"] == again["losses"]
 

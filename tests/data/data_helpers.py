@@ -1,4 +1,5 @@
-"""A driver without a team, worlds of many ranks in one process, and data that shows what was drawn for it."""
+"""A driver without a team, worlds of many ranks in one process, and data that shows what was drawn
+for it."""
 
 import random
 
@@ -119,7 +120,8 @@ def prepared(batches, rank=0, world_size=1, num_shards=1, driver=None, **place):
 
 
 def deal_all(make, world_size, num_shards, epochs=1, **place):
-    """``{(step, shard): batch}`` of all ranks of a simulated world, and how many steps each epoch had.
+    """``{(step, shard): batch}`` of all ranks of a simulated world, and how many steps each epoch
+    had.
 
     ``make()`` makes the user's loader, anew for each rank as each process does.
     """

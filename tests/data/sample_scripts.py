@@ -1,4 +1,5 @@
-"""Scripts that write to what they get of a data set: to the data set's own samples, or to copies."""
+"""Scripts that write to what they get of a data set: to the data set's own samples, or to
+copies."""
 
 import copy
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Streams of all kinds, each of the numbers 0 to 41 in some order, for tests of what follows a resume."""
+"""Streams of all kinds, each of the numbers 0 to 41 in some order, for tests of what follows a
+resume."""
 
 import importlib.util
 import io

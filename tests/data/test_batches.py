@@ -1,4 +1,5 @@
-"""Promises about batches: whatever they are made of, they are moved, cut, or refused with a reason."""
+"""Promises about batches: whatever they are made of, they are moved, cut, or refused with a
+reason."""
 
 import collections
 import dataclasses
@@ -33,7 +34,8 @@ class Graph:
 
 
 class Encoding(collections.UserDict):
-    """As the batch of a tokeniser: a mapping with attributes besides its items, and a ``to`` that changes itself."""
+    """As the batch of a tokeniser: a mapping with attributes besides its items, and a ``to`` that
+    changes itself."""
 
     def __init__(self, data=None, note=None):
         super().__init__(data)

@@ -1,4 +1,5 @@
-"""What the script, or a sampler itself, has changed of a loader's samplers comes back with a run that resumes.
+"""What the script, or a sampler itself, has changed of a loader's samplers comes back with a run
+that resumes.
 
 The population: what is changed x when it is changed x where the run is interrupted.
 """

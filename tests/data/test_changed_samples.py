@@ -1,4 +1,5 @@
-"""Who writes in place to the samples of the data set is told so, and who writes to copies is not."""
+"""Who writes in place to the samples of the data set is told so, and who writes to copies is
+not."""
 
 import pytest
 import sample_scripts

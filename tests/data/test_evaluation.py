@@ -1,4 +1,5 @@
-"""Promises of evaluation: the result of one process, to the bit, on any number of them, and nothing disturbed."""
+"""Promises of evaluation: the result of one process, to the bit, on any number of them, and nothing
+disturbed."""
 
 import itertools
 import math

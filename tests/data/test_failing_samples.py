@@ -1,4 +1,5 @@
-"""What an error in the user's data says: which sample, on which rank, in which step, and all that the user's own error said."""
+"""What an error in the user's data says: which sample, on which rank, in which step, and all that
+the user's own error said."""
 
 import errno
 import random

@@ -1,4 +1,5 @@
-"""Promises about fetching: what a DataLoader would give, in workers or here, from the streams of its place."""
+"""Promises about fetching: what a DataLoader would give, in workers or here, from the streams of
+its place."""
 
 import pickle
 import random
@@ -230,4 +231,5 @@ def test_the_streams_of_the_script_are_not_those_of_the_data():
     first = random.random()
     random.seed(6)
     fetch(DataLoader(Noisy(4)), request(0))
-    assert random.random() == first  # fetching has moved it: the loader starts the script's stream again afterwards
+    # fetching has moved it: the loader starts the script's stream again afterwards
+    assert random.random() == first

@@ -1,7 +1,8 @@
-"""A pass leaves the samplers where the plain loop does, however it ends, and however far ahead their indices were drawn.
+"""A pass leaves the samplers where the plain loop does, however it ends, and however far ahead
+their indices were drawn.
 
-The population: classes of samplers x ways out of a loop x processes with uneven blocks x what draws ahead. What draws ahead is
-imitated here, in this process; some combinations run with real workers.
+The population: classes of samplers x ways out of a loop x processes with uneven blocks x what draws
+ahead. What draws ahead is imitated here, in this process; some combinations run with real workers.
 """
 
 import itertools
@@ -277,7 +278,8 @@ def user_loader(name, **options):
 
 
 def plain_passes(name, ends):
-    """The indices of each step that a plain loop takes, whose passes end after so many steps; None: they run out."""
+    """The indices of each step that a plain loop takes, whose passes end after so many steps; None:
+    they run out."""
     loader = user_loader(name)
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     seen = []
@@ -344,7 +346,8 @@ def run_ahead(pool, requests):
 
 
 BLOCKS = [(1,), (1, 2), (3, 1), (4, 1, 1), (1, 1, 4)]
-"""Of the fourth, two processes have no samples in most steps: they draw far ahead, which an endless sampler does not bear."""
+"""Of the fourth, two processes have no samples in most steps: they draw far ahead, which an endless
+sampler does not bear."""
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -402,7 +405,8 @@ def test_an_error_of_the_data_ends_a_pass_behind_the_step_that_was_asked_for(nam
 
 
 def drawn_by(loop, ahead, monkeypatch):
-    """What ``loop(loaders)`` sees of two loaders over one generator, if indices are drawn ahead or not, or the error."""
+    """What ``loop(loaders)`` sees of two loaders over one generator, if indices are drawn ahead or
+    not, or the error."""
     with monkeypatch.context() as patched:
         if ahead:
             patched.setattr(FetchPool, "run", run_ahead)

@@ -1,5 +1,5 @@
-"""Samplers, streams and ready batches that know their position: a run that resumes goes on where it was, in any pass. And those
-that fill one list, or one tensor, again and again."""
+"""Samplers, streams and ready batches that know their position: a run that resumes goes on where it
+was, in any pass. And those that fill one list, or one tensor, again and again."""
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Positioned:
-    """The numbers 0 to 7. A state that is loaded says where the next pass begins; at the end of a pass that is its end."""
+    """The numbers 0 to 7. A state that is loaded says where the next pass begins; at the end of a
+    pass that is its end."""
 
     def __init__(self):
         self.position = self.begin = 0

@@ -1,7 +1,8 @@
-"""A resumable loader gives each sample of an epoch once, in one order, on any numbers of ranks and workers before and after.
+"""A resumable loader gives each sample of an epoch once, in one order, on any numbers of ranks and
+workers before and after.
 
-All ranks of a world are in this process, but for what they tell one another: see test_resumable_ranks.py.
-"""
+All ranks of a world are in this process, but for what they tell one another: see
+test_resumable_ranks.py."""
 
 import io
 import random
@@ -26,7 +27,8 @@ from torch.utils.data import (
 
 import lockstep
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]  # WebDataset's
+# WebDataset's
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
 
 
 def world_of(make, world_size, state=None, **options):
@@ -46,7 +48,8 @@ def numbers(batch):
 
 
 def train(make, world_size, num_epochs, stop=None, state=None, **options):
-    """``[(epoch, global batch)]`` of a loop over all epochs that are left, and the state after ``stop`` steps, or at the end.
+    """``[(epoch, global batch)]`` of a loop over all epochs that are left, and the state after
+    ``stop`` steps, or at the end.
 
     Samples that a rank is given with a weight of 0 are left out.
     """
@@ -342,7 +345,8 @@ def test_the_state_of_another_seed_or_kind_is_refused():
 
 @pytest.mark.parametrize("part", ["step", "now"])
 def test_a_state_of_which_a_part_is_missing_is_refused(part):
-    """As where it is loaded into the structure of a new loader's, by torch.distributed.checkpoint."""
+    """As where it is loaded into the structure of a new loader's, by
+    torch.distributed.checkpoint."""
 
     def make():
         return DataLoader(Numbers(30), **SAMPLERS["numpy"]())

@@ -1,4 +1,5 @@
-"""What accelerate, Lightning and transformers' Trainer do with a resumable loader: keep its position, or are refused."""
+"""What accelerate, Lightning and transformers' Trainer do with a resumable loader: keep its
+position, or are refused."""
 
 import importlib.util
 import re

@@ -1,4 +1,5 @@
-"""Ranks with a process group compare what they read; loops under DDP that are killed go on on other numbers of processes."""
+"""Ranks with a process group compare what they read; loops under DDP that are killed go on on other
+numbers of processes."""
 
 import json
 import signal
@@ -173,8 +174,8 @@ dist.destroy_process_group()
 
 
 def train(run_here, tmp_path, launches):
-    """Train on ``[(processes, workers, step to be killed behind)]``, one after another. Returns the weights, and what was used
-    in the epochs."""
+    """Train on ``[(processes, workers, step to be killed behind)]``, one after another. Returns the
+    weights, and what was used in the epochs."""
     import torch
 
     for number, (nproc, workers, stop) in enumerate(launches):

@@ -1,4 +1,5 @@
-"""A run that resumes within a pass is given the indices that it would have had, or its sampler is named in an error."""
+"""A run that resumes within a pass is given the indices that it would have had, or its sampler is
+named in an error."""
 
 import dataclasses
 import random
@@ -86,7 +87,8 @@ def one_pass(source, first, epoch, skip=0, most=None):
 
 
 def resumed(kind, num_workers, *, allows_other_data=False):
-    """What the second pass of a run has behind its second step: when it was interrupted there, and when not."""
+    """What the second pass of a run has behind its second step: when it was interrupted there, and
+    when not."""
     place = dataclasses.replace(assignment(), allows_other_data=allows_other_data)
     source = choose_source(loader_of(kind, num_workers), place)
     one_pass(source, 1, 0)

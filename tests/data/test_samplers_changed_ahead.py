@@ -47,7 +47,8 @@ def nothing(sampler):
 
 
 def said(capfd, change, steps, wraps=False, **options):
-    """The warnings of two passes of eight steps, in which the script makes a change in these steps. 0: before each pass."""
+    """The warnings of two passes of eight steps, in which the script makes a change in these steps.
+    0: before each pass."""
     sampler = Curriculum()
     which = {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)} if wraps else {"sampler": sampler, "batch_size": 4}
     source = choose_source(DataLoader(Numbers(99), **which, **options), assignment())

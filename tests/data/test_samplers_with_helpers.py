@@ -1,4 +1,5 @@
-"""What a sampler keeps in many generators, or in objects of the script's classes, is put back behind each pass, and resumes."""
+"""What a sampler keeps in many generators, or in objects of the script's classes, is put back
+behind each pass, and resumes."""
 
 import itertools
 import random

@@ -1,4 +1,5 @@
-"""A data set that draws in set_epoch() has drawn the same in every loader worker, and on every process."""
+"""A data set that draws in set_epoch() has drawn the same in every loader worker, and on every
+process."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""Promises about sources: every index once an epoch, the same shards for every number of processes."""
+"""Promises about sources: every index once an epoch, the same shards for every number of
+processes."""
 
 import itertools
 import random
@@ -138,7 +139,8 @@ def test_lazy_draws_of_a_sampler_do_not_repeat(make):
 
 
 class Buckets:
-    """A batch sampler of batches of different sizes, some of them empty, with an order of its own."""
+    """A batch sampler of batches of different sizes, some of them empty, with an order of its
+    own."""
 
     sizes = (5, 0, 1, 9, 2)
 

@@ -1,4 +1,5 @@
-"""Promises of the state of samplers and generators: what is taken stays as it was, and whoever is given it goes on alike."""
+"""Promises of the state of samplers and generators: what is taken stays as it was, and whoever is
+given it goes on alike."""
 
 import random
 
@@ -44,7 +45,8 @@ def draw(thing):
     if isinstance(thing, torch.Generator):
         return torch.rand(3, generator=thing).tolist()
     if is_generator(thing):
-        normal = thing.gauss if isinstance(thing, random.Random) else thing.normal  # they keep the second of a pair
+        # they keep the second of a pair
+        normal = thing.gauss if isinstance(thing, random.Random) else thing.normal
         return [float(thing.random()), float(normal(0, 1))]
     return list(thing)
 

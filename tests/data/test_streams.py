@@ -1,4 +1,5 @@
-"""Promises of the random streams: they belong to a place in the run, and differ from place to place."""
+"""Promises of the random streams: they belong to a place in the run, and differ from place to
+place."""
 
 import itertools
 import random

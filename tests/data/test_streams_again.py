@@ -1,4 +1,5 @@
-"""A run that resumes within a pass over a stream goes on with the samples that are left, or says that it cannot."""
+"""A run that resumes within a pass over a stream goes on with the samples that are left, or says
+that it cannot."""
 
 import copy
 import gc
@@ -13,7 +14,8 @@ from lockstep._data.assignment import ShardAssignment
 from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
 from lockstep._data.sources import choose_source
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]  # WebDataset's
+# WebDataset's
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
 SHARDS = 3
 
 
@@ -35,7 +37,8 @@ class Launch:
                 self.sources[-1].load_state(copy.deepcopy(state))
 
     def take(self, first, epoch, skip=0, most=None):
-        """``{step: batches of its shards}`` of a pass, or of its first steps that were not skipped."""
+        """``{step: batches of its shards}`` of a pass, or of its first steps that were not
+        skipped."""
         taken = {}
         for source in self.sources:
             steps = source.steps(first, epoch, skip)
@@ -128,7 +131,8 @@ def test_behind_a_pass_that_was_left_the_next_is_the_same_after_a_resume(kind, m
         assert same(before | again.take(num_left + 1, 1, num_taken), second)
 
 
-@pytest.mark.parametrize("kind", sorted(REPEATING.keys() - {"a state, goes on"}))  # in a worker it starts over
+# in a worker it starts over
+@pytest.mark.parametrize("kind", sorted(REPEATING.keys() - {"a state, goes on"}))
 def test_behind_a_pass_that_was_left_the_next_is_the_same_with_workers(kind, make):
     alone, with_workers = Launch(make, 1, 0), Launch(make, 1, 2)
     for launch in (alone, with_workers):
@@ -145,7 +149,8 @@ def test_evaluations_are_the_same_with_workers():
         keys = [EvaluationKey(step=step, number=0) for step in (1, 2)]
         found.append([[fetch() for _, _, fetch in source.deal(key)] for key in keys])
     assert found[0] == found[1]
-    assert found[0][0] == found[0][1]  # as a resumed run, which has not made the first, begins the second
+    # as a resumed run, which has not made the first, begins the second
+    assert found[0][0] == found[0][1]
 
 
 @pytest.mark.parametrize("kind", REPEATING)

@@ -1,4 +1,5 @@
-"""Evaluation with metrics as people use them: the values of a plain loop in one process, to the bit, on every rank."""
+"""Evaluation with metrics as people use them: the values of a plain loop in one process, to the
+bit, on every rank."""
 
 import pytest
 import torch
@@ -85,7 +86,8 @@ CASES = [(103, 16), (97, 32), (5, 8)]  # the last has one batch, so most process
 
 
 def run_cases():
-    # One launch for all cases, and the plain loop before them: to import torchmetrics takes each process 4 s.
+    # One launch for all cases, and the plain loop before them: to import torchmetrics takes each
+    # process 4 s.
     torch.set_num_threads(1)
     expected = [plain_loop(*case) for case in CASES]
     with lockstep.join() as team:

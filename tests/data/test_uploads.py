@@ -1,4 +1,5 @@
-"""The order in which steps are asked for, where their samples move to a device ahead. (Moving itself: tests/simulated.)"""
+"""The order in which steps are asked for, where their samples move to a device ahead. (Moving
+itself: tests/simulated.)"""
 
 import itertools
 

@@ -1,4 +1,5 @@
-"""What becomes of the values of ``add``: which are taken as what, and how those of all shards are combined."""
+"""What becomes of the values of ``add``: which are taken as what, and how those of all shards are
+combined."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""A data set that the script changes while loader workers have copies of it: named once, and nothing else is."""
+"""A data set that the script changes while loader workers have copies of it: named once, and
+nothing else is."""
 
 import argparse
 import functools
@@ -159,7 +160,8 @@ def test_what_is_inside_of_a_subset_is_named_as_the_script_has_it(said):
         (shared, None, {}),  # workers have the same memory
         (scale, None, {"num_workers": 0}),  # the next sample has it
         (nothing, scale, {}),  # the next pass has new workers
-        (nothing, scale, {"persistent_workers": True, "kind": WithEpochs}),  # whose set_epoch is called in them
+        # whose set_epoch is called in them
+        (nothing, scale, {"persistent_workers": True, "kind": WithEpochs}),
     ],
 )
 def test_a_change_that_reaches_the_samples_or_is_none_is_not(said, change, between, options):

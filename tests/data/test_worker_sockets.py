@@ -1,4 +1,5 @@
-"""Loader workers hand batches over through sockets among the temporary files: a path that is too long for that is refused."""
+"""Loader workers hand batches over through sockets among the temporary files: a path that is too
+long for that is refused."""
 
 import multiprocessing.util
 import tempfile
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def reads(length, strategy):
-    """What a loader with one worker gives where the path of temporary files has this length, or the error that refuses it."""
+    """What a loader with one worker gives where the path of temporary files has this length, or the
+    error that refuses it."""
     torch.multiprocessing.set_sharing_strategy(strategy)
     loader = DataLoader(torch.arange(4.0), batch_size=2, num_workers=1)
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as here:

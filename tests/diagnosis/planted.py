@@ -1,4 +1,5 @@
-"""A training script with one fault at a time, by name: as a function for the crew, and as a script for the command."""
+"""A training script with one fault at a time, by name: as a function for the crew, and as a script
+for the command."""
 
 import random
 import sys

@@ -1,4 +1,5 @@
-"""Promises of the diagnosis: what an experiment excludes is not blamed, and what it shows is named."""
+"""Promises of the diagnosis: what an experiment excludes is not blamed, and what it shows is
+named."""
 
 import pytest
 

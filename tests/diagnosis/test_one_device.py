@@ -1,4 +1,5 @@
-"""Promises of comparing V shards with one device: a sum is told from a loss over the whole batch, and chance from both."""
+"""Promises of comparing V shards with one device: a sum is told from a loss over the whole batch,
+and chance from both."""
 
 import contextlib
 

@@ -1,4 +1,5 @@
-"""Each cause that ``lockstep verify`` must name, planted in a real training, found by real experiments."""
+"""Each cause that ``lockstep verify`` must name, planted in a real training, found by real
+experiments."""
 
 import planted
 import pytest

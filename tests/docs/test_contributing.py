@@ -1,4 +1,5 @@
-"""What CONTRIBUTING.md tells to add is added to a copy of the sources, as it stands there, and trains."""
+"""What CONTRIBUTING.md tells to add is added to a copy of the sources, as it stands there, and
+trains."""
 
 import re
 import shutil
@@ -43,7 +44,8 @@ team.print(list(seen), [round(value, 5) for value in model.weight.flatten().toli
 
 
 def put_row(text, row):
-    """The text with the lines of a diff that begin with +, each beside the line of the text that stands next to it."""
+    """The text with the lines of a diff that begin with +, each beside the line of the text that
+    stands next to it."""
     lines, last, waiting = text.splitlines(), None, []
     for line in row.splitlines():
         if line.startswith("+"):

@@ -1,4 +1,5 @@
-"""The Dockerfile passes its linter, and installs the torch of the constraints. (Nothing here builds it: there is no Docker.)"""
+"""The Dockerfile passes its linter, and installs the torch of the constraints. (Nothing here builds
+it: there is no Docker.)"""
 
 import re
 import subprocess

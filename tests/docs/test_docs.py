@@ -58,7 +58,8 @@ team.barrier()
 SMALLER = {
     "compare examples/digits.py": "compare --rounds 1 examples/digits.py",
     "compare --methods single,single+bf16-mixed train.py": "compare --methods single,single+bf16-mixed --rounds 1 train.py",
-    # Once is enough for torchrun, at a free port. (tests/contract/test_matrix.py has it start an example's model.)
+    # Once is enough for torchrun, at a free port. (tests/contract/test_matrix.py has it start an
+    # example's model.)
     "torchrun --standalone --nproc-per-node 2 train.py": "torchrun --nproc-per-node 2 train.py",
     "torchrun --nproc-per-node 2 examples/digits.py": "torchrun --nproc-per-node 2 train.py",
     "torchrun --nproc-per-node 2 with_lockstep.py": "torchrun --nproc-per-node 2 train.py",
@@ -69,12 +70,15 @@ SMALLER = {
 }
 # Left out of CI: what they start runs in other tests, but for the words of the command.
 LONGEST = re.compile(
-    r"(verify|compare) --|(verify|compare|run .*) examples/|lockstep tune"  # tests/cli, tests/tune, tests/examples
+    # tests/cli, tests/tune, tests/examples
+    r"(verify|compare) --|(verify|compare|run .*) examples/|lockstep tune"
     r"|[^n] (--\S+ (\d )?)*with_lockstep|spawn_env|gpt\.train|--no-python"  # tests/outside
-    r"|by_hand|^torchrun|^until"  # tests/comm/test_rendezvous.py, tests/contract/test_matrix.py, tests/recovery/test_stopped.py
+    # tests/comm/test_rendezvous.py, tests/contract/test_matrix.py, tests/recovery/test_stopped.py
+    r"|by_hand|^torchrun|^until"
     r"|^horovodrun|^mpirun"  # tests/sync/test_horovod.py, tests/launch/test_mpirun.py
 )
-# These need no shell and no process of their own. (The sessions, and tests/cli, start the command itself.)
+# These need no shell and no process of their own. (The sessions, and tests/cli, start the command
+# itself.)
 WARM = re.compile(r"lockstep run [\w ./:=$-]+")
 # In the table of methods, and run by tests/sync/test_dp.py and tests/cuda.
 ON_GPUS = {"lockstep run --strategy dp train.py"}
@@ -231,7 +235,8 @@ def test_links_of_the_documentation_lead_somewhere(page):
 
 
 def rows_of(page):
-    """The tables of a page by the first cell of each row, every cell by the heading of its column."""
+    """The tables of a page by the first cell of each row, every cell by the heading of its
+    column."""
     headings, rows = [], {}
     for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []

@@ -1,4 +1,5 @@
-"""docs/doctor.md shows what the doctor really prints: its blocks are made anew, and compared but for numbers and paths."""
+"""docs/doctor.md shows what the doctor really prints: its blocks are made anew, and compared but
+for numbers and paths."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""docs/explain.md shows what its script really prints: each block is made anew, and compared but for numbers and paths."""
+"""docs/explain.md shows what its script really prints: each block is made anew, and compared but
+for numbers and paths."""
 
 import dataclasses
 import json
@@ -28,8 +29,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 def plain(text):
-    """Without what differs from run to run: numbers, hosts, the directories of files, and the width of columns."""
-    text = re.sub(r"(rank \d of \d on \S+|all \d ranks) failed:", "FAILED:", text)  # or one was ended before it had said so
+    """Without what differs from run to run: numbers, hosts, the directories of files, and the width
+    of columns."""
+    # or one was ended before it had said so
+    text = re.sub(r"(rank \d of \d on \S+|all \d ranks) failed:", "FAILED:", text)
     text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|plain|sums|unused)\.py)", "", text))
     return [re.sub(r" +", " ", re.sub(r"[0-9.]+", "N", line)).strip() for line in text.splitlines()]
 

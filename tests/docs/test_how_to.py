@@ -1,4 +1,5 @@
-"""The scripts of the how-to pages run as they stand there, and give one answer on one process and on several."""
+"""The scripts of the how-to pages run as they stand there, and give one answer on one process and
+on several."""
 
 import hashlib
 import importlib.util
@@ -49,7 +50,8 @@ def require_imports(require):
 
 @pytest.fixture
 def run_plainly(python_here, tmp_path):
-    """``run_plainly(text)``: its output, in one process and with one thread, in the way of any script."""
+    """``run_plainly(text)``: its output, in one process and with one thread, in the way of any
+    script."""
 
     def run(text):
         script = tmp_path / "plain" / "script.py"
@@ -139,7 +141,8 @@ def test_before_and_after_save_the_same_weights(page, run_here, run_plainly, req
 
     texts = {(stem, name): text.replace("shuffle=True", "shuffle=False") for stem, name, text in SCRIPTS}
     texts = {key: text.replace("shards=8", "shards=1") for key, text in texts.items()}
-    ported = texts.get((page, "after.py")) or texts["accelerate", "after.py"]  # which the page on Fabric links to
+    # which the page on Fabric links to
+    ported = texts.get((page, "after.py")) or texts["accelerate", "after.py"]
     require_imports(texts[page, "before.py"])
     before = run_plainly(texts[page, "before.py"])
     done = run_here(ported, "--threads", "1", "--device", "cpu", "--run-dir", str(tmp_path / "run"))

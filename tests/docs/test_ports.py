@@ -66,7 +66,8 @@ def test_plain_scripts_and_ports_to_accelerate_tell_the_same_on_one_process(pyth
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in ports.NAMES if name != "lm"])  # which test_how_to.py runs
+# which test_how_to.py runs
+@pytest.mark.parametrize("name", [name for name in ports.NAMES if name != "lm"])
 def test_a_port_to_lockstep_gives_one_answer_on_one_process_and_on_two(name, run_here, tmp_path):
     lines, left = [], []
     for nproc in ("1", "2"):

@@ -1,4 +1,5 @@
-"""docs/replay.md: its commands run as written, one after another, and print what it shows but for last digits."""
+"""docs/replay.md: its commands run as written, one after another, and print what it shows but for
+last digits."""
 
 import os
 import re

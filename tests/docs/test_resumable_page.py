@@ -1,4 +1,5 @@
-"""The script of the page on resumable loaders: killed under torchrun, resumed on other numbers of processes, one result."""
+"""The script of the page on resumable loaders: killed under torchrun, resumed on other numbers of
+processes, one result."""
 
 import re
 import subprocess

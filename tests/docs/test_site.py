@@ -1,4 +1,5 @@
-"""The documentation site is built strictly, has the whole interface, and loads nothing from elsewhere."""
+"""The documentation site is built strictly, has the whole interface, and loads nothing from
+elsewhere."""
 
 import json
 import re
@@ -71,7 +72,8 @@ def test_llms_txt_is_in_its_root_with_links_into_it(site):
 
 @pytest.fixture
 def browse(require, tmp_path):
-    """``browse(address)``: what Chromium has made of a page after three seconds of its time, and what it has said."""
+    """``browse(address)``: what Chromium has made of a page after three seconds of its time, and
+    what it has said."""
     require("chromium", None if shutil.which("chromium") else "there is no chromium here")
 
     def run(address):

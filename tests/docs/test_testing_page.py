@@ -1,4 +1,5 @@
-"""The tests that the page on testing shows, in a project of their own: they end as it says, with the output that it shows."""
+"""The tests that the page on testing shows, in a project of their own: they end as it says, with
+the output that it shows."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""docs/tune.md shows what the commands really print: its blocks are made anew, and compared but for numbers."""
+"""docs/tune.md shows what the commands really print: its blocks are made anew, and compared but for
+numbers."""
 
 import re
 from pathlib import Path

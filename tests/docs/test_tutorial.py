@@ -19,7 +19,8 @@ VARIES = re.compile(r"[0-9a-f]{16,}|\d[\d:.,-]*( \d\d:\d\d:\d\d)?|on \w+\b(?=, r
 
 
 def form(line):
-    """A line but for numbers, digests, dates, names of interfaces, and the widths of columns, which follow durations."""
+    """A line but for numbers, digests, dates, names of interfaces, and the widths of columns, which
+    follow durations."""
     return re.sub(" {2,}", "  ", VARIES.sub("#", line))
 
 

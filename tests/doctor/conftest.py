@@ -1,4 +1,5 @@
-"""``examined``: one check, in a process for which a fault was planted; and warm trials: see ``launchers``."""
+"""``examined``: one check, in a process for which a fault was planted; and warm trials: see
+``launchers``."""
 
 import json
 import os
@@ -26,7 +27,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def examined(tmp_path):
-    """``examined(check, prefix=(), env=None, **settings)``: the finding, of a command that begins with ``prefix``."""
+    """``examined(check, prefix=(), env=None, **settings)``: the finding, of a command that begins
+    with ``prefix``."""
 
     def examine(check, prefix=(), env=None, **settings):
         (tmp_path / "examine.py").write_text(PROGRAM)

@@ -1,5 +1,5 @@
-"""What is judged of values that this machine cannot have: of GPUs and their links. (Written in the form in which
-``nvidia-smi --query-gpu`` and PyTorch's version file have them.)"""
+"""What is judged of values that this machine cannot have: of GPUs and their links. (Written in the
+form in which ``nvidia-smi --query-gpu`` and PyTorch's version file have them.)"""
 
 import pytest
 

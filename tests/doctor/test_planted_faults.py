@@ -1,4 +1,5 @@
-"""Each check of a machine is given the fault that it is for, planted in this machine or in a namespace of it."""
+"""Each check of a machine is given the fault that it is for, planted in this machine or in a
+namespace of it."""
 
 import os
 import socket

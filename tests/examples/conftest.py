@@ -1,4 +1,5 @@
-"""These tests run functions in several processes (see ``crew``), and examples on one process and on two."""
+"""These tests run functions in several processes (see ``crew``), and examples on one process and on
+two."""
 
 import hashlib
 import re

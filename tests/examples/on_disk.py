@@ -31,7 +31,8 @@ def _array(array):
 
 
 def cifar_batch(images, labels, name):
-    """The bytes of one file of the archive: a pickle of protocol 2 as Python 2 wrote it, which today's cannot write."""
+    """The bytes of one file of the archive: a pickle of protocol 2 as Python 2 wrote it, which
+    today's cannot write."""
     files = b"](" + b"".join(_text(b"%06d.png" % number) for number in range(len(labels))) + b"e"
     numbers = b"](" + b"".join(map(_number, labels)) + b"e"
     items = ((b"batch_label", _text(name)), (b"labels", numbers), (b"data", _array(images)), (b"filenames", files))
@@ -39,7 +40,8 @@ def cifar_batch(images, labels, name):
 
 
 def cifar_images(count, seed):
-    """Bytes of ``count`` images, each a dim picture with a bright square whose place tells the class."""
+    """Bytes of ``count`` images, each a dim picture with a bright square whose place tells the
+    class."""
     random = np.random.default_rng(seed)
     labels = [number % 10 for number in range(count)]
     images = random.integers(0, 100, (count, 3, 32, 32), dtype=np.uint8)
@@ -50,7 +52,8 @@ def cifar_images(count, seed):
 
 
 def write_cifar(place, per_batch=40):
-    """``cifar-10-python.tar.gz`` in ``place``, with ``per_batch`` images in each of its six batches."""
+    """``cifar-10-python.tar.gz`` in ``place``, with ``per_batch`` images in each of its six
+    batches."""
     place.mkdir(parents=True, exist_ok=True)
     names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
     contents = {n: cifar_batch(*cifar_images(per_batch, seed), n.encode()) for seed, n in enumerate(names)}
@@ -62,7 +65,8 @@ def write_cifar(place, per_batch=40):
 
 
 def write_images(root, classes=("n01440764", "n01443537", "n01484850"), per_class=(8, 4)):
-    """JPEG files as in ImageNet: ``train/n01440764/n01440764_0.JPEG``; of any size, some grey, and coloured by class."""
+    """JPEG files as in ImageNet: ``train/n01440764/n01440764_0.JPEG``; of any size, some grey, and
+    coloured by class."""
     for part, count in zip(("train", "val"), per_class, strict=True):
         for label, name in enumerate(classes):
             directory = root / part / name

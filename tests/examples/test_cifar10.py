@@ -1,4 +1,5 @@
-"""CIFAR-10 is read from its standard archive, safely, and the answer does not depend on the number of processes."""
+"""CIFAR-10 is read from its standard archive, safely, and the answer does not depend on the number
+of processes."""
 
 import os
 import pickle

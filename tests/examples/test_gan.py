@@ -1,4 +1,5 @@
-"""Two models with an optimizer each train in steps of two phases, to the same bits on one process and on two."""
+"""Two models with an optimizer each train in steps of two phases, to the same bits on one process
+and on two."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""What is written for Horovod and what became of it print the same numbers, whoever starts them and sums the gradients."""
+"""What is written for Horovod and what became of it print the same numbers, whoever starts them and
+sums the gradients."""
 
 import re
 from pathlib import Path

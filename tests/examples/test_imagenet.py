@@ -1,4 +1,5 @@
-"""Images in a directory a class are trained on, and evaluated exactly, whatever the number of processes."""
+"""Images in a directory a class are trained on, and evaluated exactly, whatever the number of
+processes."""
 
 import importlib.util
 import re
@@ -34,7 +35,8 @@ def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(folder, told
     model.load_state_dict(lockstep.load_weights(run_dir))
     with torch.no_grad():
         logits = model.eval()(((pixels - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2).contiguous())
-    places = (logits > logits[torch.arange(len(labels)), labels].unsqueeze(1)).sum(1)  # 0: the right class is the likeliest
+    # 0: the right class is the likeliest
+    places = (logits > logits[torch.arange(len(labels)), labels].unsqueeze(1)).sum(1)
     shares = [100 * (places < k).double().mean().item() for k in (1, 5)]
     found = re.fullmatch(r"epoch 1: loss ([\d.]+), top-1 ([\d.]+)%, top-5 ([\d.]+)%(, the best so far)?", told[-1])
     assert float(found[1]) == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-3, abs=1e-4)

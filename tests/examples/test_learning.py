@@ -16,7 +16,8 @@ LEARN = [
     ("contrastive.py", r"top-5 of 60 ([\d.]+)%", 40),  # 8 by chance
     ("streaming.py --workers 1", r"accuracy ([\d.]+)%", 25),
     pytest.param("transformer.py", r"top-1 ([\d.]+)%", 15, marks=pytest.mark.longest),
-    pytest.param("fine_tuning.py", r"accuracy ([\d.]+)%", 50, marks=pytest.mark.longest),  # of three modules
+    # of three modules
+    pytest.param("fine_tuning.py", r"accuracy ([\d.]+)%", 50, marks=pytest.mark.longest),
 ]
 
 

@@ -20,5 +20,6 @@ def test_one_process_and_two_learn_the_same_and_the_last_cell_says_pass(require,
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()  # a cell asserts the first
+    # a cell asserts the first
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
     assert "\nPASS" in "".join(output.get("text", "") for output in notebook.cells[-1].outputs)

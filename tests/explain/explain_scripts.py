@@ -44,7 +44,8 @@ class Sleeper(torch.autograd.Function):
 
 
 def train(num_steps, data_s=0.0, forward_s=0.0, backward_s=0.0, script_s=0.0, slow_rank=None, width=4):
-    """Train with these delays, on ``slow_rank`` only if that is given. Returns the events of the run."""
+    """Train with these delays, on ``slow_rank`` only if that is given. Returns the events of the
+    run."""
     with lockstep.join(run_dir="run") as team:
         here = slow_rank is None or team.rank == slow_rank
         data = SlowData(8 * num_steps, data_s if here else 0.0)

@@ -1,7 +1,9 @@
-"""Faults that are met in training scripts, and what must be reported of each: the table of ``test_fault_rows.py``.
+"""Faults that are met in training scripts, and what must be reported of each: the table of
+``test_fault_rows.py``.
 
-The scripts are in ``faults/``. Their first argument is the number of the rank that is the culprit; comments at the
-ends of lines (``# CULPRIT``, ``# OTHERS``) mark where the ranks are when they are reported.
+The scripts are in ``faults/``. Their first argument is the number of the rank that is the culprit;
+comments at the ends of lines (``# CULPRIT``, ``# OTHERS``) mark where the ranks are when they are
+reported.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ class Row:
     lines: dict[str, str] = field(default_factory=lambda: {CULPRIT: "CULPRIT"})
     """By role, the mark of the line that the report must name for such ranks."""
     has_place: bool = True
-    """Whether the places are always known. (A right one or none: the kernel tells too little on a busy machine.)"""
+    """Whether the places are always known. (A right one or none: the kernel tells too little on a
+    busy machine.)"""
     calls: dict[str, str] = field(default_factory=dict)
     """By role, a regular expression for the call that it must name."""
     blames: bool = True
-    """Whether it must name the culprit, and no other. Of calls that do not belong together it may name no rank, or all."""
+    """Whether it must name the culprit, and no other. Of calls that do not belong together it may
+    name no rank, or all."""
     wait_s: float = 12.0
     """About how long it takes."""
     quick: bool = False
@@ -54,7 +58,8 @@ class Row:
         return SCRIPTS / f"{self.script}.py"
 
     def lines_of(self, mark: str) -> set[int]:
-        """The numbers of the lines that end with this mark: several if it depends on the moment which one is reported."""
+        """The numbers of the lines that end with this mark: several if it depends on the moment
+        which one is reported."""
         numbers = {
             number for number, line in enumerate(self.path.read_text().splitlines(), 1) if re.search(rf"# {mark}\b", line)
         }

@@ -1,4 +1,5 @@
-"""Ranks of one launch that train, and never meet, are told of; those that meet, or do not train, are not."""
+"""Ranks of one launch that train, and never meet, are told of; those that meet, or do not train,
+are not."""
 
 import json
 
@@ -28,7 +29,8 @@ DDP = f"{GROUP}train(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2
 
 @pytest.fixture
 def told(run_here, tmp_path):
-    """What a launch of two processes tells of ranks that are alone, and when each report was made."""
+    """What a launch of two processes tells of ranks that are alone, and when each report was
+    made."""
 
     def run(source, *, status=0, env=None):
         file = tmp_path / "reports.jsonl"

@@ -39,7 +39,8 @@ def test_a_call_is_read_as_it_was_written(call):
         ("all_reduce (shape [2, 6] of float, op SUM)", "all_reduce (shape [3, 4] of float, op SUM)", "size"),
         ("all_reduce (shape [3] of float, op SUM)", "all_reduce (shape [3] of float, op AVG)", "op"),
         ("broadcast (shape [3] of float, from rank 0)", "broadcast (shape [3] of float, from rank 1)", "root"),
-        ("all_reduce (shape [3] of float, op MAX)", "all_reduce (shape [3] of float)", ""),  # of which the op is not known
+        # of which the op is not known
+        ("all_reduce (shape [3] of float, op MAX)", "all_reduce (shape [3] of float)", ""),
         ("all_reduce (shape [] of float, op SUM)", "all_reduce (shape [1] of float, op SUM)", ""),
         ("all_reduce (shape [6] of float, op SUM)", "all_reduce (shape [2, 3] of float, op SUM)", ""),
         ("broadcast (shape [8] of bool, from rank 0)", "broadcast (shape [8] of byte, from rank 0)", ""),

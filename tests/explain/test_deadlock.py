@@ -59,7 +59,8 @@ def test_a_rank_that_waits_for_one_that_has_ended_never_goes_on():
     waits = in_group(0, "0", 7, {"0": 7})
     for state in ("finished", "gone"):
         assert deadlocked([waits, rank(1, WORKING, begun={"0": 6}, state=state)]) == {0}
-    assert deadlocked([waits, rank(1, WORKING, begun={"0": 7}, state="finished")]) == set()  # it had no part in it any more
+    # it had no part in it any more
+    assert deadlocked([waits, rank(1, WORKING, begun={"0": 7}, state="finished")]) == set()
 
 
 def test_messages_to_single_ranks_are_no_collectives_that_a_rank_has_begun():
@@ -152,7 +153,8 @@ BARRIER = """
 def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoint_stays(run_here, tmp_path):
     reports = str(tmp_path / "reports")
     script = BARRIER.replace("    model =", "    group = torch.distributed.new_group([0, 1])\n    model =")
-    fault = "torch.distributed.all_reduce(torch.ones(1), group=group)"  # while rank 0 begins the next step
+    # while rank 0 begins the next step
+    fault = "torch.distributed.all_reduce(torch.ones(1), group=group)"
     done = run_here(script.format(fault=fault), "--nproc", "2", "--checkpoint-every", "5", "--reports", reports)
     assert done.returncode == 1
     [report, *_] = map(json.loads, Path(reports).read_text().splitlines())

@@ -1,4 +1,5 @@
-"""The clock of a GPU, with a stream of work that stands for one: no GPU is here. (tests/cuda has one.)"""
+"""The clock of a GPU, with a stream of work that stands for one: no GPU is here. (tests/cuda has
+one.)"""
 
 import pytest
 import torch
@@ -68,7 +69,8 @@ def test_only_what_the_gpu_waits_for_data_counts_as_waiting():
     for _ in range(4):
         a_step(clock, data_s=1.0, forward_s=0.2)
     clock.read(wait=True)
-    assert clock.seconds == pytest.approx([1.0 + 3 * 0.8, 0.8, 0.0])  # each but the first finds it at work for 0.2 s
+    # each but the first finds it at work for 0.2 s
+    assert clock.seconds == pytest.approx([1.0 + 3 * 0.8, 0.8, 0.0])
 
 
 def test_what_the_gpu_has_not_come_by_is_counted_later_and_nobody_waits_for_it():

@@ -1,4 +1,5 @@
-"""Each fault of ``fault_rows.ROWS`` is reported with its ranks, lines and cause, by the fields of the report."""
+"""Each fault of ``fault_rows.ROWS`` is reported with its ranks, lines and cause, by the fields of
+the report."""
 
 import concurrent.futures
 import json
@@ -98,7 +99,8 @@ def test_each_cause_is_listed_for_programs_that_read_reports():
 
 @pytest.fixture(scope="module")
 def seen(request, nursery, outlives_tests, tmp_path_factory):
-    """What was seen of a row, by ``(row.name, nproc, culprit)``. All that are asked for are launched beside each other."""
+    """What was seen of a row, by ``(row.name, nproc, culprit)``. All that are asked for are
+    launched beside each other."""
     chosen = [
         item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")
     ]
@@ -122,7 +124,8 @@ def test_a_fault_is_reported_with_its_ranks_lines_and_cause(seen, require, row, 
         assert (found.reports, found.status) == ([], 0), found.errors
         return
     assert found.end_s < END_S, found.errors
-    told = [report for report in found.reports if report["kind"] != FAILED]  # what failed is an effect here
+    # what failed is an effect here
+    told = [report for report in found.reports if report["kind"] != FAILED]
     assert told, f"nothing but {found.reports}: {found.errors}"
     known = [(report["kind"], report["ranks"], report["cause"]) for report in told]
     assert len(known) == len({str(each) for each in known}), f"noted again: {known}"

@@ -1,4 +1,5 @@
-"""PyTorch's recorders: the general one, and NCCL's own, which only builds with CUDA have (here one that stands for it)."""
+"""PyTorch's recorders: the general one, and NCCL's own, which only builds with CUDA have (here one
+that stands for it)."""
 
 import json
 import time
@@ -17,7 +18,8 @@ NCCL_ENTRY = {
     "p2p_seq_id": 0,
     "collective_seq_id": 7,
     "profiling_name": "nccl:all_reduce",
-    "process_group": ["mine", "of this test"],  # no other test of this process has opened one of that name
+    # no other test of this process has opened one of that name
+    "process_group": ["mine", "of this test"],
     "input_sizes": [[3, 4]],
     "input_dtypes": ["Float"],
     "time_created_ns": 1700000000_000000000,
@@ -67,7 +69,8 @@ def test_those_of_nccl_are_found_beside_them_and_each_once(monkeypatch):
     assert str(pending) == "all_reduce number 7 (shape [3, 4] of float)"
     assert flight_recorder.counts().begun["mine"] == 7
     read_by_nccl = torch._C._distributed_c10d._dump_nccl_trace_json
-    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", read_by_nccl)  # as newer versions have it
+    # as newer versions have it
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", read_by_nccl)
     assert flight_recorder.counts() == flight_recorder.Counts(6, {"mine": 7})
     assert flight_recorder.read_recording().recent == ((7, pending.what, "mine"),)
 

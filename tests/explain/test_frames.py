@@ -1,4 +1,5 @@
-"""Promises of a stack as reports show it: a deep one is shortened, and the user's own code is never what is left out."""
+"""Promises of a stack as reports show it: a deep one is shortened, and the user's own code is never
+what is left out."""
 
 import subprocess
 import sys

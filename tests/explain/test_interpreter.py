@@ -1,4 +1,5 @@
-"""Whether C code holds the lock of a process's interpreter, and which line has called it; in a real process."""
+"""Whether C code holds the lock of a process's interpreter, and which line has called it; in a real
+process."""
 
 import ctypes
 import json
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def process_that(tmp_path):
-    """``process_that(act)``: the record of a process whose main thread calls this, while another thread looks now and then."""
+    """``process_that(act)``: the record of a process whose main thread calls this, while another
+    thread looks now and then."""
     pids = []
 
     def start(act):

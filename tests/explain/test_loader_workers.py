@@ -1,4 +1,5 @@
-"""What a rank's record tells of the loader workers that it waits for, and what counts as progress there."""
+"""What a rank's record tells of the loader workers that it waits for, and what counts as progress
+there."""
 
 import contextlib
 import ctypes
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.timeout(90)
 
 
 class Fated(Dataset):
-    """Each worker comes to an end of its own kind with its first sample, after it was at it for a while."""
+    """Each worker comes to an end of its own kind with its first sample, after it was at it for a
+    while."""
 
     def __len__(self):
         return 100
@@ -72,7 +74,8 @@ class Held(Slow):
 
 @contextlib.contextmanager
 def box_of_a_reader(loader):
-    """The path of the black box of a thread of this process that reads a loader, whose workers end with the block."""
+    """The path of the black box of a thread of this process that reads a loader, whose workers end
+    with the block."""
     path, started = Path("rank-1.box"), []
 
     def read():
@@ -137,7 +140,8 @@ def longest_wait():
 
 
 def longest_idle():
-    """For how long a thread seems to wait, and to be idle, whose worker takes 0.4 s for each of the 11 samples of a batch."""
+    """For how long a thread seems to wait, and to be idle, whose worker takes 0.4 s for each of the
+    11 samples of a batch."""
     begin, waits, idle = time.time(), [], []
     with box_of_a_reader(DataLoader(Slow(), batch_size=11, num_workers=1)) as path:
         while time.time() - begin < 4:
@@ -151,7 +155,8 @@ def longest_idle():
 
 
 def present_stack():
-    """What is known in the end of a worker that does not answer: its cause, and its innermost frame."""
+    """What is known in the end of a worker that does not answer: its cause, and its innermost
+    frame."""
     with box_of_a_reader(DataLoader(Held(), batch_size=None, num_workers=1)) as path:
 
         def asked():
@@ -260,7 +265,8 @@ def test_a_run_that_waits_for_a_stopped_worker_is_told_of_it_and_ends_within_fiv
     begin = time.monotonic()
     launcher.send_signal(signal.SIGTERM)
     launcher.wait(30)
-    assert time.monotonic() - begin < 10  # 3.5 s on a machine that is not busy; 12 s where the rank waits for its worker
+    # 3.5 s on a machine that is not busy; 12 s where the rank waits for its worker
+    assert time.monotonic() - begin < 10
     assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -275,7 +281,8 @@ def test_an_unchanged_script_whose_workers_lose_their_batches_is_told_why(loader
 
 @pytest.fixture
 def loader_report_of(start_launcher, tmp_path):
-    """``loader_report_of(source, **env)``: a launcher of 2 processes, and its first report of kind ``loader``."""
+    """``loader_report_of(source, **env)``: a launcher of 2 processes, and its first report of kind
+    ``loader``."""
 
     def run(source, **env):
         (tmp_path / "train.py").write_text(source)

@@ -1,4 +1,5 @@
-"""What only samples tell, of real launches: the rank, its line and the cause, in the file of ``--reports``."""
+"""What only samples tell, of real launches: the rank, its line and the cause, in the file of
+``--reports``."""
 
 import json
 import time

@@ -1,4 +1,5 @@
-"""Ranks that part: some leave a loop of a lockstep script, or come alone to what all must do, and others go on."""
+"""Ranks that part: some leave a loop of a lockstep script, or come alone to what all must do, and
+others go on."""
 
 import json
 
@@ -70,7 +71,8 @@ def line_of(text):
 
 @pytest.fixture
 def reports_of(run_here, tmp_path):
-    """``reports_of(how, then, nproc, odd)``: the status of a launch, and its reports but for failures."""
+    """``reports_of(how, then, nproc, odd)``: the status of a launch, and its reports but for
+    failures."""
 
     def run(how, then, nproc, odd):
         file = tmp_path / "reports.jsonl"
@@ -145,7 +147,8 @@ LEFT = {"step": 3, "cause": "break", "place": "train.py:9 in <module>", "next_st
             None,
         ),
         (at_meeting(0, left=LEFT), rank(1, step=4, phase=0, in_step=True, meeting={"number": 0, "call": ""}), None),
-        # its black box is older than the meeting from which it goes on, or it is at the meeting before
+        # its black box is older than the meeting from which it goes on, or it is at the meeting
+        # before
         (
             at_meeting(0, meeting=2),
             rank(1, step=4, phase=0, in_step=True, in_phase=True, meeting={"number": 2, "call": ""}),

@@ -1,4 +1,5 @@
-"""Collectives that ranks call in different ways, in real processes: named with rank, call and line, and nothing else is."""
+"""Collectives that ranks call in different ways, in real processes: named with rank, call and line,
+and nothing else is."""
 
 import json
 import time
@@ -44,7 +45,8 @@ def mismatches(file):
 
 @pytest.fixture
 def mismatch_of(run_here, tmp_path):
-    """``mismatch_of(source, nproc)``: the one report of differing collectives of a launch, and its result."""
+    """``mismatch_of(source, nproc)``: the one report of differing collectives of a launch, and its
+    result."""
 
     def run(source, nproc):
         file = tmp_path / "reports.jsonl"
@@ -58,7 +60,8 @@ def mismatch_of(run_here, tmp_path):
 
 @pytest.mark.parametrize("nproc", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_sizes_that_end_communication_are_named_with_all_ranks_calls_and_lines_whoever_dies(mismatch_of, nproc):
-    # Gloo aborts the rank whose buffer is too small, a moment after its call: it writes nothing any more.
+    # Gloo aborts the rank whose buffer is too small, a moment after its call: it writes nothing any
+    # more.
     report, done = mismatch_of(f"{BEGIN}\nlog_metric() if rank == 1 else average()\ndist.barrier()", nproc)
     assert done.returncode != 0
     assert report["cause"] == "size"
@@ -113,7 +116,8 @@ def test_they_are_reported_while_a_run_goes_on_and_told_apart_from_calls_of_lock
     assert report["time_s"] < began + 60
 
 
-# Each waits for what never comes, and on rank 0 for another thing than on rank 1: what of that is said.
+# Each waits for what never comes, and on rank 0 for another thing than on rank 1: what of that is
+# said.
 WAITS = {
     "group": (BEGIN, "dist.new_group([0, 1]) if rank else average()", ("all_reduce", "new_group")),
     "source": (BEGIN, "dist.broadcast(torch.ones(4), src=rank)", ("from rank 0", "from rank 1")),
@@ -240,7 +244,8 @@ def test_collectives_are_what_they_were_for_everyone_else(run_here):
 
 
 def test_each_call_has_the_number_that_pytorchs_recorder_gives_it(run_here):
-    """Fails first where PyTorch's private names move: the methods of a group, its numbers, the recorder."""
+    """Fails first where PyTorch's private names move: the methods of a group, its numbers, the
+    recorder."""
     done = run_here(
         """
         import time, torch, torch.distributed as dist

@@ -32,7 +32,8 @@ dist.all_reduce(torch.zeros(1))
 
 @pytest.fixture
 def reports_of(start_launcher, tmp_path):
-    """``reports_of(source, until)``: the reports of a launch of 2 processes until one of kind ``until`` is there."""
+    """``reports_of(source, until)``: the reports of a launch of 2 processes until one of kind
+    ``until`` is there."""
 
     def run(source, until):
         (tmp_path / "train.py").write_text(source)

@@ -1,4 +1,5 @@
-"""A file that more than one rank saves is told of, once, with the lines; one for each rank is not."""
+"""A file that more than one rank saves is told of, once, with the lines; one for each rank is
+not."""
 
 import json
 

@@ -54,7 +54,8 @@ def until(condition):
 
 @pytest.fixture
 def stuck(start_launcher, tmp_path, monkeypatch):
-    """Starts three ranks of which rank 1 hangs after step 5, and returns once the others wait for it."""
+    """Starts three ranks of which rank 1 hangs after step 5, and returns once the others wait for
+    it."""
     monkeypatch.chdir(tmp_path)
     started = []
 

@@ -1,4 +1,5 @@
-"""Scripts that never call ``lockstep.join``: who waits for whom is said, and shown, all the same."""
+"""Scripts that never call ``lockstep.join``: who waits for whom is said, and shown, all the
+same."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""The checks of the series, rehearsed as a whole: on a card no line is run for the first time but those that ask CUDA."""
+"""The checks of the series, rehearsed as a whole: on a card no line is run for the first time but
+those that ask CUDA."""
 
 import json
 import subprocess
@@ -17,7 +18,8 @@ def test_an_operation_that_gives_other_bits_for_the_same_is_named():
 
     def run():
         torch.manual_seed(next(seeds))
-        return (torch.rand(4) + values) * 2 + torch.arange(4)  # what follows differs, too: because of what it is given
+        # what follows differs, too: because of what it is given
+        return (torch.rand(4) + values) * 2 + torch.arange(4)
 
     assert operations.differing(run) == {"aten.rand.default": 1}
 

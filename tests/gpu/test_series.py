@@ -1,5 +1,5 @@
-"""The series that is run first on a GPU: its order, its report, and what it does about failures. Its stages here need no
-torch."""
+"""The series that is run first on a GPU: its order, its report, and what it does about failures.
+Its stages here need no torch."""
 
 import ast
 import json
@@ -30,7 +30,8 @@ def stage(name, source, **more):
 
 @pytest.fixture
 def series(tmp_path):
-    """``series(*stages, ...)``: what has come of them, what was said, and the report as programs read it."""
+    """``series(*stages, ...)``: what has come of them, what was said, and the report as programs
+    read it."""
 
     def run_all(*stages, numbers=None, found=FOUND, device="cuda", **options):
         said = []
@@ -112,7 +113,8 @@ where_it_hangs()
 
 
 def test_of_what_hangs_no_process_stays_and_the_stacks_are_kept(tmp_path):
-    for limit_s in (1.0, 4.0, 16.0, 64.0):  # until the machine was quick enough for it to come so far
+    # until the machine was quick enough for it to come so far
+    for limit_s in (1.0, 4.0, 16.0, 64.0):
         log = tmp_path / f"log {limit_s}"
         ended = run(
             [sys.executable, "-c", HANGS], cwd=tmp_path, environ=os.environ, log=log, limit_s=limit_s, watch=lambda _: None
@@ -122,7 +124,8 @@ def test_of_what_hangs_no_process_stays_and_the_stacks_are_kept(tmp_path):
             break
     assert "where_it_hangs" in log.read_text()
     stat = Path("/proc", (tmp_path / "child").read_text(), "stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"  # it waits for init
+    # it waits for init
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_every_stage_names_files_that_exist_and_a_cause():

@@ -1,9 +1,9 @@
-"""A training that a library drives: it counts steps to ``len(loader)``, keeps its own state, and says where its epochs begin
-and end. ``hosted.py HOW``: how the loop is left (``whole``, ``break``, ``break pass``), or ``two passes`` in each
-epoch.
+"""A training that a library drives: it counts steps to ``len(loader)``, keeps its own state, and
+says where its epochs begin and end. ``hosted.py HOW``: how the loop is left (``whole``, ``break``,
+``break pass``), or ``two passes`` in each epoch.
 
-The last line has what it has come to. CATCH=STEP: an error leaves the loop there, and is caught. KILL=STEP: SIGKILL there, once
-a checkpoint is there. Each restore is printed.
+The last line has what it has come to. CATCH=STEP: an error leaves the loop there, and is caught.
+KILL=STEP: SIGKILL there, once a checkpoint is there. Each restore is printed.
 """
 
 import hashlib

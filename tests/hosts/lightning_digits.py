@@ -1,7 +1,8 @@
-"""A tutorial's script: a data module and a classifier of handwritten digits, with callbacks, metrics and a logger.
+"""A tutorial's script: a data module and a classifier of handwritten digits, with callbacks,
+metrics and a logger.
 
-KILL=STEP: SIGKILL on all processes after that step, once a checkpoint is there; STOP=STEP: SIGTERM. The last line has what it
-has come to.
+KILL=STEP: SIGKILL on all processes after that step, once a checkpoint is there; STOP=STEP: SIGTERM.
+The last line has what it has come to.
 """
 
 import hashlib

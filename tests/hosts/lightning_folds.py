@@ -1,7 +1,7 @@
 """Cross-validation by Lightning in one script: a fit, and an evaluation, for each of two folds.
 
-KILL=STEP: SIGKILL there, once a checkpoint is there. Prints what each evaluation finds, or the kind of error that refuses it.
-"""
+KILL=STEP: SIGKILL there, once a checkpoint is there. Prints what each evaluation finds, or the kind
+of error that refuses it."""
 
 import logging
 import os

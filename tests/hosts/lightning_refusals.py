@@ -1,4 +1,5 @@
-"""What is refused beneath Lightning's Trainer, by name: each is to raise the error that it returns."""
+"""What is refused beneath Lightning's Trainer, by name: each is to raise the error that it
+returns."""
 
 import collections
 import contextlib

@@ -20,7 +20,8 @@ def prepared(team, batch_size=7, **options):
 
 
 def share(accumulate=1):
-    """For each step, the shards' numbers, samples and losses as the ranks have shared them; then the same of an evaluation."""
+    """For each step, the shards' numbers, samples and losses as the ranks have shared them; then
+    the same of an evaluation."""
     team = lockstep.join(accumulate=accumulate)
     model, optimizer, loader = prepared(team)
     steps = []
@@ -87,7 +88,8 @@ def refused():
 
 
 def overwrite():
-    """What is shared of an array, and of a metric's argument, that the script fills again for each shard."""
+    """What is shared of an array, and of a metric's argument, that the script fills again for each
+    shard."""
     team = lockstep.join()
     model, optimizer, loader = prepared(team)
     filled, seen = np.zeros(1), []
@@ -230,7 +232,8 @@ class Clock:
 
 
 def save_different(num_epochs):
-    """What a clock is resumed with; and the momentum of the optimizer, of which no part may be missing."""
+    """What a clock is resumed with; and the momentum of the optimizer, of which no part may be
+    missing."""
     team = lockstep.join(checkpoint_every=1)
     model, optimizer, loader = prepared(team)
     optimizer.param_groups[0]["momentum"] = 0.9
@@ -246,7 +249,8 @@ def save_different(num_epochs):
 
 
 def prepare_again():
-    """What prepare returns for each kind of object that is prepared, in all ways; and the names in the run's state."""
+    """What prepare returns for each kind of object that is prepared, in all ways; and the names in
+    the run's state."""
     team = lockstep.join()
     plain, other = nn.Linear(2, 1), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)

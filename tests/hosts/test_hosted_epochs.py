@@ -1,5 +1,5 @@
-"""A library that drives training by a loop of its own tells the engine where it is: the result depends neither on the number of
-processes nor on kills, and its state is restored once."""
+"""A library that drives training by a loop of its own tells the engine where it is: the result
+depends neither on the number of processes nor on kills, and its state is restored once."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,8 @@ STEPS = {"whole": 18, "break": 12, "break pass": 15, "two passes": 27}
 
 @pytest.fixture
 def host(run_here, tmp_path):
-    """``host(processes, how, kill=0, catch=0)``: the words of its last line, and how many processes have restored its state."""
+    """``host(processes, how, kill=0, catch=0)``: the words of its last line, and how many processes
+    have restored its state."""
 
     def run(processes, how, kill=0, catch=0):
         env = {"KILL": str(kill), "CATCH": str(catch)}

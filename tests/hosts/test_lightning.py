@@ -1,5 +1,5 @@
-"""Lightning's Trainer on lockstep: equal weights, metrics and hooks on any number of processes, through kills; and
-what is refused."""
+"""Lightning's Trainer on lockstep: equal weights, metrics and hooks on any number of processes,
+through kills; and what is refused."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A whole script with Lightning's Trainer: one result, all metrics included, on any number of processes, through kills."""
+"""A whole script with Lightning's Trainer: one result, all metrics included, on any number of
+processes, through kills."""
 
 import re
 import subprocess
@@ -21,7 +22,8 @@ def ended(done):
 
 @pytest.fixture
 def train(run_here):
-    """``train(processes, run_dir)``: what it has come to; with ``KILL=STEP`` or ``STOP=STEP``, the status."""
+    """``train(processes, run_dir)``: what it has come to; with ``KILL=STEP`` or ``STOP=STEP``, the
+    status."""
 
     def run(processes, run_dir, **signals):
         env = {name: str(step) for name, step in signals.items()}

@@ -31,7 +31,8 @@ class Outcome:
     error: str = ""
     """The exception that ended it: the names of its classes, and the message."""
     is_finite: bool = True
-    """Whether no tensor among the results has a NaN or an infinity: else equal bits would say little."""
+    """Whether no tensor among the results has a NaN or an infinity: else equal bits would say
+    little."""
     num_tensors: int = 0
     steps: int = 0
     """Taken by its last team."""
@@ -40,7 +41,8 @@ class Outcome:
 
 
 def run(names, nproc, folder, is_plain=False):
-    """What each idiom came to in this process, by name. Every rank of the crew must call it with the same arguments.
+    """What each idiom came to in this process, by name. Every rank of the crew must call it with
+    the same arguments.
 
     Args:
         names: of the idioms.
@@ -52,7 +54,8 @@ def run(names, nproc, folder, is_plain=False):
     outcomes, num_modules = {}, 0
     for name in names:
         if num_modules < len(sys.modules):
-            # A run collects garbage when it closes its process group, and need not go through all of PyTorch for it.
+            # A run collects garbage when it closes its process group, and need not go through all
+            # of PyTorch for it.
             gc.freeze()
             num_modules = len(sys.modules)
         outcomes[name] = run_one(idioms[name], f"{folder}/{name}", is_plain)
@@ -61,7 +64,8 @@ def run(names, nproc, folder, is_plain=False):
 
 
 def watch(names, folder):
-    """What is said in this process of tensors that move with the steps, and of samples that are written to, by idiom."""
+    """What is said in this process of tensors that move with the steps, and of samples that are
+    written to, by idiom."""
     idioms, said = {idiom.name: idiom for idiom in ROWS}, {}
     for name in names:
         lines = said[name] = []
@@ -77,12 +81,14 @@ class Interrupted(BaseException):
 
 
 def run_in_two(names, folder, step_of):
-    """What each idiom came to in this process, alone, up to an interruption and in a second launch, and what was said before.
+    """What each idiom came to in this process, alone, up to an interruption and in a second launch,
+    and what was said before.
 
     Args:
         names: of the idioms.
         folder: for the directories of their runs.
-        step_of: for each name the step in which the first optimizer that steps is interrupted. Checkpoints are from before.
+        step_of: for each name the step in which the first optimizer that steps is interrupted.
+            Checkpoints are from before.
     """
     idioms, outcomes = {idiom.name: idiom for idiom in ROWS}, {}
     for name in names:
@@ -129,7 +135,8 @@ def run_one(idiom, run_dir, is_plain=False, checkpoint_every="off", stop_at=0):
 
 
 def wait_for_all(folder, nproc):
-    """An error may end an idiom sooner on one rank than on others: the next must not begin before it has ended on all."""
+    """An error may end an idiom sooner on one rank than on others: the next must not begin before
+    it has ended on all."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(os.getpid())).touch()
     deadline = time.monotonic() + PATIENCE_S
@@ -140,7 +147,8 @@ def wait_for_all(folder, nproc):
 
 @contextlib.contextmanager
 def joining(run_dir, settings, stop_at=0):
-    """How to join, and the teams that have. (Idioms leave theirs to the end of the process, and here the next comes first.)"""
+    """How to join, and the teams that have. (Idioms leave theirs to the end of the process, and
+    here the next comes first.)"""
     teams = []
 
     def join():
@@ -161,7 +169,8 @@ def joining(run_dir, settings, stop_at=0):
 
 
 def take_down(outcome, name, value):
-    """Digest a result, whatever it is made of: models and optimizers by their states, gradients too."""
+    """Digest a result, whatever it is made of: models and optimizers by their states, gradients
+    too."""
     if isinstance(value, torch.nn.Module):
         parameters = dict(value.named_parameters())
         take_down(outcome, f"{name} weights", {**parameters, **dict(value.named_buffers())})

@@ -1,4 +1,5 @@
-"""A loop without lockstep, for the functions that are written for it: each batch is one shard, and nobody else is there."""
+"""A loop without lockstep, for the functions that are written for it: each batch is one shard, and
+nobody else is there."""
 
 from torch.utils.data import DataLoader
 

@@ -1,4 +1,5 @@
-"""All idioms, by topic, and the pitfalls that they show: ``pitfalls.py`` makes docs/pitfalls.md and docs/idioms.md of it."""
+"""All idioms, by topic, and the pitfalls that they show: ``pitfalls.py`` makes docs/pitfalls.md and
+docs/idioms.md of it."""
 
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,4 +1,5 @@
-"""Ordinary training idioms, each with a promise that is kept: equal to the bit, refused with words, or documented."""
+"""Ordinary training idioms, each with a promise that is kept: equal to the bit, refused with words,
+or documented."""
 
 import inspect
 import os
@@ -13,7 +14,8 @@ from topics.promises import Differs, Equal, Refused
 
 SHARDS = (4, 6)
 WORLDS = {4: (1, 2, 3, 4), 6: (1, 4)}  # with 6 shards ranks have one or two
-# In CI, each on 1 process and on one other number of them, by turns; the others are left to make test-longest.
+# In CI, each on 1 process and on one other number of them, by turns; the others are left to make
+# test-longest.
 BY_TURNS = (2, 3, 2, 2)
 LEFT_OVER = tuple(tuple(nproc for nproc in WORLDS[4] if nproc != turn) for turn in BY_TURNS)
 
@@ -36,7 +38,8 @@ def known():
 
 @pytest.fixture
 def results(crew, known):
-    """``results(rows, nproc, shards)``: for each row's name what it came to on each rank, of tests before this one too."""
+    """``results(rows, nproc, shards)``: for each row's name what it came to on each rank, of tests
+    before this one too."""
 
     def run(rows, nproc, shards, is_plain=False):
         names = [row.name for row in rows]

@@ -1,4 +1,5 @@
-"""Every idiom that is promised to be equal, interrupted and resumed: the same weights, or words that name what starts over."""
+"""Every idiom that is promised to be equal, interrupted and resumed: the same weights, or words
+that name what starts over."""
 
 import pytest
 import running
@@ -10,13 +11,14 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 PARTS = 4
 EQUAL = [row for row in ROWS if isinstance(row.promise, Equal)]
 
-# What these train or average is in no checkpoint, which a warning says when it first acts. (What a reading of the script finds
-# is in ``found``.)
+# What these train or average is in no checkpoint, which a warning says when it first acts. (What a
+# reading of the script finds is in ``found``.)
 NAMED_AS_IT_RUNS = {"optimizer_not_prepared", "schedules_chained", "averaged_model_unprepared"}
 
 
 def trained(outcome: Outcome) -> Outcome:
-    """Without the script's own lists, such as the losses that it has seen: these begin with the launch."""
+    """Without the script's own lists, such as the losses that it has seen: these begin with the
+    launch."""
     bits = {name: bits for name, bits in outcome.bits.items() if " weights" in name or " state" in name}
     return Outcome(bits, outcome.error)
 

@@ -1,4 +1,5 @@
-"""Slurm's lists: every host once, in its order, with its zeros. (tests/cluster asks Slurm itself.)"""
+"""Slurm's lists: every host once, in its order, with its zeros. (tests/cluster asks Slurm
+itself.)"""
 
 import pytest
 

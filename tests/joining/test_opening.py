@@ -1,4 +1,5 @@
-"""Promises of opening a run: the same command resumes what was interrupted, and nothing is mixed up or thrown away."""
+"""Promises of opening a run: the same command resumes what was interrupted, and nothing is mixed up
+or thrown away."""
 
 import contextlib
 import json

@@ -40,7 +40,8 @@ class Ended:
 
 @pytest.fixture
 def run_warm(server, tmp_path, monkeypatch, capfd):
-    """``run_warm(source, *args)``: as ``lockstep run`` does it, in this process and on the warm server."""
+    """``run_warm(source, *args)``: as ``lockstep run`` does it, in this process and on the warm
+    server."""
     monkeypatch.chdir(tmp_path)
 
     def run(source, *args, nproc=2, plan=None, settings=None, meet=False, is_module=False, max_restarts=0):
@@ -64,7 +65,8 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def start_own(start_launcher, tmp_path):
-    """``start_own(source, *options)``: a launcher that is a process of its own, started and not waited for."""
+    """``start_own(source, *options)``: a launcher that is a process of its own, started and not
+    waited for."""
 
     def start(source, *options, env=None):
         script = tmp_path / "script.py"

@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and a launcher that is killed: nothing outlives the run, and nobody makes a noise."""
+"""Ctrl-C, SIGTERM and a launcher that is killed: nothing outlives the run, and nobody makes a
+noise."""
 
 import contextlib
 import os
@@ -115,7 +116,8 @@ def test_workers_loader_workers_and_server_die_with_a_killed_launcher(start_own,
     launcher.kill()
     until(lambda: not [pid for pid in pids if is_running(pid)])
     private = Path((tmp_path / "private").read_text())
-    # The one thing that nobody was left to remove: the next launch does, which may be one of a test beside this one.
+    # The one thing that nobody was left to remove: the next launch does, which may be one of a test
+    # beside this one.
     remove_abandoned(tempfile.gettempdir())
     assert not private.parent.exists()
 
@@ -182,7 +184,8 @@ def test_what_comes_to_every_process_of_the_job_ends_a_run_once_and_quietly(star
     launcher = start_own(TRAIN_FOR_EVER, "--nproc-per-node", "2")
     until(lambda: training(tmp_path))
     for process in [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # the launcher, the first of them, has ended it by now
+        # the launcher, the first of them, has ended it by now
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)
     out, err = launcher.communicate(timeout=100)
     assert (launcher.returncode, out, len(err.splitlines())) == (143, "", 1), err

@@ -1,4 +1,5 @@
-"""When a worker fails: the first failure is shown whole, and everything that was started is gone."""
+"""When a worker fails: the first failure is shown whole, and everything that was started is
+gone."""
 
 import json
 import os

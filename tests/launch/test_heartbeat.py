@@ -1,4 +1,5 @@
-"""The one thread that asks the launchers' store all the time: what it sees of the store, and that nobody waits for it."""
+"""The one thread that asks the launchers' store all the time: what it sees of the store, and that
+nobody waits for it."""
 
 import contextlib
 import threading

@@ -1,4 +1,5 @@
-"""Workers whose script is over and whose process does not end: it is said what keeps them, and a signal ends them."""
+"""Workers whose script is over and whose process does not end: it is said what keeps them, and a
+signal ends them."""
 
 import contextlib
 import json
@@ -66,7 +67,8 @@ for epoch in team.epochs(num_epochs):
 
 @pytest.fixture
 def start(start_launcher, tmp_path, monkeypatch):
-    """``start(source, nproc, *args)``: a launcher in the working directory, whose output goes to the file ``said``."""
+    """``start(source, nproc, *args)``: a launcher in the working directory, whose output goes to
+    the file ``said``."""
     monkeypatch.chdir(tmp_path)
 
     def start(source, nproc, *args, options=()):
@@ -78,7 +80,8 @@ def start(start_launcher, tmp_path, monkeypatch):
 
 
 def look(*options):
-    return CliRunner().invoke(stacks.command, options).output  # nothing, before the launcher is there
+    # nothing, before the launcher is there
+    return CliRunner().invoke(stacks.command, options).output
 
 
 def holders(*options):

@@ -1,4 +1,5 @@
-"""What workers tell their launcher: all that they got to say, and only what they said themselves."""
+"""What workers tell their launcher: all that they got to say, and only what they said
+themselves."""
 
 import contextlib
 import os

@@ -1,4 +1,5 @@
-"""``mpirun`` (Open MPI) starts lockstep scripts: one run, the same answer, and nothing left when a rank fails."""
+"""``mpirun`` (Open MPI) starts lockstep scripts: one run, the same answer, and nothing left when a
+rank fails."""
 
 import os
 import re
@@ -36,14 +37,16 @@ sys.stdout.write(f"rank {team.rank} of {team.world_size} {team.world.launcher} {
 
 @pytest.fixture
 def files():
-    """A directory for what Open MPI and torch write. Its name is short: those of sockets are 107 bytes at most."""
+    """A directory for what Open MPI and torch write. Its name is short: those of sockets are 107
+    bytes at most."""
     with tempfile.TemporaryDirectory(prefix="mpi-") as name:
         yield Path(name)
 
 
 @pytest.fixture
 def mpirun(require, tmp_path, files):
-    """``mpirun(nproc, source, *options)``: to its end, in ``tmp_path``, with a directory of its own for Open MPI's files."""
+    """``mpirun(nproc, source, *options)``: to its end, in ``tmp_path``, with a directory of its own
+    for Open MPI's files."""
     program = shutil.which("mpirun")
     require("mpi", None if program else "mpirun is missing (on Debian: apt-get install openmpi-bin)")
     version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=100).stdout
@@ -67,7 +70,8 @@ def told(done):
 
 
 def left_in(files):
-    """What is left of Open MPI's directories, in which the processes met. (torch keeps others there.)"""
+    """What is left of Open MPI's directories, in which the processes met. (torch keeps others
+    there.)"""
     return [path.name for path in files.iterdir() if path.name.startswith(("ompi", "lockstep"))]
 
 

@@ -1,4 +1,5 @@
-"""Several machines as the command line says it: what is refused before anything starts, and who listens where."""
+"""Several machines as the command line says it: what is refused before anything starts, and who
+listens where."""
 
 import socket
 from pathlib import Path

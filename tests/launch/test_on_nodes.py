@@ -1,4 +1,5 @@
-"""Several launchers, each a node of its own, on this machine: they meet, fail, start again and end together.
+"""Several launchers, each a node of its own, on this machine: they meet, fail, start again and end
+together.
 
 (What needs hosts of their own, with links to cut, is in tests/cluster.)
 """
@@ -64,7 +65,8 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path, nursery):
-    """``node(source, *options, args=())``: the launcher of one node, started. ``starter``: another module than lockstep's."""
+    """``node(source, *options, args=())``: the launcher of one node, started. ``starter``: another
+    module than lockstep's."""
     nodes = []
 
     def start(source, *options, args=(), name="script.py", starter=None):
@@ -85,7 +87,8 @@ def node(tmp_path, nursery):
 
 @pytest.fixture
 def numbered(node):
-    """``numbered(source, rank, *options)``: node ``rank`` of two, with the same port in the whole test."""
+    """``numbered(source, rank, *options)``: node ``rank`` of two, with the same port in the whole
+    test."""
     port = free_port()
 
     def start(source, rank, *options, nnodes=2, **more):
@@ -114,7 +117,8 @@ def connect(port):
 
 
 def wait_for_no_more(port):
-    """Those that have come need not wait any longer for as many as there may be. Returns the store."""
+    """Those that have come need not wait any longer for as many as there may be. Returns the
+    store."""
     store = connect(port)
     store.set("lockstep/none/begun", "1")
     return store
@@ -401,7 +405,8 @@ def test_what_a_stranger_writes_into_the_store_is_never_executed(coming, tmp_pat
     for node in (second, first):
         assert node.wait() == 1, node.err
         assert "was not written by a launcher of this run: somebody without the run's secret can reach that port" in node.err
-        store.set("lockstep/none/begun", "1")  # the first, which keeps the store, need not wait for others any longer
+        # the first, which keeps the store, need not wait for others any longer
+        store.set("lockstep/none/begun", "1")
     assert not done.exists()
 
 

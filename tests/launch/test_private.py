@@ -1,4 +1,5 @@
-"""Private directories: gone after a launch, also after one that was killed; never while somebody uses them."""
+"""Private directories: gone after a launch, also after one that was killed; never while somebody
+uses them."""
 
 import os
 import signal
@@ -26,7 +27,8 @@ def parent(tmp_path, monkeypatch):
 
 @pytest.fixture
 def kill_holder(parent):
-    """Call it: a process makes a private directory and is killed with SIGKILL; returns what it left behind."""
+    """Call it: a process makes a private directory and is killed with SIGKILL; returns what it left
+    behind."""
 
     def kill():
         source = (

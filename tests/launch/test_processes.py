@@ -20,7 +20,8 @@ MARK = "/tmp/lockstep-of-this-test"
 @pytest.fixture
 def marked():
     """A process in a session of its own with the mark in its environment, after an empty entry."""
-    # The environment of a process may hold anything: Python itself would not pass an empty entry on.
+    # The environment of a process may hold anything: Python itself would not pass an empty entry
+    # on.
     source = f"""
 import ctypes, os
 environ = (ctypes.c_char_p * 4)(b"A=1", b"", b"LOCKSTEP_STORE={MARK}/store", None)

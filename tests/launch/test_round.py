@@ -1,4 +1,5 @@
-"""Rounds of many launchers: what each asks of the store does not grow with their number, and all notice who is silent."""
+"""Rounds of many launchers: what each asks of the store does not grow with their number, and all
+notice who is silent."""
 
 import collections
 from concurrent.futures import ThreadPoolExecutor
@@ -111,7 +112,8 @@ def test_what_a_node_asks_of_the_store_does_not_grow_with_their_number(meet):
         assert sum(nodes[0].store.names.values()) <= 2 * num_nodes + 2  # one for all
     assert asked[4] == asked[16]
     meeting, beats = (max(sum(dict(kind).values()) for kind in kinds) for kinds in asked[16])
-    assert meeting == 2  # announces itself, and reads its place; and before, the greeting of the store's keeper
+    # announces itself, and reads its place; and before, the greeting of the store's keeper
+    assert meeting == 2
     assert beats <= 3
 
 

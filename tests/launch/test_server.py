@@ -26,7 +26,8 @@ def server():
 
 @pytest.fixture
 def start_stuck(server, tmp_path):
-    """``start_stuck(rank)``: the pid of a worker that waits for its spec, in vain; it has come so far."""
+    """``start_stuck(rank)``: the pid of a worker that waits for its spec, in vain; it has come so
+    far."""
     with contextlib.ExitStack() as stack, Path(os.devnull).open("r+b") as nothing:
 
         def open_once_read(fifo):
@@ -61,7 +62,8 @@ def test_workers_say_who_they_are_before_anything_else_and_closing_ends_them(ser
 def test_a_lost_server_is_told_by_the_next_message_after_all_that_it_had_said(server, start_stuck):
     worker = start_stuck(0)
     os.kill(worker, signal.SIGKILL)
-    until(lambda: select.select([server], [], [], 0)[0])  # its last words of that worker wait to be read
+    # its last words of that worker wait to be read
+    until(lambda: select.select([server], [], [], 0)[0])
     os.kill(server.pid, signal.SIGSTOP)
     server.start_worker("not read", 1, [])
     os.kill(server.pid, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""The launchers' store: all that PyTorch's store does, and nothing that somebody without the secret has written counts."""
+"""The launchers' store: all that PyTorch's store does, and nothing that somebody without the secret
+has written counts."""
 
 import threading
 

@@ -1,4 +1,5 @@
-"""What the caller's environment says of another launcher: refused where several trainings would come of it, else said."""
+"""What the caller's environment says of another launcher: refused where several trainings would
+come of it, else said."""
 
 import pytest
 from slurm_variables import ALONE, JOB, TASK
@@ -31,7 +32,8 @@ def test_a_command_that_another_launcher_has_started_several_times_is_refused(en
         *({name: "1" if name.endswith("SIZE") else "0" for name in environ} for environ in (MPI, MPICH, HOROVOD)),
         ALONE,
         {**ALONE, "SLURM_ARRAY_TASK_ID": "3"},
-        JOB,  # the batch script itself, or what one types after salloc, however many tasks the job has
+        # the batch script itself, or what one types after salloc, however many tasks the job has
+        JOB,
     ],
 )
 def test_one_that_it_has_started_once_is_not(environ):

@@ -32,7 +32,8 @@ def test_workers_have_the_environment_of_torchrun_and_of_the_caller_only(run_war
 
 
 def test_restarts_keep_the_name_of_their_launch_and_no_other_launch_has_it(run_warm, monkeypatch):
-    monkeypatch.setenv("LOCKSTEP_CALL", "1")  # as where this launcher is itself the worker of another
+    # as where this launcher is itself the worker of another
+    monkeypatch.setenv("LOCKSTEP_CALL", "1")
     source = """
         import os, sys
         print(os.environ["LOCKSTEP_LAUNCH"], "LOCKSTEP_CALL" in os.environ)

@@ -21,7 +21,8 @@ def test_num_cores_follows_the_affinity():
     [
         ("max 100000", "max 100000", None),
         ("max 100000", "150000 100000", 1.5),
-        ("200000 100000", "400000 100000", 2.0),  # a quota of the whole container holds for its groups
+        # a quota of the whole container holds for its groups
+        ("200000 100000", "400000 100000", 2.0),
         (None, None, None),
     ],
 )

@@ -1,4 +1,5 @@
-"""A loopback interface that is down is told of in words, with the remedy, before any process waits for it."""
+"""A loopback interface that is down is told of in words, with the remedy, before any process waits
+for it."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""Promises of the log: values as they are, in order, and a word if they are not the same on all ranks."""
+"""Promises of the log: values as they are, in order, and a word if they are not the same on all
+ranks."""
 
 import json
 import time
@@ -70,15 +71,17 @@ def test_a_dropped_step_is_forgotten_and_those_before_it_are_not(alone):
 
 def test_ranks_of_a_script_without_a_step_do_not_wait_for_each_other():
     rows = []
-    log = MetricLog(2, 5, lambda row: rows.append(row[:3]))  # without a process group, any message would be an error
+    # without a process group, any message would be an error
+    log = MetricLog(2, 5, lambda row: rows.append(row[:3]))
     log.add(0, 0, {"accuracy": 0.5})
     log.flush()
     assert rows == [(0, 0, {"accuracy": 0.5})]
 
 
 def log_on_several(every, rate=0.5):
-    """The rows, how many of them were written on the way, and how long the quick rank spent in the log while the slow one had
-    not come to its step; or the error. ``rate``: what rank 1 logs in step 2."""
+    """The rows, how many of them were written on the way, and how long the quick rank spent in the
+    log while the slow one had not come to its step; or the error. ``rate``: what rank 1 logs in
+    step 2."""
     team = lockstep.join()
     rows, longest = [], 0.0
     log = MetricLog(team.world_size, every, lambda row: rows.append(row[:3]))
@@ -118,7 +121,8 @@ def test_what_is_not_the_same_on_all_ranks_is_told_of_on_all(crew):
 
 
 def train_in_range():
-    """The fields of all passes and logged values, in a loop that counts its epochs itself; rank 0's."""
+    """The fields of all passes and logged values, in a loop that counts its epochs itself; rank
+    0's."""
     team = lockstep.join(checkpoint_every="off")
     data = torch.utils.data.TensorDataset(torch.randn(8, 2))
     model, loader = team.prepare(torch.nn.Linear(2, 1), torch.utils.data.DataLoader(data, 4))

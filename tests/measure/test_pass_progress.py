@@ -1,4 +1,5 @@
-"""Promises of the time left: from what steps and epochs have taken, and nothing where the length is not known."""
+"""Promises of the time left: from what steps and epochs have taken, and nothing where the length is
+not known."""
 
 import pytest
 

@@ -177,7 +177,8 @@ def on_terminal(fd):
 
 
 def written_to(terminal, mark):
-    """What was written to a terminal, up to this mark and what came with it: a read returns what is there at the moment."""
+    """What was written to a terminal, up to this mark and what came with it: a read returns what is
+    there at the moment."""
     text = ""
     while not re.search(mark, text):
         assert select.select([terminal], [], [], 10)[0], f"{mark} did not come: {text!r}"

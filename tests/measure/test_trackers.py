@@ -1,4 +1,5 @@
-"""Promises of trackers: each value once and in order, also of a resumed run; and nothing that goes wrong in one matters."""
+"""Promises of trackers: each value once and in order, also of a resumed run; and nothing that goes
+wrong in one matters."""
 
 import json
 import sys

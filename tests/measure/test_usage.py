@@ -1,4 +1,5 @@
-"""Promises of the usage meter: CPU of the whole family counted once, memory of the process, GPUs only if used."""
+"""Promises of the usage meter: CPU of the whole family counted once, memory of the process, GPUs
+only if used."""
 
 import json
 import os
@@ -15,7 +16,8 @@ from lockstep._world import devices
 
 pytestmark = pytest.mark.timeout(30)
 
-# In a process of its own: pytest's may have other children and threads, whose work would be counted too.
+# In a process of its own: pytest's may have other children and threads, whose work would be counted
+# too.
 PROGRAM = """
 import json, resource, subprocess, sys, time
 from types import SimpleNamespace

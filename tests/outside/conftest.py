@@ -1,9 +1,10 @@
-"""Ways to start scripts that know nothing of lockstep: under ``lockstep run``, torchrun, and python.
+"""Ways to start scripts that know nothing of lockstep: under ``lockstep run``, torchrun, and
+python.
 
-Those with a DistributedDataParallel wait half a second before they close their group. Gloo's thread may then still be busy
-with the last collective, for which it needs the interpreter; and the group's destructor holds the interpreter and waits for
-that thread: once in some dozen runs, on a busy machine, PyTorch hangs there, or aborts, under any launcher and under none.
-"""
+Those with a DistributedDataParallel wait half a second before they close their group. Gloo's thread
+may then still be busy with the last collective, for which it needs the interpreter; and the group's
+destructor holds the interpreter and waits for that thread: once in some dozen runs, on a busy
+machine, PyTorch hangs there, or aborts, under any launcher and under none."""
 
 import os
 import shutil
@@ -20,8 +21,9 @@ from warm import run_here
 __all__ = ["nursery", "run_here", "start_cold", "start_launcher"]
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# Under python -u and its like, print() writes a line and its end apart, and the lines of ranks would tear.
-# And torchrun says one thread, where plain python takes all cores: sums would differ in their last bits.
+# Under python -u and its like, print() writes a line and its end apart, and the lines of ranks
+# would tear. And torchrun says one thread, where plain python takes all cores: sums would differ in
+# their last bits.
 ENVIRONMENT = {"PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1"}
 
 
@@ -52,7 +54,8 @@ def lockstep_run(run_here, here):
 
 @pytest.fixture
 def cold_run(start_cold, here):
-    """The same by a launcher in a process of its own: nothing is loaded there, or in its fork server, but what always is."""
+    """The same by a launcher in a process of its own: nothing is loaded there, or in its fork
+    server, but what always is."""
 
     def run(script, *options, stdin, **more):
         process = start_cold(script, *options, **more)
@@ -64,7 +67,8 @@ def cold_run(start_cold, here):
 
 @pytest.fixture
 def start(here):
-    """``start("-m", "torch.distributed.run", ...)``: python with these arguments, to its end; its sorted lines."""
+    """``start("-m", "torch.distributed.run", ...)``: python with these arguments, to its end; its
+    sorted lines."""
 
     def run(*command, stdin=None, env=None):
         variables = {**os.environ, **ENVIRONMENT, **(env or {})}
@@ -85,7 +89,8 @@ def start(here):
 
 @pytest.fixture
 def torchrun(start, here):
-    """``torchrun("--nproc-per-node", "2", "spmd.py", ...)``: the sorted lines of what the processes wrote."""
+    """``torchrun("--nproc-per-node", "2", "spmd.py", ...)``: the sorted lines of what the processes
+    wrote."""
 
     def run(*command, module="torch.distributed.run", **options):
         logs = here / "torchrun-logs"
@@ -98,7 +103,8 @@ def torchrun(start, here):
 
 @pytest.fixture
 def start_launch(start_launcher, here):
-    """``start_launch("--nproc", "2", "saver.py", ...)``: ``lockstep run``, started and not waited for."""
+    """``start_launch("--nproc", "2", "saver.py", ...)``: ``lockstep run``, started and not waited
+    for."""
     return partial(start_launcher, env=ENVIRONMENT)
 
 

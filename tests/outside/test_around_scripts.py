@@ -10,9 +10,11 @@ import pytest
 pytestmark = pytest.mark.timeout(120)
 
 TWO = ("--nproc-per-node", "2")
-# What torchrun's agent sets for itself alone: its processes' way of telling it of errors, and its own signals.
+# What torchrun's agent sets for itself alone: its processes' way of telling it of errors, and its
+# own signals.
 OF_THE_AGENT = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "_"}
-# Each launch has its own; and here the first worker serves the store, not the launcher, which is told by the third.
+# Each launch has its own; and here the first worker serves the store, not the launcher, which is
+# told by the third.
 OF_THE_LAUNCH = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"}
 
 

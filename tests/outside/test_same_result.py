@@ -1,4 +1,5 @@
-"""Under ``lockstep run`` a script has the result that it has under the launcher it was written for."""
+"""Under ``lockstep run`` a script has the result that it has under the launcher it was written
+for."""
 
 import pytest
 
@@ -11,7 +12,8 @@ TWO = ("--nproc-per-node", "2")
 @pytest.mark.parametrize(("script", "args"), [("spmd.py", ("--local_world_size=2",)), ("launched.py", ())])
 def test_a_script_of_torch_distributed_launch_as_there(lockstep_run, torchrun, here, script, args):
     ours = lockstep_run(*TWO, script, *args)
-    source = (here / script).read_text().replace('"--local_rank"', '"--local-rank"')  # as PyTorch 2 passes it
+    # as PyTorch 2 passes it
+    source = (here / script).read_text().replace('"--local_rank"', '"--local-rank"')
     (here / script).write_text(source)
     theirs = torchrun(*TWO, script, *args, module="torch.distributed.launch")
     assert ours == theirs

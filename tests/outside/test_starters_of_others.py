@@ -1,4 +1,5 @@
-"""lockstep scripts run unchanged under the starters that others have written, with the same answer."""
+"""lockstep scripts run unchanged under the starters that others have written, with the same
+answer."""
 
 import sys
 

@@ -90,11 +90,14 @@ def test_a_module_with_relative_imports_and_own_loader_workers_reads_stdin(locks
 def test_a_process_group_can_be_closed_and_opened_again(lockstep_run, here):
     (here / "again.py").write_text(
         "import os, pathlib, time, torch, torch.distributed as dist\n"
-        "def meet(place):\n"  # without a process group: PyTorch's own ends race if one rank closes while the other uses it
+        # without a process group: PyTorch's own ends race if one rank closes while the other uses
+        # it
+        "def meet(place):\n"
         "    pathlib.Path(f'{place}-' + os.environ['RANK']).touch()\n"
         "    while not all(pathlib.Path(f'{place}-{rank}').exists() for rank in (0, 1)):\n"
         "        time.sleep(0.01)\n"
-        "for turn in range(6):\n"  # keys of their own: under any launcher, a second group may read the addresses of the first
+        # keys of their own: under any launcher, a second group may read the addresses of the first
+        "for turn in range(6):\n"
         "    store, rank, size = next(dist.rendezvous('env://'))\n"
         "    dist.init_process_group('gloo', store=dist.PrefixStore(f'turn-{turn}', store), rank=rank, world_size=size)\n"
         "    one = torch.tensor([dist.get_rank() + turn])\n"

@@ -1,4 +1,5 @@
-"""Promises of the plan of who computes how many shards: valid, fair, and not moved by noise. Pure."""
+"""Promises of the plan of who computes how many shards: valid, fair, and not moved by noise.
+Pure."""
 
 import operator
 import random

@@ -60,7 +60,8 @@ def test_a_rank_exchanges_with_few_others(world_size):
 
 @pytest.mark.parametrize("num_hosts", [3, 128])
 def test_a_host_sends_as_much_as_in_a_ring_or_a_hierarchical_all_reduce(num_hosts):
-    """Those let as much out of a host: what leads around the ring, or what one rank of the host exchanges for all."""
+    """Those let as much out of a host: what leads around the ring, or what one rank of the host
+    exchanges for all."""
     length = 1 << 20
     world_size = num_hosts * 8
     sent_by_first = elements_sent(0, world_size, world_size, 8, length)

@@ -37,7 +37,8 @@ def add_up(world_size, num_shards, num_filled):
 
 
 def by_definition(start, size, num_filled):
-    """The tree from its root down: a node is the sum of its halves, and an empty half is left out."""
+    """The tree from its root down: a node is the sum of its halves, and an empty half is left
+    out."""
     if size == 1:
         return str(start)
     left = by_definition(start, size // 2, num_filled)

@@ -20,7 +20,8 @@ def formats(tensors):
 
 
 class Net(nn.Module):
-    """A layer of every kind that matters: BatchNorm, another normalisation, a buffer, weights that are used twice."""
+    """A layer of every kind that matters: BatchNorm, another normalisation, a buffer, weights that
+    are used twice."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +104,8 @@ def averaged(use_buffers):
 
 
 def overflowed(then):
-    """Whether the weights of two models change, by step, if the loss of the first is too large for float16 in steps 1 and 3."""
+    """Whether the weights of two models change, by step, if the loss of the first is too large for
+    float16 in steps 1 and 3."""
     with lockstep.join() as team:
         models = [nn.Linear(4, 1, bias=False) for _ in range(2)]
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
@@ -129,7 +131,8 @@ def overflowed(then):
 
 
 def resumed_state():
-    """An optimizer that has taken steps before it is prepared: its state, in the format of its parameters."""
+    """An optimizer that has taken steps before it is prepared: its state, in the format of its
+    parameters."""
     with lockstep.join() as team:
         model = nn.Linear(6, 3)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-4)

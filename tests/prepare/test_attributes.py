@@ -1,4 +1,5 @@
-"""What an optimizer keeps in attributes comes back with its state, or is named when a checkpoint is taken without it."""
+"""What an optimizer keeps in attributes comes back with its state, or is named when a checkpoint is
+taken without it."""
 
 import json
 import logging
@@ -27,7 +28,8 @@ class Keeping(torch.optim.Optimizer):
 
     Args:
         start: called with the optimizer, when it is made.
-        change: called in each step with the optimizer, the number of a parameter, and the parameter; returns the rate.
+        change: called in each step with the optimizer, the number of a parameter, and the
+            parameter; returns the rate.
     """
 
     def __init__(self, parameters, start, change):
@@ -56,7 +58,8 @@ class Training:
         self.optimizer.step()
 
     def saved(self):
-        """What a checkpoint has of the optimizer and of the model, after a journey through the bytes of files."""
+        """What a checkpoint has of the optimizer and of the model, after a journey through the
+        bytes of files."""
         files, state = self.state.part(0, 1)
         files = {name: load(save(Staging().copy(part)[0])) for name, part in files.items()}
         weights = files.pop("model.safetensors")
@@ -159,7 +162,8 @@ def two_places(optimizer, number, parameter):
 
 
 def from_one_to_several(optimizer, number, parameter):
-    optimizer.parts = [part + i for i, part in enumerate(optimizer.parts)]  # the same tensor at first
+    # the same tensor at first
+    optimizer.parts = [part + i for i, part in enumerate(optimizer.parts)]
     return 0.001 * sum(part.sum() for part in optimizer.parts)
 
 

@@ -15,8 +15,9 @@ from lockstep._prepare.precision import find_precision
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.quick]
 
-# By precision: parameters between the passes (gradients and the optimizer's state are alike), the BatchNorm's weights in
-# them, those of other layers, what layers give, and the buffers of BatchNorm and of others.
+# By precision: parameters between the passes (gradients and the optimizer's state are alike), the
+# BatchNorm's weights in them, those of other layers, what layers give, and the buffers of BatchNorm
+# and of others.
 EXPECTED = {
     "32-true": ("float32", "float32", "float32", "float32", "float32", "float32"),
     "16-mixed": ("float32", "float32", "float32", "float16", "float32", "float32"),
@@ -55,7 +56,8 @@ def test_weights_passes_gradients_and_state_are_in_the_formats_of_the_precision(
         assert (in_passes["norm.weight"], in_passes["norm.bias"]) == (norm, norm)
         assert {in_passes[name] for name in ("first.weight", "first.bias", "last.0.weight", "last.1.weight")} == {layer}
         assert in_passes["inputs"] == ("float32" if precision.endswith("mixed") else layer)
-        if not precision.endswith("mixed"):  # there PyTorch chooses; the sum with a float32 buffer is float32
+        # there PyTorch chooses; the sum with a float32 buffer is float32
+        if not precision.endswith("mixed"):
             assert in_passes["hidden"] == computed
         assert seen["same in evaluation"]
 

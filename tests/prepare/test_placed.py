@@ -1,4 +1,5 @@
-"""Models whose parts the script has placed on several devices: what is looked at before they are prepared."""
+"""Models whose parts the script has placed on several devices: what is looked at before they are
+prepared."""
 
 import pytest
 import torch

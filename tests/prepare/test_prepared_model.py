@@ -1,4 +1,5 @@
-"""A prepared model is the user's own for all that looks at it, and a plain one for all that copies or saves it."""
+"""A prepared model is the user's own for all that looks at it, and a plain one for all that copies
+or saves it."""
 
 import copy
 import io
@@ -204,7 +205,8 @@ def test_backward_hooks_of_the_whole_model_run(pair):
     assert called == ["before", "behind"]
 
 
-@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step:UserWarning")  # of PyTorch's, for any copy of a schedule
+# of PyTorch's, for any copy of a schedule
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step:UserWarning")
 def test_a_copy_of_a_prepared_schedule_or_average_acts_on_itself():
     model = nn.Linear(1, 1)
     schedule = lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1, gamma=0.5)

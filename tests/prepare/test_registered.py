@@ -1,4 +1,5 @@
-"""Promises of registered things: they are filled again in place, and what could not be is refused before training."""
+"""Promises of registered things: they are filled again in place, and what could not be is refused
+before training."""
 
 import collections
 import json

@@ -1,4 +1,5 @@
-"""Promises of what a checkpoint holds of an object: a new one that takes it goes on as the old one would have, to the bit."""
+"""Promises of what a checkpoint holds of an object: a new one that takes it goes on as the old one
+would have, to the bit."""
 
 import json
 import math
@@ -27,7 +28,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _directory_of_the_compiler(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it at an optimizer's first step, for good
+    # torch sets it at an optimizer's first step, for good
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
 def in_files(thing):
@@ -357,7 +359,8 @@ class ConvolutionOfVectors(nn.Module):
 
 
 class Outer(torch.optim.Optimizer):
-    """An optimizer around others, as of sharpness-aware minimization, which are no part of its state."""
+    """An optimizer around others, as of sharpness-aware minimization, which are no part of its
+    state."""
 
     def __init__(self, parameters):
         parameters = list(parameters)
@@ -437,7 +440,8 @@ def test_float32_masters_of_16_bit_parameters_stay_what_they_are():
 
 
 class OfMany(torch.optim.Optimizer):
-    """SGD whose state for a parameter has values of many kinds, of which each counts in its steps."""
+    """SGD whose state for a parameter has values of many kinds, of which each counts in its
+    steps."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.01, "rates": [0.01, None], "seen": {}})

@@ -1,4 +1,5 @@
-"""Training scripts of many kinds, each with the number of its steps: see ``test_interrupted_scripts``."""
+"""Training scripts of many kinds, each with the number of its steps: see
+``test_interrupted_scripts``."""
 
 import textwrap
 

@@ -1,4 +1,5 @@
-"""The fixture ``lab``: runs of training scripts that are disturbed, on a fork server that is warm for the whole session."""
+"""The fixture ``lab``: runs of training scripts that are disturbed, on a fork server that is warm
+for the whole session."""
 
 import contextlib
 import hashlib
@@ -69,7 +70,8 @@ class Lab:
         self._monkeypatch = monkeypatch
 
     def run(self, script, *args, nproc=1, fault=None, max_restarts=0, run_dir="run", **settings):
-        """``lockstep run`` to its end, in this process. ``run_dir=None``: as the command finds it."""
+        """``lockstep run`` to its end, in this process. ``run_dir=None``: as the command finds
+        it."""
         if isinstance(script, str):
             source, script = script, self.directory / "script.py"
             script.write_text(f"import sys; sys.path.append({str(HERE)!r})\n" + textwrap.dedent(source))
@@ -176,7 +178,8 @@ def known_runs(tmp_path_factory):
 
 @pytest.fixture
 def interrupted(lab, known_runs):
-    """``interrupted(run_dir, *args, **settings)``: a run of the plain script, killed when it had three checkpoints."""
+    """``interrupted(run_dir, *args, **settings)``: a run of the plain script, killed when it had
+    three checkpoints."""
     known, place = known_runs
 
     def copy(run_dir, *args, **settings):
@@ -189,7 +192,8 @@ def interrupted(lab, known_runs):
             assert ended.status == KILLED, ended
             store = Store(known[key])
             store.clean()  # as the next launch does: one that lacks only its name gets it
-            for old in store.all()[settings["keep"] :]:  # it was killed when one was named, and the oldest not yet removed
+            # it was killed when one was named, and the oldest not yet removed
+            for old in store.all()[settings["keep"] :]:
                 shutil.rmtree(old)
         shutil.copytree(known[key], run_dir)
         return run_dir

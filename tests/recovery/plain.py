@@ -1,4 +1,5 @@
-"""A plain training script, to be disturbed and resumed by scripts that differ: ``plain.py [NAME=VALUE ...]``."""
+"""A plain training script, to be disturbed and resumed by scripts that differ: ``plain.py
+[NAME=VALUE ...]``."""
 
 import json
 import os

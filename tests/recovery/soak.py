@@ -1,11 +1,13 @@
-"""The central test: kill a run at random moments, go on at other world sizes, and look that nothing was lost.
+"""The central test: kill a run at random moments, go on at other world sizes, and look that nothing
+was lost.
 
     make soak N=200 SOAK_ARGS="--seed 7"
 
-Every round is a run of ``victim.py`` that is killed, or asked to stop (SIGTERM, SIGUSR1), once to three times (one rank, all
-ranks at once, or the launcher) and resumed by another number of processes, another number of loader workers, perhaps
-another launcher. In the end every sample of every epoch must have been used exactly once, and the digest must be that of a
-run that nobody disturbed. See ``soaking``; on several hosts, ``cluster/soak_hosts.py`` does it.
+Every round is a run of ``victim.py`` that is killed, or asked to stop (SIGTERM, SIGUSR1), once to
+three times (one rank, all ranks at once, or the launcher) and resumed by another number of
+processes, another number of loader workers, perhaps another launcher. In the end every sample of
+every epoch must have been used exactly once, and the digest must be that of a run that nobody
+disturbed. See ``soaking``; on several hosts, ``cluster/soak_hosts.py`` does it.
 """
 
 import contextlib
@@ -72,7 +74,8 @@ class Round(soaking.Round):
                     self._kill(process, launch, nproc, target)
                 status = process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                # Seen once in some 100 launches on a busy machine: a loader worker that hangs right after its fork.
+                # Seen once in some 100 launches on a busy machine: a loader worker that hangs right
+                # after its fork.
                 self.seen["launches that hung"] += 1
                 status = "no end: it hung"
                 process.kill()
@@ -89,7 +92,8 @@ class Round(soaking.Round):
         return said
 
     def _sweep(self) -> None:
-        """End what is left of a launch that hung: processes that have this round's directory in their environment."""
+        """End what is left of a launch that hung: processes that have this round's directory in
+        their environment."""
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 if str(self.directory).encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():

@@ -1,16 +1,18 @@
-"""What training scripts that are to be disturbed share: data, a digest of the end, and the fault, from inside their process.
+"""What training scripts that are to be disturbed share: data, a digest of the end, and the fault,
+from inside their process.
 
-The fault is in the environment, as JSON: ``FAULT={"at": "step", "number": 5, "rank": 1, "what": "kill"}``. It strikes in the
-first start of a launch only, never after a restart.
+The fault is in the environment, as JSON: ``FAULT={"at": "step", "number": 5, "rank": 1, "what":
+"kill"}``. It strikes in the first start of a launch only, never after a restart.
 
-- ``at``: ``shard``, ``step``, ``tail`` or another word (inside ``batch.shards``, in the loop's body, after the loop: where the
-  script calls ``strike``), or what the writing of a checkpoint calls: ``replace`` (``os.replace``), ``fsync`` (``os.fsync``),
-  ``save`` (of a safetensors file).
+- ``at``: ``shard``, ``step``, ``tail`` or another word (inside ``batch.shards``, in the loop's
+  body, after the loop: where the script calls ``strike``), or what the writing of a checkpoint
+  calls: ``replace`` (``os.replace``), ``fsync`` (``os.fsync``), ``save`` (of a safetensors file).
 - ``number``: of the step, or of the call, from 1, counted in this process since the run was joined.
 - ``when``: ``before`` or ``after`` the call; ``within`` (a file of which half was written).
-- ``what``: ``kill`` or ``stop`` this process (SIGKILL, SIGSTOP), ``kill all``, ``kill launcher``; or ``fail``: the call raises
-  the error of a full disk, ``times`` times in a row. Or the name of a signal, for all in ``to``: ``me``, ``ranks``,
-  ``launcher``, ``tree`` (launcher, fork server, ranks, loader workers).
+- ``what``: ``kill`` or ``stop`` this process (SIGKILL, SIGSTOP), ``kill all``, ``kill launcher``;
+  or ``fail``: the call raises the error of a full disk, ``times`` times in a row. Or the name of a
+  signal, for all in ``to``: ``me``, ``ranks``, ``launcher``, ``tree`` (launcher, fork server,
+  ranks, loader workers).
 - ``first``: of ``shard``, ``step`` and ``tail``: wait until so many checkpoints are there.
 """
 
@@ -95,12 +97,14 @@ def arm(team):
 
 
 def strike(team, at="step"):
-    """To be called in the loop's body; with ``shard`` inside ``batch.shards``; with ``tail`` after the loop, where the number
-    is that of the last step."""
+    """To be called in the loop's body; with ``shard`` inside ``batch.shards``; with ``tail`` after
+    the loop, where the number is that of the last step."""
     if FAULT is None or "everybody" not in FAULT:
         return
-    if at == "step" and FAULT.get("paced") and team.step < FAULT["number"]:  # a slow disk would skip what is due
-        # What falls due while the last one is written is saved after this step: to wait for it here would be for ever.
+    # a slow disk would skip what is due
+    if at == "step" and FAULT.get("paced") and team.step < FAULT["number"]:
+        # What falls due while the last one is written is saved after this step: to wait for it here
+        # would be for ever.
         has_checkpoints(team, min(FAULT["first"], (team.step - 1) // 2), limit_s=5)
     if (FAULT["at"], FAULT["number"]) != (at, team.step):
         return
@@ -163,6 +167,7 @@ def _strike():
 
 
 def _addressees(to):
-    server, launcher = psutil.Process().parents()[:2]  # the ranks are forked from a server, which is the launcher's child
+    # the ranks are forked from a server, which is the launcher's child
+    server, launcher = psutil.Process().parents()[:2]
     tree = [launcher.pid, server.pid, *(child.pid for child in server.children(recursive=True))]
     return {"me": [os.getpid()], "ranks": FAULT["everybody"], "launcher": [launcher.pid], "tree": tree}[to]

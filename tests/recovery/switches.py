@@ -4,8 +4,9 @@ from torch import backends, set_flush_denormal, use_deterministic_algorithms
 
 CUDA, MATMUL = backends.cuda, backends.cuda.matmul
 
-# Without those that PyTorch lets nobody set where it was not built for CUDA: the libraries for products and linear algebra.
-# By the name that errors give it: what sets it, or where it is as an attribute; and another value.
+# Without those that PyTorch lets nobody set where it was not built for CUDA: the libraries for
+# products and linear algebra. By the name that errors give it: what sets it, or where it is as an
+# attribute; and another value.
 SWITCHES = {
     "cuda.matmul.fp32_precision": (MATMUL, "tf32"),  # from now on older getters raise
     "cudnn.conv.fp32_precision": (backends.cudnn.conv, "ieee"),

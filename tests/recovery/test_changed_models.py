@@ -1,4 +1,5 @@
-"""A model that is changed after ``prepare`` is resumed, or the first checkpoint that could not be says what has changed."""
+"""A model that is changed after ``prepare`` is resumed, or the first checkpoint that could not be
+says what has changed."""
 
 import changed_scripts as scripts
 import pytest

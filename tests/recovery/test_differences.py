@@ -1,4 +1,5 @@
-"""An interrupted run is resumed by a script or command that differs: refused, with the difference named, or allowed."""
+"""An interrupted run is resumed by a script or command that differs: refused, with the difference
+named, or allowed."""
 
 import copy
 import dataclasses
@@ -18,7 +19,8 @@ ANOTHER_ANSWER = "To resume anyway, with a different answer: --allow {}"
 BACK = "the run cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh"
 BIRTH = "so the answer would change. Leave {0} as it was, or start a new run: --fresh, or in another directory."
 
-# What differs, as arguments of the script and settings of the command; what the error says; and what would allow it.
+# What differs, as arguments of the script and settings of the command; what the error says; and
+# what would allow it.
 DIFFERENCES = {
     "model": (["hidden=9"], {}, "model (Sequential) has `0.weight of shape (9, 6), float32` now, and had `0.weight of", ""),
     "optimizer": (["optimizer=RAdam"], {}, "an optimizer (RAdam) now, and was an optimizer (AdamW)", ""),
@@ -160,7 +162,8 @@ CASES = [(name, is_made_first) for name in SCHEDULES for is_made_first in (True,
 
 @pytest.mark.parametrize(("name", "is_made_first"), [case for case in CASES if case != ("one cycle", False)])
 def test_with_any_schedule_an_allowed_rate_runs_as_if_begun_with(name, is_made_first, monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it at an optimizer's first step, for good
+    # torch sets it at an optimizer's first step, for good
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
     def made(lr):
         groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr * factor} for factor in (1, 3)]

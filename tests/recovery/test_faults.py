@@ -36,7 +36,8 @@ def draw_while_writing(place, nproc):
 
 
 def newest_whole(run_dir):
-    """The step of the newest checkpoint that is whole, whatever its directory is called; 0: there is none."""
+    """The step of the newest checkpoint that is whole, whatever its directory is called; 0: there
+    is none."""
     found = [0]
     for path in Store(run_dir).directory.glob("*/"):
         try:
@@ -47,7 +48,8 @@ def newest_whole(run_dir):
 
 
 def play(lab, seed, num_kills, **settings):
-    """Launches that are killed while they write, and one that is not. Returns how many were, and what happened."""
+    """Launches that are killed while they write, and one that is not. Returns how many were, and
+    what happened."""
     place, story, killed = random.Random(seed), [f"seed {seed}"], 0
     for _ in range(num_kills):
         nproc = place.choice([1, 2])
@@ -83,7 +85,8 @@ def test_killed_again_and_again_while_checkpoints_are_written_it_does_too(lab, u
 @pytest.mark.parametrize(("what", "seed"), [("kill", 301), ("kill all", 303)])
 def test_killed_during_a_step_a_run_goes_on_from_its_newest_checkpoint(lab, undisturbed, what, seed):
     place = random.Random(seed)
-    # A checkpoint is cut after every second step, and the fault waits until the first one is written.
+    # A checkpoint is cut after every second step, and the fault waits until the first one is
+    # written.
     fault = {"at": "step", "number": place.randint(3, NUM_STEPS), "rank": place.randrange(2), "what": what, "first": 1}
     ended = lab.run(PLAIN, nproc=2, fault=fault)
     told = f"seed {seed}\n{ended}"

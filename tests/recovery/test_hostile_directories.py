@@ -1,4 +1,5 @@
-"""Whatever a run directory holds, a launch that resumes there writes nothing elsewhere, and says what is wrong."""
+"""Whatever a run directory holds, a launch that resumes there writes nothing elsewhere, and says
+what is wrong."""
 
 import os
 

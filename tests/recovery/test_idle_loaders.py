@@ -1,4 +1,5 @@
-"""A loader beside another one that is not read for a while keeps no run from being saved, and goes on where it stood."""
+"""A loader beside another one that is not read for a while keeps no run from being saved, and goes
+on where it stood."""
 
 import pytest
 from laboratory import KILLED

@@ -1,4 +1,5 @@
-"""Scripts of many kinds are killed at a random step, and go on at another world size: to the digest of the undisturbed run."""
+"""Scripts of many kinds are killed at a random step, and go on at another world size: to the digest
+of the undisturbed run."""
 
 import random
 
@@ -23,7 +24,8 @@ def interrupt_and_go_on(lab, undisturbed, name, seed, at="step"):
         where, number = at, place.choice(TAILS[name])
     else:
         where, number = place.choice(["shard", "step"]), place.randint(3, steps_of(name))
-    rank = 0 if where == "shard" else place.randrange(nproc)  # another may be without samples in that step
+    # another may be without samples in that step
+    rank = 0 if where == "shard" else place.randrange(nproc)
     fault = {"at": where, "number": number, "rank": rank, "what": "kill", "first": 1}
     ended = lab.run(script, nproc=nproc, fault=fault)
     told += f"\n{ended}\nthere are {lab.names()}"
@@ -50,7 +52,8 @@ def test_a_script_that_goes_on_from_the_end_of_an_epoch_does_too(lab, undisturbe
     killed = lab.run(script, nproc=2, fault=fault, checkpoint_every=5)
     ended = lab.run(script, checkpoint_every=5)
     told = f"{killed}\n{ended}"
-    assert lab.resumes()[0] in (5, 6), told  # with a second loader's pass still open, the checkpoint may come a step later
+    # with a second loader's pass still open, the checkpoint may come a step later
+    assert lab.resumes()[0] in (5, 6), told
     assert ended.words == undisturbed(script), told
 
 
@@ -61,7 +64,8 @@ def test_a_finished_run_goes_on_to_the_end_of_a_longer_one(lab, undisturbed, nam
     ended = lab.run(script, "2", nproc=2)
     assert ended.words == undisturbed(script, "2"), ended
     before = content_of(lab.run_dir)
-    # Started again as it was, it has nothing left to do. (What a plain loop counts in its tail, it counts again.)
+    # Started again as it was, it has nothing left to do. (What a plain loop counts in its tail, it
+    # counts again.)
     ended = lab.run(script, "2")
     assert ended.words["digest"] == undisturbed(script, "2")["digest"], ended
     assert "Warning" not in ended.err, ended

@@ -1,4 +1,5 @@
-"""A disk that is slower than checkpoints fall due: they come later, at the first step they can, and none is forgotten."""
+"""A disk that is slower than checkpoints fall due: they come later, at the first step they can, and
+none is forgotten."""
 
 import json
 
@@ -9,7 +10,8 @@ from lockstep._journal.history import read_events
 pytestmark = pytest.mark.timeout(90)
 
 HELD_UNTIL = 6
-# The disk of rank 0 stands still from the first checkpoint on, until a later step. Then steps follow until there is another.
+# The disk of rank 0 stands still from the first checkpoint on, until a later step. Then steps
+# follow until there is another.
 SCRIPT = """
 import json, os, sys, threading
 from pathlib import Path

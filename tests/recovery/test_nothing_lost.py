@@ -1,4 +1,5 @@
-"""The central test: killed at random moments and resumed at other world sizes, a run loses nothing. See ``soak``."""
+"""The central test: killed at random moments and resumed at other world sizes, a run loses nothing.
+See ``soak``."""
 
 import functools
 

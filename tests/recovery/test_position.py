@@ -1,4 +1,5 @@
-"""Promises of resuming: wherever a script was interrupted, running it again makes just the steps that were left."""
+"""Promises of resuming: wherever a script was interrupted, running it again makes just the steps
+that were left."""
 
 import dataclasses
 import json
@@ -25,7 +26,8 @@ class Cut:
 
 
 class Launch:
-    """Runs a script as a team does: reports to the resumption in the order in which ``Loop`` and ``PreparedLoader`` do.
+    """Runs a script as a team does: reports to the resumption in the order in which ``Loop`` and
+    ``PreparedLoader`` do.
 
     A cut is taken wherever one may be.
     """
@@ -106,7 +108,8 @@ def in_epochs(num_epochs, passes, last):
 
 
 def across_epochs(num_epochs, per_epoch, length):
-    """The same with an iterator that goes on from one epoch to the next, each of which ends after a certain step."""
+    """The same with an iterator that goes on from one epoch to the next, each of which ends after a
+    certain step."""
 
     def run(launch, number):
         steps = (_ for _ in ())

@@ -1,4 +1,5 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C: the run ends its step, saves itself, and ends with a status that tells which.
+"""SIGTERM, SIGUSR1 and Ctrl-C: the run ends its step, saves itself, and ends with a status that
+tells which.
 
 See ``striking`` for how a signal is sent from inside of the process that trains.
 """
@@ -31,7 +32,8 @@ def preemptions(run_dir):
 
 
 def check_stopped(lab, ended, number, ranks, told):
-    """That it has saved itself, once, after one step; returns that step. ``ranks``: one of them has told the others."""
+    """That it has saved itself, once, after one step; returns that step. ``ranks``: one of them has
+    told the others."""
     assert ended.status == (INTERRUPTED_STATUS if number == "SIGINT" else REQUEUE_STATUS), told
     assert ended.err.count("ends it at once") == 1, told
     assert "Traceback" not in ended.err, told
@@ -41,7 +43,8 @@ def check_stopped(lab, ended, number, ranks, told):
     assert lab.names()[0] == f"step-{step:08d}", told
     assert f"is saved after step {step}." in ended.err, told
     passes = [event for event in read_events(lab.run_dir) if event["event"] == "epoch"]
-    assert sum(event["num_steps"] for event in passes) == step, told  # where the time of the part that was done went, too
+    # where the time of the part that was done went, too
+    assert sum(event["num_steps"] for event in passes) == step, told
     assert all(event["split"] for event in passes), told
     return step
 
@@ -61,7 +64,8 @@ def test_a_stopped_run_goes_on_to_the_digest_of_the_undisturbed_one(
     fault = {"at": at, "number": step, "rank": rank, "what": number, "to": to}
     ended = lab.run(PLAIN, "step_s=0.02", nproc=nproc, fault=fault, max_restarts=1, checkpoint_every=every)
     told = str(ended)
-    ranks = [rank] if to == "me" else range(nproc)  # the ranks may just talk when the signal has come to one of them
+    # the ranks may just talk when the signal has come to one of them
+    ranks = [rank] if to == "me" else range(nproc)
     stopped_after = check_stopped(lab, ended, number, ranks, told)
     assert step <= stopped_after <= NUM_STEPS, told
     again = lab.run(PLAIN, nproc=3 - nproc, checkpoint_every=every)
@@ -168,7 +172,8 @@ def test_a_run_that_does_not_come_to_the_end_of_its_step_is_not_waited_for_for_e
 
 
 def send_until_ended(process, number):
-    """The signal, again if it came too soon after the first, which a busy machine has handled late."""
+    """The signal, again if it came too soon after the first, which a busy machine has handled
+    late."""
     while process.poll() is None:
         process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -197,7 +202,8 @@ def test_a_second_signal_ends_it_at_once(lab):
 
 @contextlib.contextmanager
 def started(lab, nursery, *command, **settings):
-    """Another launcher than ``lockstep run``, or none, with all that it starts in a session of its own."""
+    """Another launcher than ``lockstep run``, or none, with all that it starts in a session of its
+    own."""
     given = {**SETTINGS, "run_dir": str(lab.run_dir), **settings}
     said = ", ".join(f"{name}={value!r}" for name, value in given.items())
     script = lab.directory / "script.py"

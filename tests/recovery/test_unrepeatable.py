@@ -1,4 +1,5 @@
-"""What a launch that resumes would not do again is said when it happens, not when the run is to resume and is refused."""
+"""What a launch that resumes would not do again is said when it happens, not when the run is to
+resume and is refused."""
 
 import pytest
 from interrupted_scripts import BEGIN, HEAD

@@ -1,4 +1,5 @@
-"""A run whose end cannot be saved has trained to its end, and does not end with status 0: that is said last."""
+"""A run whose end cannot be saved has trained to its end, and does not end with status 0: that is
+said last."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""A run is finished only where its epochs came to their end, or were left by break, and its script ended with status 0.
+"""A run is finished only where its epochs came to their end, or were left by break, and its script
+ended with status 0.
 
 Any other is resumed, and ends as if it had not been left."""
 
@@ -162,8 +163,8 @@ def main():
 
 {end}
 """
-# the loop, the last line of main, its result, and how the script ends: whether its end is saved and the run finished, and
-# whether a line says that the status cannot be seen
+# the loop, the last line of main, its result, and how the script ends: whether its end is saved and
+# the run finished, and whether a line says that the status cannot be seen
 RANGE, EPOCHS = "range(2)", "team.epochs(50)"
 UNSEEN = [
     (RANGE, "pass", 0, "sys.exit(main())", True, False),

@@ -1,4 +1,5 @@
-"""A training script to be killed: it notes every sample that it uses, and its last words are a digest of its weights.
+"""A training script to be killed: it notes every sample that it uses, and its last words are a
+digest of its weights.
 
 usage: victim.py KIND [STEP_S]
 """

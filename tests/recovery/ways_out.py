@@ -1,4 +1,5 @@
-"""A training that is left in a certain way at a certain place: ``ways_out.py WAY PLACE``, if LEAVE is in the environment.
+"""A training that is left in a certain way at a certain place: ``ways_out.py WAY PLACE``, if LEAVE
+is in the environment.
 
 Its last line has the number of steps and the digest of the weights."""
 
@@ -23,7 +24,8 @@ class LeftError(Exception):
 
 
 def leave(team, place):
-    """Leave the training here, if this is the place. True: the script is to do it, by the statement that it has there."""
+    """Leave the training here, if this is the place. True: the script is to do it, by the statement
+    that it has there."""
     if not LEAVES or place != PLACE or team.step < AT:
         return False
     deadline = time.monotonic() + 60

@@ -1,4 +1,5 @@
-"""A training for the tests of replays, into which things are planted: ``spiky.py [NAME=VALUE ...]``."""
+"""A training for the tests of replays, into which things are planted: ``spiky.py [NAME=VALUE
+...]``."""
 
 import os
 import signal

@@ -1,4 +1,5 @@
-"""The files of a run name a program: one that may be somebody else's does not run unless the user says so."""
+"""The files of a run name a program: one that may be somebody else's does not run unless the user
+says so."""
 
 import json
 import os

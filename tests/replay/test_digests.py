@@ -1,4 +1,5 @@
-"""Promises of the digest journal: read as if nobody had interrupted the run, and compared to the first difference. Pure."""
+"""Promises of the digest journal: read as if nobody had interrupted the run, and compared to the
+first difference. Pure."""
 
 import pytest
 

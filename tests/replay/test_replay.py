@@ -1,4 +1,5 @@
-"""Promises of ``lockstep replay``: any step of a run, again, to the bit; and nothing is called equal that is not."""
+"""Promises of ``lockstep replay``: any step of a run, again, to the bit; and nothing is called
+equal that is not."""
 
 import json
 import re

@@ -128,7 +128,8 @@ def test_the_same_command_is_the_same_script_and_arguments_from_anywhere(tmp_pat
     assert commands == [Command(script=str(script.resolve()), args=("--lr", "1"), number=0)] * 3
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "2"])
     assert Command.of_this_process(0, is_program=True, explicit={}) != commands[0]
-    monkeypatch.setattr(sys, "argv", [str(script), "--local-rank=0", "--lr", "1"])  # torch.distributed.launch adds it
+    # torch.distributed.launch adds it
+    monkeypatch.setattr(sys, "argv", [str(script), "--local-rank=0", "--lr", "1"])
     assert Command.of_this_process(0, is_program=True, explicit={}) == commands[0]
 
 

@@ -26,7 +26,8 @@ print("held", flush=True)
 
 @contextlib.contextmanager
 def another_process(run_dir, *, code=HOLD, patience_s=0.0):
-    """A process that takes the lock, and has it until its input ends. Gives it when it has it, or has ended."""
+    """A process that takes the lock, and has it until its input ends. Gives it when it has it, or
+    has ended."""
     process = subprocess.Popen(
         [sys.executable, "-c", f"{code}\nsys.stdin.read()", str(run_dir), str(patience_s)],
         stdin=subprocess.PIPE,

@@ -1,4 +1,5 @@
-"""Promises of the names: each run has a directory of its own, is found again by its script, and is never deleted."""
+"""Promises of the names: each run has a directory of its own, is found again by its script, and is
+never deleted."""
 
 import threading
 

@@ -2,8 +2,8 @@
 
     make scale WORLDS=1,3,16,64,128
 
-Prints a line for each number: seconds until the ranks have joined, milliseconds of a step, accuracy and digest. Ends with 1 if
-the digests differ.
+Prints a line for each number: seconds until the ranks have joined, milliseconds of a step, accuracy
+and digest. Ends with 1 if the digests differ.
 """
 
 import argparse
@@ -61,7 +61,8 @@ class Launch:
 
 
 def train(world_size: int, next_size: int, epochs: int) -> str:
-    """The last words of a training on ``world_size`` processes, of which ``next_size`` take the last two fifths."""
+    """The last words of a training on ``world_size`` processes, of which ``next_size`` take the
+    last two fifths."""
     with tempfile.TemporaryDirectory(prefix="lockstep-scale-") as directory:
         began = time.monotonic()
         Launch(world_size, Path(directory), epochs, stop_at=epochs * 12).run()

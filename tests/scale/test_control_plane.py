@@ -1,4 +1,5 @@
-"""What a rank sends beside its gradients, counted: calls do not depend on the number of ranks, and messages are few."""
+"""What a rank sends beside its gradients, counted: calls do not depend on the number of ranks, and
+messages are few."""
 
 import math
 
@@ -13,7 +14,8 @@ SHORT = ("all_gather_flat", "isend")
 """By which short rows are gathered: of a few ranks by a collective, of more by messages."""
 MOST_STEPS = 10
 BUCKET = 3.5
-"""Messages of a bucket for each doubling, at most (``tests/plan/test_message_rounds.py``): the first step sends one."""
+"""Messages of a bucket for each doubling, at most (``tests/plan/test_message_rounds.py``): the
+first step sends one."""
 
 
 def without(counts, *names):

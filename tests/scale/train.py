@@ -1,4 +1,5 @@
-"""A tiny model on 128 shards, evaluated after every epoch of 20 steps. STOP_AT: the step at which the run is asked to stop."""
+"""A tiny model on 128 shards, evaluated after every epoch of 20 steps. STOP_AT: the step at which
+the run is asked to stop."""
 
 import hashlib
 import os

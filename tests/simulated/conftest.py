@@ -1,4 +1,5 @@
-"""Tests on the simulated accelerator. ``make simulated`` builds it, and every process loads it; elsewhere they are skipped."""
+"""Tests on the simulated accelerator. ``make simulated`` builds it, and every process loads it;
+elsewhere they are skipped."""
 
 import pytest
 import torch

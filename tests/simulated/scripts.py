@@ -42,7 +42,8 @@ def network():
 
 
 def train(epochs=2, num_workers=0, pinned=True):
-    """A CNN with BatchNorm, dropout and momentum. A digest of all its state, and what the simulation reports."""
+    """A CNN with BatchNorm, dropout and momentum. A digest of all its state, and what the
+    simulation reports."""
     with lockstep.join() as team:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -112,7 +113,8 @@ def count_plain(num_shards, num_blocks, steps=4):
 
 
 def count(num_blocks=8, steps=6, reads=True, clips=False):
-    """The account of a step of lockstep's loop, from its beginning to that of the next, and that of a plain loop.
+    """The account of a step of lockstep's loop, from its beginning to that of the next, and that of
+    a plain loop.
 
     ``reads``: a value is added to the batch, and logged. ``clips``: gradients are clipped.
     """
@@ -142,7 +144,8 @@ def count(num_blocks=8, steps=6, reads=True, clips=False):
 
 
 def train_weighted(steps=6):
-    """Losses that are means over the tokens of a shard, of which one has none: its loss is NaN, and its weight 0."""
+    """Losses that are means over the tokens of a shard, of which one has none: its loss is NaN, and
+    its weight 0."""
     with lockstep.join(log_every=1, journal_every=0) as team:
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
@@ -177,7 +180,8 @@ def train_weighted(steps=6):
 
 
 def train_in_parts(steps=1):
-    """A layer in two blocks that are run again in the backward pass: its gradient comes in two parts."""
+    """A layer in two blocks that are run again in the backward pass: its gradient comes in two
+    parts."""
     with lockstep.join() as team:
         torch.manual_seed(0)
         shared, last = nn.Linear(4, 4), nn.Linear(4, 1)
@@ -196,7 +200,8 @@ def train_in_parts(steps=1):
 
 
 class Choice(nn.Module):
-    """Of two layers, one is chosen by the inputs: so parameters have gradients in some steps only, and on some ranks."""
+    """Of two layers, one is chosen by the inputs: so parameters have gradients in some steps only,
+    and on some ranks."""
 
     def __init__(self):
         super().__init__()
@@ -208,7 +213,8 @@ class Choice(nn.Module):
 
 
 def choose(sides):
-    """Trains with a side for each shard of each step. By step, which parameters had a gradient; and a digest of the weights."""
+    """Trains with a side for each shard of each step. By step, which parameters had a gradient; and
+    a digest of the weights."""
     with lockstep.join() as team:
         torch.manual_seed(0)
         model = Choice()
@@ -250,7 +256,8 @@ def see_kernels(mode=0, benchmark=False):
 
 
 def train_on(products, epochs=1):
-    """``train`` on the products of these names, and with these versions of cuDNN: a pair for each rank."""
+    """``train`` on the products of these names, and with these versions of cuDNN: a pair for each
+    rank."""
     product, version = products[int(os.environ["RANK"])]
     torch.sim.get_device_name = lambda device=None: product
     torch.backends.cudnn.version = lambda: version
@@ -264,7 +271,8 @@ def train_with(variables, epochs=1):
 
 
 def keep_on_the_device(fails_after=None, epochs=2):
-    """The state of an RNN for each shard, and tensors of the script's own on both kinds of devices, which each step changes."""
+    """The state of an RNN for each shard, and tensors of the script's own on both kinds of devices,
+    which each step changes."""
     with lockstep.join() as team:
         torch.manual_seed(0)
         model = nn.ModuleDict({"cell": nn.Linear(7, 4), "head": nn.Linear(4, 3)})
@@ -282,7 +290,8 @@ def keep_on_the_device(fails_after=None, epochs=2):
                 for x, y in batch.shards:
                     before = x.new_zeros(len(x), 4) if hidden.value is None else hidden.value["state"]
                     after = torch.tanh(model["cell"](torch.cat([x, before], 1)))
-                    number = 1 if hidden.value is None else hidden.value["number"] + 1  # on the CPU, for whatever device
+                    # on the CPU, for whatever device
+                    number = 1 if hidden.value is None else hidden.value["number"] + 1
                     hidden.value = {"state": after.detach(), "number": torch.as_tensor(number)}
                     team.backward((model["head"](after) - y).square().mean())
                 optimizer.step()

@@ -1,4 +1,5 @@
-"""Batches on their way to the device: beside the kernels, and never used before they have arrived."""
+"""Batches on their way to the device: beside the kernels, and never used before they have
+arrived."""
 
 import pytest
 import scripts

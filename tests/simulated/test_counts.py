@@ -37,7 +37,8 @@ def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bi
     for found, waits, reports in crew(nproc, scripts.train_weighted, strategy=strategy, shards=2, checkpoint_every="off"):
         assert found == on_cpu
         copies = {place: number for place, number in waits.items() if not place.startswith("synchronize an event")}
-        assert by_file({"waits": copies}) == {"data/values.py": 1}  # logging waits for the event of a step before
+        # logging waits for the event of a step before
+        assert by_file({"waits": copies}) == {"data/values.py": 1}
         assert reports == []
 
 

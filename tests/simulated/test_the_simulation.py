@@ -1,4 +1,5 @@
-"""The simulated device itself: whatever a script forgets to wait for is found, and nothing is said of one that waits."""
+"""The simulated device itself: whatever a script forgets to wait for is found, and nothing is said
+of one that waits."""
 
 import threading
 

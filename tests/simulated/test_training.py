@@ -81,7 +81,8 @@ def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come
 @pytest.mark.parametrize("settings", [{"shards": 2}, {"shards": 1}, {"shards": 2, "strategy": "fsdp"}], ids=str)
 def test_kernels_are_deterministic_while_a_run_is_open(crew, settings):
     (found,) = crew(1, scripts.see_kernels, **settings)
-    assert found["open"] == {"mode": 2, "fills": False, "cublas": ":4096:8"}  # without the last CUDA refuses a product
+    # without the last CUDA refuses a product
+    assert found["open"] == {"mode": 2, "fills": False, "cublas": ":4096:8"}
     assert found["closed"] == found["before"]
 
 

@@ -1,4 +1,5 @@
-"""What is wasted in a job, or too little, is said with its numbers and a remedy; what fits is not spoken of."""
+"""What is wasted in a job, or too little, is said with its numbers and a remedy; what fits is not
+spoken of."""
 
 import dataclasses
 

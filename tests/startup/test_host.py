@@ -1,4 +1,5 @@
-"""A run is named by its script; where a host program calls the function that trains, there is none to name it by."""
+"""A run is named by its script; where a host program calls the function that trains, there is none
+to name it by."""
 
 import dataclasses
 import os
@@ -110,7 +111,8 @@ def test_the_function_of_a_command_is_found_by_what_is_recorded_of_it(tmp_path):
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text("[console_scripts]\ntrain = mine_cli:app.run\n")
     (tmp_path / "library.py").write_text(
-        "class App:\n    def __init__(self, function): self.run = lambda: function()\n"  # as click's and others' do
+        # as click's and others' do
+        "class App:\n    def __init__(self, function): self.run = lambda: function()\n"
     )
     (tmp_path / "mine_cli.py").write_text(
         "import library\n"

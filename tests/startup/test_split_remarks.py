@@ -1,4 +1,5 @@
-"""What a run says once of how global batches are split: which V it chose, what BatchNorm sees, and who has no work."""
+"""What a run says once of how global batches are split: which V it chose, what BatchNorm sees, and
+who has no work."""
 
 import pytest
 from torch import nn

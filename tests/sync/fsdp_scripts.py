@@ -24,7 +24,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Widths that no number of processes divides, a frozen layer, a buffer, and a weight that two layers share."""
+    """Widths that no number of processes divides, a frozen layer, a buffer, and a weight that two
+    layers share."""
 
     def __init__(self):
         super().__init__()
@@ -131,7 +132,8 @@ def train(die_after=None, weight=None):
                 if die_after is not None and team.step > die_after:
                     _die_with_a_checkpoint(team, die_after)
                 for x, y in batch.shards:
-                    taught = average(x).detach()  # with a graph, which no backward pass goes through
+                    # with a graph, which no backward pass goes through
+                    taught = average(x).detach()
                     loss = nn.functional.mse_loss(model(x), y) + 0.1 * nn.functional.mse_loss(model(x), taught)
                     team.backward(loss, weight=None if weight is None else weight * float(len(x)))
                 model(torch.eye(5, dtype=torch.float64))  # nor through this one
@@ -175,8 +177,8 @@ def _die_with_a_checkpoint(team, step):
 
 
 def keep_best():
-    """The weights, as they are, and as they are read from the best ones, a checkpoint, and a file of the script's own; and the
-    run's directory."""
+    """The weights, as they are, and as they are read from the best ones, a checkpoint, and a file
+    of the script's own; and the run's directory."""
     with lockstep.join(checkpoint_every="1h") as team:
         model, optimizer, _ = made()
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(), 16, drop_last=True))
@@ -207,7 +209,8 @@ LOOPS = {
 
 
 def evaluate_in_part():
-    """The losses over some of five batches, by the choice; the loop is left after the last that is chosen."""
+    """The losses over some of five batches, by the choice; the loop is left after the last that is
+    chosen."""
     with lockstep.join() as team:
         model = team.prepare(made()[0])
         x, y = data().tensors
@@ -297,7 +300,8 @@ def try_to(what):
 
 
 def change_after_the_last_epoch(whose):
-    """Train, and change the weights behind the loop over epochs: on all ranks, or the rows of one rank."""
+    """Train, and change the weights behind the loop over epochs: on all ranks, or the rows of one
+    rank."""
     with lockstep.join() as team:
         torch.manual_seed(0)
         model = nn.Linear(3, 4)

@@ -1,4 +1,5 @@
-"""What the tests of Horovod run in several processes. As a script: python horovod_scripts.py FOLDER trains and saves."""
+"""What the tests of Horovod run in several processes. As a script: python horovod_scripts.py FOLDER
+trains and saves."""
 
 import os
 import sys
@@ -16,7 +17,8 @@ import lockstep
 
 
 def train(folder):
-    """A small training whose last step has a sample for one process only. The state at its end, which rank 0 also saves."""
+    """A small training whose last step has a sample for one process only. The state at its end,
+    which rank 0 also saves."""
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 3))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -38,7 +40,8 @@ def train(folder):
 
 
 def look_around():
-    """The variables that starting Horovod leaves, who it thinks this is, and the addresses listened on meanwhile."""
+    """The variables that starting Horovod leaves, who it thinks this is, and the addresses listened
+    on meanwhile."""
     process, done, listening = psutil.Process(), threading.Event(), set()
 
     def watch():
@@ -71,7 +74,8 @@ def join_twice():
 
 
 def stay_away():
-    """Rank 1 never comes to the end of its second backward pass, in which rank 0 waits for its gradients."""
+    """Rank 1 never comes to the end of its second backward pass, in which rank 0 waits for its
+    gradients."""
     team = lockstep.join(strategy="horovod", timeout_s=3)
     model = nn.Linear(2, 2)
     model, loader = team.prepare(model, DataLoader(TensorDataset(torch.ones(8, 2)), 4))

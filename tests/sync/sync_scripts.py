@@ -75,13 +75,14 @@ PLAIN = (((1.0, None, "mean"),),)
 
 
 def walk(kind, sizes, phases=PLAIN, drops=()):
-    """The gradients and buffers after each phase of each step whose global batch has so many samples.
+    """The gradients and buffers after each phase of each step whose global batch has so many
+    samples.
 
     Args:
         kind: of sync.
         sizes: of the global batches.
-        phases: for each phase of a step its backward calls: what the loss is multiplied by, the weights by shard (None: by
-            samples), and the reduction.
+        phases: for each phase of a step its backward calls: what the loss is multiplied by, the
+            weights by shard (None: by samples), and the reduction.
         drops: steps that are dropped after their first shard.
     """
     with lockstep.join() as team:
@@ -143,8 +144,8 @@ def start_unlike():
 
 
 def sum_in_rounds(ranks_per_host, lengths, num_shards):
-    """The sums of leaves over all shards as several exchanges at a time take them, the rounds of each rank, and the number of
-    elements sent to each other rank."""
+    """The sums of leaves over all shards as several exchanges at a time take them, the rounds of
+    each rank, and the number of elements sent to each other rank."""
     sent = collections.Counter()
     send = torch.distributed.isend
 
@@ -236,8 +237,9 @@ class Failing(torch.autograd.Function):
 
 
 class Halves(nn.Module):
-    """The backward pass may fail between its halves, of which each fills a bucket. (The first layers are run by a checkpoint,
-    and so once more in the backward pass, where BatchNorm must not count.)"""
+    """The backward pass may fail between its halves, of which each fills a bucket. (The first
+    layers are run by a checkpoint, and so once more in the backward pass, where BatchNorm must not
+    count.)"""
 
     def __init__(self, width=1100):
         super().__init__()
@@ -249,8 +251,9 @@ class Halves(nn.Module):
 
 
 def catch(at_shard, then, strategy):
-    """What a script got that catches an error in the backward pass of a shard in step 2, and then does something else: the
-    error's class, its message, and the class of what it was raised from; or the number of steps."""
+    """What a script got that catches an error in the backward pass of a shard in step 2, and then
+    does something else: the error's class, its message, and the class of what it was raised from;
+    or the number of steps."""
     with lockstep.join(strategy=strategy, checkpoint_every="off") as team:
         model = Halves()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -280,7 +283,8 @@ def catch(at_shard, then, strategy):
 
 
 def leave_units_gathered():
-    """Which parameters of a model are sharded behind a pass that an error left in a shard, between forward and backward."""
+    """Which parameters of a model are sharded behind a pass that an error left in a shard, between
+    forward and backward."""
     with lockstep.join(strategy="fsdp", checkpoint_every="off") as team:
         model, loader = team.prepare(Halves(8), [torch.randn(2 * team.num_shards, 8)])
         with contextlib.suppress(ZeroDivisionError):
@@ -310,7 +314,8 @@ def bytes_alive():
 
 
 def freeze_at_random(num_steps, look_at):
-    """The bytes of all tensors alive in these steps of a training that learns three of nine layers in each, at random."""
+    """The bytes of all tensors alive in these steps of a training that learns three of nine layers
+    in each, at random."""
     before, exact.MOST_TOGETHER = exact.MOST_TOGETHER, 0
     found = []
     with lockstep.join(checkpoint_every="off", log_every=10**6) as team:

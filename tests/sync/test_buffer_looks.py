@@ -11,7 +11,8 @@ NUM_SHARDS, NUM_SAMPLES, STEPS = 4, 3, 6
 
 
 class Buffer(nn.Module):
-    """A module with one buffer, which ``change(buffer, samples, indices)`` changes in a forward pass."""
+    """A module with one buffer, which ``change(buffer, samples, indices)`` changes in a forward
+    pass."""
 
     def __init__(self, start, change):
         super().__init__()

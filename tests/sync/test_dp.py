@@ -1,4 +1,5 @@
-"""The strategy ``dp``, as far as it goes without GPUs: DataParallel itself then calls the module."""
+"""The strategy ``dp``, as far as it goes without GPUs: DataParallel itself then calls the
+module."""
 
 import threading
 
@@ -96,7 +97,8 @@ def test_batch_statistics_of_parts_are_warned_of_where_there_are_parts(recwarn):
 
 @pytest.mark.long
 def test_compiled_layers_are_refused_where_they_would_be_copied(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which PyTorch would set by itself
+    # which PyTorch would set by itself
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager"))
     with pytest.raises(ModelError, match=r"layer '1' of Sequential is compiled.*copies models to 2 GPUs"):
         DataParallelSync(1, 1, TWO).attach(model)

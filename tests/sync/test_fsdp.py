@@ -1,4 +1,5 @@
-"""``fsdp``: each rank keeps a part of the model, and the answer is that of ``exact``, bit for bit."""
+"""``fsdp``: each rank keeps a part of the model, and the answer is that of ``exact``, bit for
+bit."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

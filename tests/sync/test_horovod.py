@@ -1,4 +1,5 @@
-"""The strategy ``horovod``: Horovod itself sums the gradients, under its own launcher and under others."""
+"""The strategy ``horovod``: Horovod itself sums the gradients, under its own launcher and under
+others."""
 
 import sys
 
@@ -108,6 +109,7 @@ def test_without_horovod_the_error_says_how_to_get_it(monkeypatch):
 
 
 def test_a_horovod_of_another_pytorch_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "horovod.torch", sys)  # a module that has no init(): what Horovod leaves then
+    # a module that has no init(): what Horovod leaves then
+    monkeypatch.setitem(sys.modules, "horovod.torch", sys)
     with pytest.raises(ConfigError, match="built for another PyTorch"):
         find_horovod()

@@ -20,7 +20,8 @@ class Buffers(nn.Module):
 
 
 def run(model, *shards, all_reduce=lambda change: change, others=0):
-    """A step whose shards have equal weight; each is a function that changes the buffers. ``others``: on other ranks."""
+    """A step whose shards have equal weight; each is a function that changes the buffers.
+    ``others``: on other ranks."""
     buffers, changes = ShardBuffers(), {}
     buffers.attach(model)
     buffers.begin_step(len(shards) + others)

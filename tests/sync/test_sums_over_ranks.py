@@ -1,4 +1,5 @@
-"""Sums of tensors over the ranks are those of the tree, to the bit, in whatever rounds they are taken."""
+"""Sums of tensors over the ranks are those of the tree, to the bit, in whatever rounds they are
+taken."""
 
 import pytest
 import sync_scripts

@@ -1,4 +1,5 @@
-"""Every implementation of Sync keeps the protocol: the gradient of a step is the weighted mean over shards."""
+"""Every implementation of Sync keeps the protocol: the gradient of a step is the weighted mean over
+shards."""
 
 import pytest
 import sync_scripts
@@ -7,7 +8,8 @@ import torch
 from lockstep._base.errors import LaunchError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
-KINDS = [("single", 1, 1), ("single", 1, 4), ("dp", 1, 1), ("dp", 1, 3)]  # (dp without GPUs: see test_dp)
+# (dp without GPUs: see test_dp)
+KINDS = [("single", 1, 1), ("single", 1, 4), ("dp", 1, 1), ("dp", 1, 3)]
 KINDS += [("ddp", 1, 3), ("ddp", 2, 2), ("ddp", 2, 4), ("ddp", 3, 4)]
 KINDS += [("exact, in buckets", 2, 3), ("exact, in buckets", 4, 4)]
 KINDS += [("exact", 1, 4), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]
@@ -35,7 +37,8 @@ def known():
 
 @pytest.fixture
 def walked(standing_crew, known):
-    """``walked(nproc, ...)``: what ``sync_scripts.walk`` saw on each rank. Whoever asks for the same again gets the same."""
+    """``walked(nproc, ...)``: what ``sync_scripts.walk`` saw on each rank. Whoever asks for the
+    same again gets the same."""
 
     def walk(nproc, *args, shards):
         key = repr((nproc, args, shards))

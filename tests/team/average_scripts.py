@@ -1,5 +1,6 @@
-"""Scripts with averages of weights, and with tensors that change and are none. Each function of a table is one: given the
-model, it returns what its loop calls after each step, and (or None) what it calls after each epoch."""
+"""Scripts with averages of weights, and with tensors that change and are none. Each function of a
+table is one: given the model, it returns what its loop calls after each step, and (or None) what it
+calls after each epoch."""
 
 import copy
 from collections import deque
@@ -17,7 +18,8 @@ STEPS = 8  # an epoch
 
 
 class ModuleEma(nn.Module):
-    """As in ema-pytorch: a module around a copy, with counters among its buffers, which begins with copies of the weights."""
+    """As in ema-pytorch: a module around a copy, with counters among its buffers, which begins with
+    copies of the weights."""
 
     def __init__(self, model, update_every=1, update_after=0):
         super().__init__()
@@ -302,7 +304,8 @@ def best_weights_written(team, model):
 
 
 def refilled_buffer(team, model):
-    static_input, static_target = torch.zeros(8, 6), torch.zeros(8)  # of the shapes of the first layer
+    # of the shapes of the first layer
+    static_input, static_target = torch.zeros(8, 6), torch.zeros(8)
     return (lambda: (static_input.copy_(torch.randn(8, 6)), static_target.copy_(torch.randn(8)))), None
 
 

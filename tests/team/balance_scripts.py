@@ -20,9 +20,11 @@ def train(slowness, num_epochs, stops=False):
     """The weights' digest after each step, and the shards of this rank in it.
 
     Args:
-        slowness: rank 1 sleeps so many times as long as it has computed, after each shard: more on a busy machine.
+        slowness: rank 1 sleeps so many times as long as it has computed, after each shard: more on
+            a busy machine.
         num_epochs: of four steps each.
-        stops: whether the run is asked to stop some steps after shards have moved; else it goes on to the end.
+        stops: whether the run is asked to stop some steps after shards have moved; else it goes on
+            to the end.
     """
     team = lockstep.join()
     torch.manual_seed(5)

@@ -61,7 +61,8 @@ def _go_astray(how, model, optimizer, table, generator):
 
 
 def part_after_training(how):
-    """Train two epochs, and then do something else on each rank, or on rank 0 alone. The message of what came of it."""
+    """Train two epochs, and then do something else on each rank, or on rank 0 alone. The message of
+    what came of it."""
     team = lockstep.join()
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -76,7 +77,8 @@ def part_after_training(how):
         trained = {name: value.clone() for name, value in model.state_dict().items()}
         if epoch == 1 and "break" in how:
             break
-    other = {name: value + (team.rank == 0) for name, value in trained.items()}  # the others have what they had
+    # the others have what they had
+    other = {name: value + (team.rank == 0) for name, value in trained.items()}
     if "every rank" in how or ("alone" in how and team.rank == 0):
         model.load_state_dict(other)
     if "registered" in how:
@@ -176,7 +178,8 @@ USES = {
 
 
 def use_gradients(how):
-    """Use gradients inside the shards, and train on. The message of the error, and the gradient in the end."""
+    """Use gradients inside the shards, and train on. The message of the error, and the gradient in
+    the end."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
         message = ""
@@ -244,7 +247,8 @@ UNLIKE = {
 
 
 def read_data(name, by_rank=True):
-    """Train on data that each rank makes or splits in its own way (or not). Steps taken, and the message that came."""
+    """Train on data that each rank makes or splits in its own way (or not). Steps taken, and the
+    message that came."""
     with lockstep.join() as team:
         data = UNLIKE[name](team.rank, team.world_size) if by_rank else UNLIKE[name](0, 1)
         if not isinstance(data, (DataLoader, list)):
@@ -307,7 +311,8 @@ class Trainer:
 
 
 def leave_out(how, **settings):
-    """Train with an optimizer, a schedule, an average and a loss scaler, of which some are no part of the run."""
+    """Train with an optimizer, a schedule, an average and a loss scaler, of which some are no part
+    of the run."""
     with lockstep.join(**settings) as team:
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -1,4 +1,5 @@
-"""Scripts with gradients and weights that lockstep does not combine. Each function is one rank's script."""
+"""Scripts with gradients and weights that lockstep does not combine. Each function is one rank's
+script."""
 
 import copy
 
@@ -34,7 +35,8 @@ def told(script, *args):
 
 
 def backward_beside(team, model, optimizer, loader, when, layer):
-    """A plain backward pass beside ``team.backward`` that reaches the first layer, or only the last one."""
+    """A plain backward pass beside ``team.backward`` that reaches the first layer, or only the last
+    one."""
     for batch in loader:
         for (inputs,) in batch.shards:
             if when == "after":
@@ -81,7 +83,8 @@ def forget_from(team, model, optimizer, loader, first, use):
 
 
 def train_apart(team, model, optimizer, loader):
-    """A model that was not prepared, trained by a plain backward pass inside and its optimizer outside."""
+    """A model that was not prepared, trained by a plain backward pass inside and its optimizer
+    outside."""
     critic = nn.Linear(2, 1)
     its_optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
     for batch in loader:
@@ -96,7 +99,8 @@ def train_apart(team, model, optimizer, loader):
 
 
 def train_outside(team, model, optimizer, loader):
-    """A model that was not prepared, trained outside: the same on every rank, and its gradients stay over several steps."""
+    """A model that was not prepared, trained outside: the same on every rank, and its gradients
+    stay over several steps."""
     critic = nn.Linear(2, 1)
     its_optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
     for batch in loader:

@@ -27,14 +27,16 @@ def numbers(length):
 
 
 def linear(value=1.0):
-    """A model of one weight: its gradient for inputs x and the loss ``model(x).mean()`` is the mean of x."""
+    """A model of one weight: its gradient for inputs x and the loss ``model(x).mean()`` is the mean
+    of x."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, value)
     return model
 
 
 def watch_steps(length, batch_size, epochs, drop_last=False):
-    """What each step and its shards saw of the position, and what there was between and after the loops."""
+    """What each step and its shards saw of the position, and what there was between and after the
+    loops."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size, drop_last=drop_last))
         before, steps, between = (team.step, team.epoch), [], []
@@ -50,7 +52,8 @@ def watch_steps(length, batch_size, epochs, drop_last=False):
 
 
 def gradients_of_phases(zero_at):
-    """The gradient in the shards and behind them, and the weight after every step, of which each has two phases."""
+    """The gradient in the shards and behind them, and the weight after every step, of which each
+    has two phases."""
     with lockstep.join() as team:
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -131,7 +134,8 @@ def plain_rates(name):
 
 
 def rates_by_epoch():
-    """Two schedules stepped outside of the loop: by epoch, and by a metric that does not improve."""
+    """Two schedules stepped outside of the loop: by epoch, and by a metric that does not
+    improve."""
     with lockstep.join() as team:
         model = linear()
         optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for _ in range(2)]
@@ -153,7 +157,8 @@ def rates_by_epoch():
 
 
 def plain_states():
-    """State dicts after a step, of prepared and of plain objects: keys, and whether they load into plain objects."""
+    """State dicts after a step, of prepared and of plain objects: keys, and whether they load into
+    plain objects."""
     with lockstep.join() as team:
         model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
         optimizer = torch.optim.Adam(model.parameters())
@@ -179,7 +184,8 @@ def plain_states():
 
 
 def any_in_every_step(length, truths):
-    """What ``any`` answered in each step, before its shards and behind them. ``truths``: (rank, step) where it holds."""
+    """What ``any`` answered in each step, before its shards and behind them. ``truths``: (rank,
+    step) where it holds."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(length), 8))
         answers = []
@@ -204,7 +210,8 @@ def stop_together():
 
 
 def leave(when):
-    """``team.step`` and the weight after each of three passes that are left in their second step."""
+    """``team.step`` and the weight after each of three passes that are left in their second
+    step."""
     with lockstep.join() as team:
         model = linear(0.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -227,7 +234,8 @@ def leave(when):
 
 
 def add_values(length, batch_size, weighted):
-    """What was added in each shard, in each step, and what became of it: by the weight of backward(), and by its own."""
+    """What was added in each shard, in each step, and what became of it: by the weight of
+    backward(), and by its own."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
         added, means, averages = [], [], []
@@ -248,7 +256,8 @@ def add_values(length, batch_size, weighted):
 
 
 def add_tensors(length, batch_size):
-    """What became of tensors and sums in each step, and what it is; some are added in some steps or shards only."""
+    """What became of tensors and sums in each step, and what it is; some are added in some steps or
+    shards only."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
         found = []
@@ -277,7 +286,8 @@ def _spelled(value):
 
 
 def add_again():
-    """A value that a later phase adds too, one that it does not add, and one that only some shards add."""
+    """A value that a later phase adds too, one that it does not add, and one that only some shards
+    add."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
         for batch in loader:
@@ -295,8 +305,8 @@ def add_again():
 
 
 def names_by_step(num_steps):
-    """The values of a training with a name for each step, one for each of seven tasks and one that comes seldom; and the
-    lengths of the rows that the ranks have exchanged."""
+    """The values of a training with a name for each step, one for each of seven tasks and one that
+    comes seldom; and the lengths of the rows that the ranks have exchanged."""
     with lockstep.join(checkpoint_every="off") as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(4 * num_steps), 4))
         sync, values, lengths = team._loop.phases._sync, [], []
@@ -326,7 +336,8 @@ def _told(action):
 
 
 def refused_in_the_shards():
-    """What each call that belongs outside of the shards said in the second step, and that all goes on as if unasked."""
+    """What each call that belongs outside of the shards said in the second step, and that all goes
+    on as if unasked."""
     with lockstep.join() as team:
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -420,7 +431,8 @@ def left_early(then):
 
 
 def go_on_after_leaving(width, shards):
-    """The gradients, and what was said, of a script that makes light of an error in the last shard of its second step."""
+    """The gradients, and what was said, of a script that makes light of an error in the last shard
+    of its second step."""
     with lockstep.join() as team:
         model, loader = team.prepare(nn.Linear(width, 400), DataLoader(TensorDataset(torch.ones(24, width)), 4))
         parameters = list(model.parameters())
@@ -584,8 +596,8 @@ def ready_batches():
 
 
 def count_calls():
-    """How often a step calls the Python functions of lockstep, by file and function: of the steps in which nothing is due, as
-    in most of a run."""
+    """How often a step calls the Python functions of lockstep, by file and function: of the steps
+    in which nothing is due, as in most of a run."""
     counts = []
 
     def count(frame, event, _):

@@ -194,7 +194,8 @@ SCHEDULES = "ChainedScheduler acts on the optimizer of prepared parameters"
     ],
 )
 def test_what_acts_and_is_in_no_checkpoint_is_said_once(crew, capfd, how, named):
-    assert crew(2, guard_scripts.leave_out, how, checkpoint_every=2) == [0, 0]  # no hook is left behind
+    # no hook is left behind
+    assert crew(2, guard_scripts.leave_out, how, checkpoint_every=2) == [0, 0]
     told = [line.partition("WARNING: ")[2] for line in capfd.readouterr().err.splitlines() if "WARNING: " in line]
     assert all("its state is in no checkpoint" in line for line in told)
     assert [line.partition(",")[0] for line in sorted(told)] == named

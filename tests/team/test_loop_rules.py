@@ -1,4 +1,5 @@
-"""The loop's rules: what a step, its shards and its phases are, what belongs into them, and what does not."""
+"""The loop's rules: what a step, its shards and its phases are, what belongs into them, and what
+does not."""
 
 from fractions import Fraction
 
@@ -42,7 +43,8 @@ def test_a_loaders_length_counts_global_steps(standing_crew, drop_last, steps):
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 2), (2, 4)])
 @pytest.mark.parametrize("zero_at", ["first", "last", "model", "between", "never"])
 def test_the_gradient_of_a_phase_is_added_behind_its_shards_to_what_was_there(standing_crew, nproc, shards, zero_at):
-    settings = {"shards": shards, "strategy": "exact"}  # by default one shard alone is a plain script's
+    # by default one shard alone is a plain script's
+    settings = {"shards": shards, "strategy": "exact"}
     for inside, behind, weights in standing_crew(nproc, team_scripts.gradients_of_phases, zero_at, **settings):
         assert set(inside) == {None}
         if zero_at == "between":

@@ -1,4 +1,5 @@
-"""One number of threads in a run, for PyTorch, NumPy and OpenMP: whoever started it, and as it was born."""
+"""One number of threads in a run, for PyTorch, NumPy and OpenMP: whoever started it, and as it was
+born."""
 
 import json
 import os
@@ -60,10 +61,11 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 @pytest.fixture
 def start(tmp_path, python_here, monkeypatch):
-    """``start(source, *command, args=(), **variables)``: its output, with no number of threads in the environment but these.
+    """``start(source, *command, args=(), **variables)``: its output, with no number of threads in
+    the environment but these.
 
-    Without a command, by python, from a process that has loaded PyTorch (with the number of threads that the variable says).
-    """
+    Without a command, by python, from a process that has loaded PyTorch (with the number of threads
+    that the variable says)."""
     for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
         monkeypatch.delenv(name)
 
@@ -89,7 +91,8 @@ def words(number):
 
 @pytest.mark.long
 def test_products_of_numpy_have_the_same_bits_at_every_world_size(start):
-    given = {"OMP_NUM_THREADS": "2", "LOCKSTEP_CORES": "10"}  # without the first, each of three processes would have 3
+    # without the first, each of three processes would have 3
+    given = {"OMP_NUM_THREADS": "2", "LOCKSTEP_CORES": "10"}
     found = []
     for command, workers in (((), "2"), ((*RUN, "3"), "0")):
         out = start(TRAIN, *command, args=[workers], **given)

@@ -1,4 +1,5 @@
-"""What an editor knows of the settings of a script. (What a type checker knows: ``typed_script``.)"""
+"""What an editor knows of the settings of a script. (What a type checker knows:
+``typed_script``.)"""
 
 import inspect
 

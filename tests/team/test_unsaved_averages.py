@@ -1,4 +1,5 @@
-"""Averages of the weights that no checkpoint holds are found, whatever their class; and nothing else is taken for one."""
+"""Averages of the weights that no checkpoint holds are found, whatever their class; and nothing
+else is taken for one."""
 
 import average_scripts
 import pytest

@@ -1,4 +1,5 @@
-"""What a type checker knows of a script, by ``make check``: mypy finds each error here, and no other."""
+"""What a type checker knows of a script, by ``make check``: mypy finds each error here, and no
+other."""
 
 from typing import Any, assert_type
 

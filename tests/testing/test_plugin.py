@@ -1,4 +1,5 @@
-"""A test that is marked runs on each number of processes, or fails with a reason; other tests know nothing of it."""
+"""A test that is marked runs on each number of processes, or fails with a reason; other tests know
+nothing of it."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""``same_at`` finds what differs between numbers of processes and after a kill, and leaves nothing behind."""
+"""``same_at`` finds what differs between numbers of processes and after a kill, and leaves nothing
+behind."""
 
 import functools
 import signal
@@ -103,7 +104,8 @@ def test_a_rank_that_fails_is_shown_with_its_line(check_same):
 
 
 def test_a_test_that_hangs_ends_in_time_and_says_where_each_rank_stands(check_same):
-    with pytest.raises(TimeLimitError) as raised:  # that no process is left is what every test here is watched for
+    # that no process is left is what every test here is watched for
+    with pytest.raises(TimeLimitError) as raised:
         check_same((2, 1), train, "hang", limit_s=8)
     lines = str(raised.value).splitlines()
     ranks = [line.split()[1] for line in lines if line.startswith("  rank ")]

@@ -1,4 +1,5 @@
-"""Functions that train, each with at most one fault. (In a file that needs no pytest, which ranks would import.)"""
+"""Functions that train, each with at most one fault. (In a file that needs no pytest, which ranks
+would import.)"""
 
 import time
 

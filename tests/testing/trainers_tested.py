@@ -1,4 +1,5 @@
-"""Functions that fit with another library's trainer. (What they import takes seconds, so only the ranks do.)"""
+"""Functions that fit with another library's trainer. (What they import takes seconds, so only the
+ranks do.)"""
 
 
 def fit_by_transformers(out, by_rank=False):

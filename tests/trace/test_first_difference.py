@@ -1,4 +1,5 @@
-"""Promises of comparing traces: the first difference in causal order is found, and what one run does wrong by itself."""
+"""Promises of comparing traces: the first difference in causal order is found, and what one run
+does wrong by itself."""
 
 import copy
 

@@ -1,4 +1,5 @@
-"""Promises of the search: what helps is found, what does not ends it, and chance is not taken for a gain."""
+"""Promises of the search: what helps is found, what does not ends it, and chance is not taken for a
+gain."""
 
 import pytest
 

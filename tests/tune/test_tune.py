@@ -39,11 +39,12 @@ for epoch in team.epochs(1):
 
 @pytest.fixture
 def tune(warm_trials, outlives_tests, request, tmp_path):
-    """``tune(*words, source=TRAIN, status=0, until="")``: what ``lockstep tune`` prints, on both streams.
+    """``tune(*words, source=TRAIN, status=0, until="")``: what ``lockstep tune`` prints, on both
+    streams.
 
-    On a busy machine something else may hold up the very window that confirms a gain, which is then not claimed: with
-    ``until``, the command gets three attempts to print something that this regular expression matches.
-    """
+    On a busy machine something else may hold up the very window that confirms a gain, which is then
+    not claimed: with ``until``, the command gets three attempts to print something that this
+    regular expression matches."""
 
     def run(*words, source=TRAIN, status=0, verb="tune", until=""):
         (tmp_path / "train.py").write_text(source)

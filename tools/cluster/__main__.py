@@ -1,4 +1,5 @@
-"""A cluster on this machine until Ctrl-C, with a prompt to work on it: ``python -m cluster --hosts 3 --slurm``."""
+"""A cluster on this machine until Ctrl-C, with a prompt to work on it: ``python -m cluster --hosts
+3 --slurm``."""
 
 import argparse
 import cmd
@@ -33,7 +34,8 @@ class Prompt(cmd.Cmd):
         print(table(self._cluster))
 
     def do_run(self, line: str) -> None:
-        """run HOST COMMAND: run a line of shell there until it ends, and tell a status but 0; with & behind it, beside it"""
+        """run HOST COMMAND: run a line of shell there until it ends, and tell a status but 0; with
+        & behind it, beside it"""
         name, _, command = line.partition(" ")
         status = self._run(name, ["sh", "-c", command])
         if status:
@@ -58,7 +60,8 @@ class Prompt(cmd.Cmd):
         self._host(name).restore()
 
     def do_limit(self, line: str) -> None:
-        """limit HOST RATE: let at most 10mbit (or 1gbit, ...) through its link, each way; limit HOST off"""
+        """limit HOST RATE: let at most 10mbit (or 1gbit, ...) through its link, each way; limit
+        HOST off"""
         name, rate = line.split()
         self._host(name).limit(None if rate == "off" else rate)
 
@@ -71,7 +74,8 @@ class Prompt(cmd.Cmd):
         self._host(name).revive()
 
     def do_clock(self, line: str) -> None:
-        """clock HOST SECONDS: let the dates of commands started there from now on be ahead by so much, or behind (-60)"""
+        """clock HOST SECONDS: let the dates of commands started there from now on be ahead by so
+        much, or behind (-60)"""
         name, ahead_s = line.split()
         self._host(name).set_clock(int(ahead_s))
 
@@ -116,7 +120,8 @@ class Prompt(cmd.Cmd):
         finally:
             signal.signal(signal.SIGINT, before)
         if sys.stdin.isatty():
-            # A shell takes the terminal for itself, and on a host cannot give it back: it does not see who had it.
+            # A shell takes the terminal for itself, and on a host cannot give it back: it does not
+            # see who had it.
             before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             os.tcsetpgrp(sys.stdin.fileno(), os.getpgrp())
             signal.signal(signal.SIGTTOU, before)

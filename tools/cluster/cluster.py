@@ -3,9 +3,9 @@
     with Cluster(hosts=2) as cluster:
         cluster.hosts[0].run(["ping", "-c1", "host1"])
 
-It needs root and Linux's namespaces (``missing`` says what is not there), touches nothing of the machine's own network,
-and is gone with this process, however that ends: see ``guardian``. Any number of clusters can be up at once.
-"""
+It needs root and Linux's namespaces (``missing`` says what is not there), touches nothing of the
+machine's own network, and is gone with this process, however that ends: see ``guardian``. Any
+number of clusters can be up at once."""
 
 import functools
 import os
@@ -27,7 +27,8 @@ from cluster.slurm import Slurm
 GUARDIAN = Path(__file__).with_name("guardian.py")
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"}
 START_S = 20.0  # what a host may take to start on a machine that is busy
-UPTIME_S = 10_000  # host n has been up n + 1 times this longer than the machine: clocks without a date differ
+# host n has been up n + 1 times this longer than the machine: clocks without a date differ
+UPTIME_S = 10_000
 MOST_HOSTS = 250  # the addresses of one small network
 
 # What a cluster is made of, made once and thrown away.
@@ -52,7 +53,8 @@ def missing() -> str | None:
 
 
 class Cluster:
-    """``hosts`` hosts (host0, host1, ...) on one switch; with ``slurm``, Slurm on all of them, its controller on host0.
+    """``hosts`` hosts (host0, host1, ...) on one switch; with ``slurm``, Slurm on all of them, its
+    controller on host0.
 
     ``gpus`` are the GPUs a host that Slurm believes in: there is nothing behind them.
     """
@@ -102,7 +104,8 @@ class Cluster:
 
     @property
     def files(self) -> Path:
-        """The directory that the hosts see as ``guardian.HERE``, from outside; in memory, and gone with the cluster."""
+        """The directory that the hosts see as ``guardian.HERE``, from outside; in memory, and gone
+        with the cluster."""
         return Path(f"/proc/{self._pid}/root{HERE}")
 
     def processes(self) -> list[psutil.Process]:
@@ -110,7 +113,8 @@ class Cluster:
         return [process for host in self.hosts for process in host.processes()]
 
     def mend(self) -> list[str]:
-        """Undo whatever was done to the hosts. Returns the jobs that were left in Slurm's queue, and are cancelled."""
+        """Undo whatever was done to the hosts. Returns the jobs that were left in Slurm's queue,
+        and are cancelled."""
         for host in self.hosts:
             host.mend()
         return self.slurm.mend() if self.slurm else []

@@ -1,8 +1,10 @@
-"""The first process of a cluster: all that is in the cluster dies with it, and it dies with its owner.
+"""The first process of a cluster: all that is in the cluster dies with it, and it dies with its
+owner.
 
-It is process 1 of the cluster's own process namespace, so that the kernel ends every process of every host when it ends,
-for whatever reason. Nothing of a cluster has a name on the machine: namespaces, the switch, links and files are gone with
-the last process in them, and there is nothing to sweep up, however the owner ended.
+It is process 1 of the cluster's own process namespace, so that the kernel ends every process of
+every host when it ends, for whatever reason. Nothing of a cluster has a name on the machine:
+namespaces, the switch, links and files are gone with the last process in them, and there is nothing
+to sweep up, however the owner ended.
 
     guardian.py OWNER   on its standard input: the name of a host to switch on, and for how many seconds it has been up;
                         OWNER is a pidfd, and tells when that process is gone
@@ -14,7 +16,8 @@ import signal
 import sys
 from pathlib import Path
 
-HERE = "/run/lockstep-cluster"  # where a cluster's files are, seen from inside; the same for every cluster
+# where a cluster's files are, seen from inside; the same for every cluster
+HERE = "/run/lockstep-cluster"
 INIT = str(Path(__file__).with_name("init.py"))
 
 
@@ -35,7 +38,8 @@ def reap(*_: object) -> None:
 
 
 def main(owner: int) -> None:
-    pid = Path("/proc/self").readlink()  # the machine's /proc: the number that the machine knows this process by
+    # the machine's /proc: the number that the machine knows this process by
+    pid = Path("/proc/self").readlink()
     if os.system(f"mount -t tmpfs -o mode=755 cluster {HERE} && mkdir {HERE}/disks {HERE}/local {HERE}/cgroup"):
         sys.exit(f"{HERE} cannot be mounted")
     signal.signal(signal.SIGCHLD, reap)

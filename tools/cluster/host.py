@@ -1,8 +1,8 @@
 """A host of a cluster: a machine as far as its processes can see.
 
-It has its own network, host name, processes, /proc, /sys, /dev/shm, shared memory and uptime. Files are shared, as on a
-cluster with one file system for all, except ``LOCAL``, its own disk, and what ``hide`` and ``replace`` change.
-"""
+It has its own network, host name, processes, /proc, /sys, /dev/shm, shared memory and uptime. Files
+are shared, as on a cluster with one file system for all, except ``LOCAL``, its own disk, and what
+``hide`` and ``replace`` change."""
 
 import contextlib
 import os
@@ -20,7 +20,8 @@ import psutil
 from cluster.guardian import HERE
 from cluster.network import Switch
 
-LOCAL = Path(HERE, "local")  # on every host another directory; a host that comes back finds its own as it was
+# on every host another directory; a host that comes back finds its own as it was
+LOCAL = Path(HERE, "local")
 CLOCK = Path(__file__).with_name("clock.c")
 
 
@@ -29,7 +30,8 @@ class HostError(RuntimeError):
 
 
 class Command(subprocess.Popen[Any]):
-    """A command on a host. Signals reach the command, its status is the command's, and its death by signal too.
+    """A command on a host. Signals reach the command, its status is the command's, and its death by
+    signal too.
 
     ``pid`` is that of a process on the machine that waits for it.
     """
@@ -46,15 +48,18 @@ class Command(subprocess.Popen[Any]):
 
 
 class Host:
-    """One host. ``environment`` is added to that of every command, and may be changed at any time."""
+    """One host. ``environment`` is added to that of every command, and may be changed at any
+    time."""
 
     def __init__(self, name: str, address: str, switch: Switch, boot: Callable[["Host"], int]) -> None:
         self.name = name
         self.address = address
         self.environment: dict[str, str] = {}
         self.daemons: set[str] = set()  # names of processes that are part of the host
-        self.at_boot: list[Callable[[Host], None]] = []  # what starts them, when the host comes back
-        self.pid: int | None = None  # of its first process, as the machine numbers it; None: it is off
+        # what starts them, when the host comes back
+        self.at_boot: list[Callable[[Host], None]] = []
+        # of its first process, as the machine numbers it; None: it is off
+        self.pid: int | None = None
         self._switch = switch
         self._boot = boot
         self._covered: list[Path] = []  # what hide and replace lie over
@@ -65,7 +70,8 @@ class Host:
     # What runs on it
 
     def start(self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, **options: Any) -> Command:
-        """Start a command; ``options`` are those of subprocess.Popen. It has ended with the host at the latest."""
+        """Start a command; ``options`` are those of subprocess.Popen. It has ended with the host at
+        the latest."""
         where = str(Path(options.pop("cwd", None) or Path.cwd()).absolute())
         enter = ["nsenter", "--target", str(self._on()), "--all", f"--wdns={where}"]
         # Set when inside: what LD_PRELOAD names may be there alone.
@@ -77,8 +83,8 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, and return what it printed.
 
-        Raises HostError with all its output if it fails (unless ``check`` is false), or has not ended in time.
-        """
+        Raises HostError with all its output if it fails (unless ``check`` is false), or has not
+        ended in time."""
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = self.start(command, text=True, **{**streams, **options})
         what = f"{' '.join(map(str, command))} on {self.name}"
@@ -138,7 +144,8 @@ class Host:
     # Its power
 
     def kill(self) -> None:
-        """Power lost: the link is gone first, so that not even the kernel says good-bye, then all its processes."""
+        """Power lost: the link is gone first, so that not even the kernel says good-bye, then all
+        its processes."""
         pid = self._on()
         self._switch.unplug(self.name)
         self.pid = None
@@ -146,7 +153,8 @@ class Host:
         end(pid)
 
     def revive(self) -> None:
-        """Switch it on. After ``kill``, what it had hidden or replaced is as on the others, and its link is whole."""
+        """Switch it on. After ``kill``, what it had hidden or replaced is as on the others, and its
+        link is whole."""
         if self.pid is not None:
             raise HostError(f"{self.name} is on: kill it first")
         self.pid = self._boot(self)
@@ -170,20 +178,23 @@ class Host:
         self._covered.append(directory)
 
     def replace(self, path: Path, by: Path) -> None:
-        """Show another file or directory in its place, until ``show``: another version of it, on this host alone."""
+        """Show another file or directory in its place, until ``show``: another version of it, on
+        this host alone."""
         self.run(["mount", "--bind", by, path])
         self._covered.append(path)
 
     def show(self, path: Path) -> None:
-        """What ``hide`` or ``replace`` did to this path is over. Fails while a process on the host is in it."""
+        """What ``hide`` or ``replace`` did to this path is over. Fails while a process on the host
+        is in it."""
         self.run(["umount", path])
         self._covered.remove(path)
 
     def set_clock(self, ahead_s: int) -> None:
-        """Let the date be ahead of the others' by whole seconds (behind, if negative) for commands that start from now on.
+        """Let the date be ahead of the others' by whole seconds (behind, if negative) for commands
+        that start from now on.
 
-        Dates alone: durations are right, and files are dated by the machine's clock, as those on a shared disk are. See
-        ``clock.c``; programs that do without the C library do not see it.
+        Dates alone: durations are right, and files are dated by the machine's clock, as those on a
+        shared disk are. See ``clock.c``; programs that do without the C library do not see it.
         """
         library = Path(HERE, "clock.so")
         if not shutil.which("cc"):
@@ -206,8 +217,8 @@ def kill(process: psutil.Process) -> None:
 def end(pid: int, timeout_s: float = 10.0) -> None:
     """Kill the first process of a namespace, and return when all that is in it is dead.
 
-    The kernel does it when unshare, its parent, is killed; killed itself, it would leave unshare to complain about that.
-    Raises HostError if it is still there after ``timeout_s`` seconds.
+    The kernel does it when unshare, its parent, is killed; killed itself, it would leave unshare to
+    complain about that. Raises HostError if it is still there after ``timeout_s`` seconds.
     """
     try:
         gone = os.pidfd_open(pid)

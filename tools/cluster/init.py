@@ -11,7 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-# /sys shows the network of whoever mounts it. The control groups below it stay as they are: slurmd needs them.
+# /sys shows the network of whoever mounts it. The control groups below it stay as they are: slurmd
+# needs them.
 MOUNTS = """
 mount --bind {here}/disks/{name} {here}/local
 mount --bind {here}/hosts /etc/hosts
@@ -33,7 +34,8 @@ def reap(*_: object) -> None:
 def main(name: str, here: str) -> None:
     pid = Path("/proc/self").readlink()  # before /proc is the host's own
     Path("/proc/sys/kernel/hostname").write_text(name)
-    Path(here, "disks", name).mkdir(exist_ok=True)  # the disk of a host that comes back is as it was
+    # the disk of a host that comes back is as it was
+    Path(here, "disks", name).mkdir(exist_ok=True)
     failed = os.system("set -e" + MOUNTS.format(name=name, here=here))
     print(name, "failed" if failed else pid, flush=True)
     if failed:

@@ -1,15 +1,17 @@
 """The network of a cluster: one switch, and a cable to each host.
 
-The switch is a bridge in a network namespace of its own, a cable a pair of virtual interfaces: ``eth0`` on the host, and
-a port on the switch that bears the host's name. No interface, address or route of the machine is touched, and nothing
-leads out. A namespace is named by the number of a process in it.
+The switch is a bridge in a network namespace of its own, a cable a pair of virtual interfaces:
+``eth0`` on the host, and a port on the switch that bears the host's name. No interface, address or
+route of the machine is touched, and nothing leads out. A namespace is named by the number of a
+process in it.
 """
 
 import subprocess
 
 SUBNET = "10.213.0"  # every cluster has the same: they never see each other
 SWITCH = "switch"
-# A queue that holds a tenth of a second at the rate, and lets 64 KiB at once through: what tbf needs to keep to the rate.
+# A queue that holds a tenth of a second at the rate, and lets 64 KiB at once through: what tbf
+# needs to keep to the rate.
 QUEUE = ("burst", "64kb", "latency", "100ms")
 
 
@@ -19,7 +21,8 @@ def address(index: int) -> str:
 
 
 def inside(pid: int, *command: str, told: str = "") -> None:
-    """Run a command in the network of a process. Raises RuntimeError with what it said if it fails."""
+    """Run a command in the network of a process. Raises RuntimeError with what it said if it
+    fails."""
     arguments = ["nsenter", "--target", str(pid), "--net", *command]
     done = subprocess.run(arguments, input=told, capture_output=True, text=True, timeout=10, check=False)
     if done.returncode:
@@ -40,7 +43,8 @@ class Switch:
     def plug(self, name: str, host: int, own_address: str) -> None:
         """Lay the cable of a host; ``host`` is its first process."""
         _ip(self._pid, f"link add {name} type veth peer name eth0 netns {host}", f"link set {name} master {SWITCH} up")
-        # The same MAC address whenever the host comes back, so that the others' tables of neighbours are right.
+        # The same MAC address whenever the host comes back, so that the others' tables of
+        # neighbours are right.
         mac = "02:00:" + ":".join(f"{int(number):02x}" for number in own_address.split("."))
         _ip(host, "link set lo up", f"link set eth0 address {mac} up", f"addr add {own_address}/24 dev eth0")
 
@@ -49,7 +53,8 @@ class Switch:
         _ip(self._pid, f"link del {name}")
 
     def cut(self, name: str) -> None:
-        """Drop all that comes through the cable from now on. Nobody is told: the host's interface stays up."""
+        """Drop all that comes through the cable from now on. Nobody is told: the host's interface
+        stays up."""
         _ip(self._pid, f"link set {name} nomaster")
 
     def restore(self, name: str) -> None:
@@ -57,7 +62,8 @@ class Switch:
         _ip(self._pid, f"link set {name} master {SWITCH}")
 
     def limit(self, name: str, host: int, rate: str | None) -> None:
-        """Let at most ``rate`` through, each way, in the words of tc (``10mbit``). None: as fast as it goes."""
+        """Let at most ``rate`` through, each way, in the words of tc (``10mbit``). None: as fast as
+        it goes."""
         for pid, device in ((self._pid, name), (host, "eth0")):
             # The first deletes what is not there if there was no limit.
             if rate is None:

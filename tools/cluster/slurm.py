@@ -1,7 +1,8 @@
-"""A real Slurm on the hosts of a cluster: Debian's slurm-wlm and munge, with the settings and files of this cluster alone.
+"""A real Slurm on the hosts of a cluster: Debian's slurm-wlm and munge, with the settings and files
+of this cluster alone.
 
-slurmctld runs on the first host, a slurmd and a munged on each. Settings and logs are on the cluster's shared disk, what
-belongs to a host on its own.
+slurmctld runs on the first host, a slurmd and a munged on each. Settings and logs are on the
+cluster's shared disk, what belongs to a host on its own.
 """
 
 import functools
@@ -24,11 +25,12 @@ PROGRAMS = {"munged": "munge", "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", 
 DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd"}
 SETTINGS = Path(HERE, "slurm.conf")
 CPUS, MEMORY_MB = 8, 64_000  # of a host, as Slurm is to believe
-NULL = Path("/dev/null").stat().st_rdev  # Slurm's GPUs must be devices: these are the one that there always is
+# Slurm's GPUs must be devices: these are the one that there always is
+NULL = Path("/dev/null").stat().st_rdev
 START_S = 30.0
 
-# What is not Slurm's default: one user (root), no control groups, and little patience, so that tests need not have much.
-# cred_expire is also how long a requeued job waits.
+# What is not Slurm's default: one user (root), no control groups, and little patience, so that
+# tests need not have much. cred_expire is also how long a requeued job waits.
 CONF = """\
 ClusterName=box
 SlurmctldHost={controller}
@@ -156,7 +158,8 @@ class Slurm:
         return told.split("JobState=", 1)[1].split(maxsplit=1)[0]
 
     def wait_for_job(self, job: int, *states: str, timeout_s: float = START_S) -> str:
-        """Return the job's state as soon as it is one of ``states``. Raises HostError if it takes longer."""
+        """Return the job's state as soon as it is one of ``states``. Raises HostError if it takes
+        longer."""
         self._until(f"job {job} is {' or '.join(states)}", lambda: self.job_state(job) in states, timeout_s)
         return self.job_state(job)
 

@@ -1,4 +1,5 @@
-"""The first half hour with a GPU: ten stages from the doctor to ResNet-50, each stopping at a failure with what to look at.
+"""The first half hour with a GPU: ten stages from the doctor to ResNet-50, each stopping at a
+failure with what to look at.
 
   make gpu                          all stages, in an environment that is made for it
   make gpu PYTHON=/opt/bin/python   all stages, with a Python that has torch: nothing is installed
@@ -8,9 +9,10 @@
   python tools/gpu --from tests     from one of them on
   python tools/gpu --device cpu     a rehearsal without a GPU: every line runs that can (--device simulated: more of them)
 
-A stage that fails ends the series, unless --keep-going; one that hangs is ended at its limit, with the stacks of its
-processes. Nothing needs the network or root. Send report.md and report.json of the directory that is named in the end;
-they have the machine's versions and variables such as CUDA_*, NCCL_* and TORCH_*, and no other variables.
+A stage that fails ends the series, unless --keep-going; one that hangs is ended at its limit, with
+the stacks of its processes. Nothing needs the network or root. Send report.md and report.json of
+the directory that is named in the end; they have the machine's versions and variables such as
+CUDA_*, NCCL_* and TORCH_*, and no other variables.
 
 stages:
 {stages}

@@ -1,4 +1,5 @@
-"""A command with a time limit, after which none of its processes is left, whatever sessions they have moved to."""
+"""A command with a time limit, after which none of its processes is left, whatever sessions they
+have moved to."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "GPU_STAGE_OF"
-"""In the environment of all that a command starts, which the kernel keeps as it was when a process began."""
+"""In the environment of all that a command starts, which the kernel keeps as it was when a process
+began."""
 GRACE_S = 5.0  # for what is on its way out when its command has ended
 STACKS_S = 3.0  # for writing stacks
 LOOK_S = 0.2
@@ -39,7 +41,8 @@ def run(
     limit_s: float,
     watch: Callable[[float], None],
 ) -> Ended:
-    """Run it to its end, or to its limit. ``watch`` is called every moment, with the seconds so far.
+    """Run it to its end, or to its limit. ``watch`` is called every moment, with the seconds so
+    far.
 
     At the limit, Python's processes write their stacks to the log before they die.
     """
@@ -100,8 +103,8 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill them all. Some may just be starting another, so until none is found; but not for ever: one that the kernel holds in
-    a driver does not die."""
+    """Kill them all. Some may just be starting another, so until none is found; but not for ever:
+    one that the kernel holds in a driver does not die."""
     deadline = time.monotonic() + 20.0
     while (process.poll() is None or _processes(mark)) and time.monotonic() < deadline:
         if process.poll() is None:

@@ -1,4 +1,5 @@
-"""The report to send: ``report.md`` for people, ``report.json`` for programs; both complete after every stage."""
+"""The report to send: ``report.md`` for people, ``report.json`` for programs; both complete after
+every stage."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import Any
 
 from gpu.outcome import Outcome
 
-LINES = {"passed": 12, "rehearsed": 12, "not run": 0}  # of output in report.md; of what has failed: all that is kept
+# of output in report.md; of what has failed: all that is kept
+LINES = {"passed": 12, "rehearsed": 12, "not run": 0}
 
 
 def write(

@@ -80,7 +80,8 @@ class Series:
         self._setting = Setting(device=device, num_devices=0, out=out)
 
     def run(self, numbers: Sequence[int], *, keep_going: bool = False) -> list[Outcome]:
-        """Look at the machine, and run the stages of these numbers, from 1. What has come of each; the report is written."""
+        """Look at the machine, and run the stages of these numbers, from 1. What has come of each;
+        the report is written."""
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / "output.log").unlink(missing_ok=True)
         if not self._find_machine():
@@ -134,7 +135,8 @@ class Series:
             ended = run(command, cwd=Path(scratch), environ=environ, log=part, limit_s=limit_s, watch=echo.watch)
             echo.finish()
             facts: dict[str, Any] = {}
-            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # a stage may be ended while it writes
+            # a stage may be ended while it writes
+            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
                 facts = json.loads(found.read_text(encoding="utf-8"))
         output = part.read_text(encoding="utf-8", errors="replace")
         with log.open("ab") as whole, part.open("rb") as of_stage:
@@ -164,7 +166,8 @@ class Series:
 
     def _tell(self, stage: Stage, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
-        if outcome.has_failed and outcome.verdict != "unusable":  # what is wrong with such a machine has been said
+        # what is wrong with such a machine has been said
+        if outcome.has_failed and outcome.verdict != "unusable":
             alone = "" if outcome.number == 0 else f"--stage {outcome.number}"
             self._remedies[stage.name] = where_to_look(stage, alone, self._device)
         report.write(self._out, self._began, self._device, self._machine, self._outcomes, self._remedies)
@@ -176,7 +179,8 @@ class Series:
 
 
 def unusable(found: dict[str, Any], device: str) -> str:
-    """Why nothing can be run on a machine of which this was found, with a remedy; empty if it can."""
+    """Why nothing can be run on a machine of which this was found, with a remedy; empty if it
+    can."""
     if found["missing"]:
         needed = " ".join(f"'{name}'" for name in found["missing"])
         return (

@@ -18,7 +18,8 @@ class Setting:
     device: str
     """``cuda``; or, in a rehearsal, ``cpu`` or ``simulated``."""
     num_devices: int
-    """Of that kind, that this machine has; in a rehearsal on the CPU, the processes that stand for them."""
+    """Of that kind, that this machine has; in a rehearsal on the CPU, the processes that stand for
+    them."""
     out: Path
     """The directory of the report, for what a stage leaves there."""
 
@@ -28,7 +29,8 @@ class Setting:
 
     @property
     def device_of_runs(self) -> str:
-        """What ``lockstep run --device`` is given: PyTorch has one accelerator, and a simulated one is it."""
+        """What ``lockstep run --device`` is given: PyTorch has one accelerator, and a simulated one
+        is it."""
         return "auto" if self.device == "simulated" else self.device
 
 

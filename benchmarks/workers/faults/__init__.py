@@ -1,7 +1,8 @@
-"""What goes wrong in ``faulty_lockstep.py`` and ``faulty_torchrun.py``, called at the same places of both loops.
+"""What goes wrong in ``faulty_lockstep.py`` and ``faulty_torchrun.py``, called at the same places
+of both loops.
 
-A fault is a function, or a name that the model, the optimizer or the data set know. It happens on one rank, the *culprit*.
-"""
+A fault is a function, or a name that the model, the optimizer or the data set know. It happens on
+one rank, the *culprit*."""
 
 from __future__ import annotations
 

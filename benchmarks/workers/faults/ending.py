@@ -33,5 +33,6 @@ def leave_child() -> None:
 
 @at(AT_THE_END)
 def leave_full_queue() -> None:
-    """Its own thread waits until what was put into it has gone through a pipe, which nobody reads."""
+    """Its own thread waits until what was put into it has gone through a pipe, which nobody
+    reads."""
     multiprocessing.Queue().put(bytes(1 << 20))

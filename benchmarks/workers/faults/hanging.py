@@ -98,7 +98,8 @@ def read_queue() -> None:
 
 @at(IN_FORWARD)
 def map_in_dead_pool() -> None:
-    """A process of the pool was killed, for lack of memory say, and what it had taken is never done."""
+    """A process of the pool was killed, for lack of memory say, and what it had taken is never
+    done."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         pool.map(_use_all_memory, range(2))
 

@@ -1,4 +1,5 @@
-"""What is no fault: others wait for a while, and nobody should be told that the run is stuck, or a rank slow."""
+"""What is no fault: others wait for a while, and nobody should be told that the run is stuck, or a
+rank slow."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def debug() -> None:
 
 
 TOOK_S = 16.0
-"""How long what follows keeps the other ranks waiting, about. It happens on one rank, between two steps."""
+"""How long what follows keeps the other ranks waiting, about. It happens on one rank, between two
+steps."""
 
 
 def compress(seconds: float) -> None:

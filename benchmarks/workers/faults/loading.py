@@ -69,7 +69,8 @@ def use_long_temporary_path() -> None:
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    """Numbers. Of this data set, ``fault`` may make one that hangs, kills, is slow, or holds a NaN."""
+    """Numbers. Of this data set, ``fault`` may make one that hangs, kills, is slow, or holds a
+    NaN."""
 
     def __init__(self, fault: str | None, count: int) -> None:
         self.fault, self.count, self.num_read = fault, count, 0
@@ -94,7 +95,8 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 class Stacked:
-    """Makes batches in the worker's own memory, unlike PyTorch's function: its other thread moves them to shared memory.
+    """Makes batches in the worker's own memory, unlike PyTorch's function: its other thread moves
+    them to shared memory.
 
     Those of ``fault`` become large.
     """

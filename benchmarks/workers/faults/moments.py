@@ -45,7 +45,8 @@ def at(moment: Moment) -> Callable[[Function], Function]:
 
 
 def shows() -> None:
-    """The fault begins: the first time is written down, for those who measure how long it takes until it is named."""
+    """The fault begins: the first time is written down, for those who measure how long it takes
+    until it is named."""
     try:
         with Path("fault-at").open("x") as file:
             file.write(repr(time.time()))

@@ -1,4 +1,5 @@
-"""accelerate, by huggingface.co/docs/accelerate/usage_guides/checkpoint and its examples/by_feature."""
+"""accelerate, by huggingface.co/docs/accelerate/usage_guides/checkpoint and its
+examples/by_feature."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def evaluate(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
-    """``accumulate(model)``: its guide on gradient accumulation. The remedy: what that says on samples of variable size."""
+    """``accumulate(model)``: its guide on gradient accumulation. The remedy: what that says on
+    samples of variable size."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     data, batch_size = task.ACCUMULATED[args.model]
     model = task.make_model(args.model)

@@ -1,4 +1,5 @@
-"""Lightning Fabric, by its guides on checkpoints and gradient accumulation: lightning.ai/docs/fabric/stable."""
+"""Lightning Fabric, by its guides on checkpoints and gradient accumulation:
+lightning.ai/docs/fabric/stable."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def launch() -> Fabric:
 
 
 def train(args: argparse.Namespace, notes: task.Notes) -> None:
-    """Its guide saves models, optimizers and counters, and shows no way to skip what an epoch has seen."""
+    """Its guide saves models, optimizers and counters, and shows no way to skip what an epoch has
+    seen."""
     fabric = launch()
     fabric.seed_everything(42)
     model = task.make_model(args.model)
@@ -61,7 +63,8 @@ def evaluate(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
-    """``no_backward_sync``; the loss divided by the number of batches as in PyTorch's own guides."""
+    """``no_backward_sync``; the loss divided by the number of batches as in PyTorch's own
+    guides."""
     fabric = launch()
     data, batch_size = task.ACCUMULATED[args.model]
     model = task.make_model(args.model)

@@ -1,4 +1,5 @@
-"""Lightning's Trainer, by its guide on checkpoints: lightning.ai/docs/pytorch/stable/common/checkpointing.html."""
+"""Lightning's Trainer, by its guide on checkpoints:
+lightning.ai/docs/pytorch/stable/common/checkpointing.html."""
 
 from __future__ import annotations
 

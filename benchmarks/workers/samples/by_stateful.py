@@ -1,4 +1,5 @@
-"""torchdata's StatefulDataLoader with DDP, by meta-pytorch.org/data/main/stateful_dataloader_tutorial.html."""
+"""torchdata's StatefulDataLoader with DDP, by
+meta-pytorch.org/data/main/stateful_dataloader_tutorial.html."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 def train(args: argparse.Namespace, notes: task.Notes) -> None:
-    """Each rank saves its loader's state, which "handles state across workers but not across ranks"."""
+    """Each rank saves its loader's state, which "handles state across workers but not across
+    ranks"."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = task.make_model(args.model)

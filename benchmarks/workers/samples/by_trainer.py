@@ -36,7 +36,8 @@ class OnesModel(Model):
 
 
 class SentencesModel(Model):
-    """For ``accumulate``: is told the number of labels of the whole step, as models of transformers are."""
+    """For ``accumulate``: is told the number of labels of the whole step, as models of transformers
+    are."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor, **loss_kwargs: Any) -> dict[str, torch.Tensor]:
         mean = task.make_loss(self.model, {"x": x, "labels": labels})

@@ -57,7 +57,8 @@ def make_trainer(
 
 
 def alone(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments of a model that dies of nothing itself: inside of a shard no process may wait for others."""
+    """The arguments of a model that dies of nothing itself: inside of a shard no process may wait
+    for others."""
     return argparse.Namespace(**{**vars(args), "stop": None})
 
 

@@ -1,4 +1,5 @@
-"""torchrun and DistributedDataParallel, by docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html."""
+"""torchrun and DistributedDataParallel, by
+docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the scripts of ``benchmarks/samples.py`` share: their options, data and models, and the notes that they leave."""
+"""What the scripts of ``benchmarks/samples.py`` share: their options, data and models, and the
+notes that they leave."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Numbered(Dataset[Sample]):
 
 
 class Files(IterableDataset[Sample]):
-    """Six files of three to eight samples, one after another; ``part`` of ``num_parts`` reads every so-manieth file."""
+    """Six files of three to eight samples, one after another; ``part`` of ``num_parts`` reads every
+    so-manieth file."""
 
     def __init__(self, part: int = 0, num_parts: int = 1) -> None:
         first = [sum(range(3, size)) for size in range(3, 9)]
@@ -130,11 +132,13 @@ class Notes:
 
 
 def die_before(step: int, stop: int | None, saved: Path | None = None) -> None:
-    """Die as by ``kill -9`` when step ``stop`` + 1 begins, on all ranks, when the checkpoint before it is written."""
+    """Die as by ``kill -9`` when step ``stop`` + 1 begins, on all ranks, when the checkpoint before
+    it is written."""
     if stop is None or step <= stop:
         return
     if dist.is_initialized():
-        dist.barrier()  # the launcher ends the others when the first of them dies, and rank 0 may still be saving
+        # the launcher ends the others when the first of them dies, and rank 0 may still be saving
+        dist.barrier()
     deadline = time.monotonic() + 30
     while saved is not None and not saved.exists() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,7 +1,8 @@
 """How a run directory is written to: what is below it is never reached through a symbolic link.
 
-A run that was copied or unpacked, or whose directory others can write to, would else lead to files of whoever resumes it. The
-run directory itself, and what is above it, may be links: the user has named them.
+A run that was copied or unpacked, or whose directory others can write to, would else lead to files
+of whoever resumes it. The run directory itself, and what is above it, may be links: the user has
+named them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def check_named(path: Path) -> None:
     """Check a path that is about to be used as a run directory, or as the directory of several.
 
     Raises:
-        OSError: it is a symbolic link that another user has made, to what is not that user's; or no directory.
+        OSError: it is a symbolic link that another user has made, to what is not that user's; or no
+            directory.
     """
     with contextlib.suppress(FileNotFoundError):
         found = path.lstat()
@@ -47,7 +49,8 @@ def open_to_write(path: Path, flags: int, mode: int = 0o666, *, within: Path | N
         path: the file, which must not be a symbolic link.
         flags: as for ``os.open``.
         mode: the permissions of a new file, less those of the umask.
-        within: a directory above it, below which no directory may be a symbolic link. None: its own directory.
+        within: a directory above it, below which no directory may be a symbolic link. None: its own
+            directory.
 
     Raises:
         OSError: it cannot be opened, or something else is there.
@@ -57,9 +60,11 @@ def open_to_write(path: Path, flags: int, mode: int = 0o666, *, within: Path | N
 
 
 def open_in(parent: int, path: Path, flags: int, mode: int) -> int:
-    """The same, in a directory of which ``parent`` is a descriptor: only the name in ``path`` counts."""
+    """The same, in a directory of which ``parent`` is a descriptor: only the name in ``path``
+    counts."""
     with _naming(path), contextlib.suppress(FileNotFoundError):
-        _check_plain(os.stat(path.name, dir_fd=parent, follow_symlinks=False), path)  # opening a device may act on it
+        # opening a device may act on it
+        _check_plain(os.stat(path.name, dir_fd=parent, follow_symlinks=False), path)
     with _naming(path):
         fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=parent)
     try:
@@ -110,7 +115,8 @@ def _enter(parent: int, name: str, path: Path) -> int:
 
 
 def make_directory(path: Path, *, within: Path) -> None:
-    """Make a directory and what is missing above it. Below ``within`` no part of its path may be a symbolic link.
+    """Make a directory and what is missing above it. Below ``within`` no part of its path may be a
+    symbolic link.
 
     Raises:
         OSError: it cannot be made, or something else is there.
@@ -121,7 +127,8 @@ def make_directory(path: Path, *, within: Path) -> None:
 
 
 def rename(old: Path, new: Path, *, within: Path) -> None:
-    """Rename a file or directory, as ``os.replace`` does, reaching neither through a symbolic link below ``within``.
+    """Rename a file or directory, as ``os.replace`` does, reaching neither through a symbolic link
+    below ``within``.
 
     Raises:
         OSError: it failed.
@@ -131,8 +138,8 @@ def rename(old: Path, new: Path, *, within: Path) -> None:
 
 
 def remove(path: Path, *, within: Path) -> None:
-    """Delete a file, a directory with all that it contains, or a symbolic link, as far as possible. Nothing is reached through
-    a symbolic link below ``within``."""
+    """Delete a file, a directory with all that it contains, or a symbolic link, as far as possible.
+    Nothing is reached through a symbolic link below ``within``."""
     with contextlib.suppress(OSError), directory(path.parent, within=within) as parent:
         if stat.S_ISDIR(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode):
             shutil.rmtree(path.name, ignore_errors=True, dir_fd=parent)

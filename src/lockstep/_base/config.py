@@ -21,8 +21,8 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def check_interval(value: Any) -> int | str:
-    """``checkpoint_every`` in canonical form, so that settings can be compared and passed on as text: a number of steps, a
-    number of seconds followed by ``s``, or ``off``.
+    """``checkpoint_every`` in canonical form, so that settings can be compared and passed on as
+    text: a number of steps, a number of seconds followed by ``s``, or ``off``.
 
     Raises:
         ConfigError: it is neither.
@@ -51,16 +51,19 @@ class Strategy:
     """A strategy for synchronizing gradients: its module, and its requirements."""
 
     sync: str = ""
-    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Sync``. Imported when needed."""
+    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Sync``.
+    Imported when needed."""
     one_process: bool = False
     devices: str = "several"
-    """Devices that a process may use: ``one``; ``several``, on which the script places its models; or ``all`` GPUs."""
+    """Devices that a process may use: ``one``; ``several``, on which the script places its models;
+    or ``all`` GPUs."""
     needs: str = ""
     """What the machine must have: ``gpus``, ``horovod``."""
     promises_bits: bool = False
     """Whether answers are bit-identical at every world size."""
     repeats: bool = False
-    """Whether a run that is started again, or resumed, on as many processes is to give the same bits."""
+    """Whether a run that is started again, or resumed, on as many processes is to give the same
+    bits."""
     audits: bool = False
     """Whether a shard can be computed aside, without a word to other processes."""
     even: bool = False
@@ -88,53 +91,59 @@ DEVICES = ("auto", "cpu", "cuda", "mps", "npu", "xpu")
 NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 RUNS = Path("runs")
-"""The folder, in the working directory, of the run directories that are not named by ``run_dir``."""
+"""The folder, in the working directory, of the run directories that are not named by
+``run_dir``."""
 ALLOWABLE = ("data", "device", "epochs", "numerics", "optimizer", "shards", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of ``lockstep run``. (Tools have
-    options of their own, which are given in the same places: see ``options_of_tools``.)"""
+    """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of
+    ``lockstep run``. (Tools have options of their own, which are given in the same places: see
+    ``options_of_tools``.)"""
 
     strategy: str = option("auto", group=TRAINING, choices=STRATEGIES)
     """How gradients are synchronized.  [default: auto, which is exact: equal to the bit on any number of processes]
 
-    ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``), ``ddp`` (PyTorch's all-reduce),
-    ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the optimizer state), ``horovod``
-    (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world size, and to ``fsdp``),
-    or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than these two is resumed by
-    ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
+    ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``), ``ddp``
+    (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the
+    parameters and of the optimizer state), ``horovod`` (Horovod's all-reduce, if installed),
+    ``exact`` (one fixed tree: bit-identical at every world size, and to ``fsdp``), or ``auto``:
+    ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than these two
+    is resumed by ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
     precision: str = option("32-true", group=TRAINING, choices=PRECISIONS)
     """Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]
 
-    ``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
-    autocast); ``16-master`` (passes in float16 with copies of float32 weights, BatchNorm in float32); ``16-true``,
-    ``bf16-true`` (everything in 16 bits, including weights and optimizer state). With ``16-mixed`` and ``16-master`` the
-    loss is scaled, and a step whose gradients overflow is skipped by all ranks together."""
+    ``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes
+    under PyTorch's autocast); ``16-master`` (passes in float16 with copies of float32 weights,
+    BatchNorm in float32); ``16-true``, ``bf16-true`` (everything in 16 bits, including weights and
+    optimizer state). With ``16-mixed`` and ``16-master`` the loss is scaled, and a step whose
+    gradients overflow is skipped by all ranks together."""
     shards: int | None = option(None, group=TRAINING, least=1, most=2**20, metavar="V")
-    """Number of shards that each global batch is split into, at least the number of processes. Runs with the same V give the
+    """Number of shards that each global batch is split into, at least the number of processes. Runs
+    with the same V give the
     same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]
 
-    It is the largest world size of the run. With the default, another number of processes at its first launch gives a
-    different, equally good answer."""
+    It is the largest world size of the run. With the default, another number of processes at its
+    first launch gives a different, equally good answer."""
     accumulate: int = option(1, group=TRAINING, least=1, metavar="K")
     """Number of consecutive global batches per optimizer step.  [default: 1]"""
     balance: str = option("on", group=TRAINING, choices=("on", "off"))
-    """Whether shards move from slow processes to faster ones: the answer stays the same. With strategy exact, and at least two
+    """Whether shards move from slow processes to faster ones: the answer stays the same. With
+    strategy exact, and at least two
     shards a process.  [default: on]
 
     See docs/balance.md."""
     seed: int | None = option(None, group=TRAINING, least=0, most=2**63 - 1, metavar="N")
     """Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]
 
-    The script's is that of a ``torch.manual_seed`` before ``join`` (below 2**32). A seed given to ``torch.manual_seed``
-    between ``join`` and ``prepare`` is mixed in."""
+    The script's is that of a ``torch.manual_seed`` before ``join`` (below 2**32). A seed given to
+    ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
     threads: int | None = option(None, group=PROCESSES, least=1, most=2**14, metavar="N")
     """Number of CPU threads per process.  [default: OMP_NUM_THREADS, else the cores divided by the number of shards]
 
-    For PyTorch, NumPy's BLAS and OpenMP. The default is independent of the number of processes and machines, since threads
-    can change the last bits."""
+    For PyTorch, NumPy's BLAS and OpenMP. The default is independent of the number of processes and
+    machines, since threads can change the last bits."""
     device: str = option("auto", group=PROCESSES, choices=DEVICES)
     """Device to train on.  [default: auto, a GPU if there is one]
 
@@ -142,8 +151,8 @@ class RunConfig:
     devices_per_process: int | None = option(None, group=PROCESSES, least=1, metavar="N")
     """Number of devices per process.  [default: one; with strategy dp, all GPUs]
 
-    They are ``team.devices``, on which the script places the parts of its models, except with ``dp``. On the CPU they are
-    all the same."""
+    They are ``team.devices``, on which the script places the parts of its models, except with
+    ``dp``. On the CPU they are all the same."""
     batch_dim: int = option(0, group=TRAINING, least=0, metavar="N")
     """With strategy dp: the dimension along which inputs and results are split over the GPUs.  [default: 0]"""
     backend: str = option("auto", group=PROCESSES, choices=BACKENDS)
@@ -153,8 +162,9 @@ class RunConfig:
     init_method: str | None = option(None, group=PROCESSES, metavar="URL")
     """Rendezvous of the processes: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]
 
-    ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (a fresh path on a file system that all of them share),
-    ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the launcher."""
+    ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (a fresh path on a file system that
+    all of them share), ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the
+    launcher."""
     timeout_s: float = option(600.0, "--timeout", group=PROCESSES, metavar="SECONDS")
     """Time that a process may wait for others in a collective, in seconds.  [default: 600]"""
     run_dir: str | None = option(None, group=TRAINING, metavar="DIR")
@@ -166,15 +176,17 @@ class RunConfig:
     log_every: int = option(20, group=TRAINING, least=1, metavar="STEPS")
     """Steps between comparisons of logged values among ranks.  [default: 20]"""
     find_unused_parameters: bool = option(False, group=TRAINING)
-    """With strategy ddp: allow parameters used in the first step to be unused later. (Others always allow it.)
+    """With strategy ddp: allow parameters used in the first step to be unused later. (Others always
+    allow it.)
 
-    Gradients are then reduced after the backward pass rather than during it. (Not needed if some parameters are unused in
-    the first step, which is detected.)"""
+    Gradients are then reduced after the backward pass rather than during it. (Not needed if some
+    parameters are unused in the first step, which is detected.)"""
     progress: str = option("auto", group=TRAINING, choices=PROGRESS_STYLES)
     """Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else plain
     lines]"""
     track: str | Sequence[str] | None = option(None, group=TRAINING, metavar="NAME[,NAME]")
-    """Trackers to write values to: tensorboard, wandb, trackio, or another module of their shape; wandb:birds names the
+    """Trackers to write values to: tensorboard, wandb, trackio, or another module of their shape;
+    wandb:birds names the
     project; or off.  [default: tensorboard, where it is installed]
 
     The journal has all values in any case."""
@@ -195,11 +207,13 @@ class RunConfig:
 
     A run that is already in ``run_dir`` is renamed, never deleted."""
     allow: Sequence[str] = option((), group=CHECKPOINTS, metavar=one_of(ALLOWABLE))
-    """Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.
+    """Resume although this differs from the interrupted run; the answer may then differ too. May be
+    repeated.
 
-    ``data`` (length of the data set, batch size, sampler; what a stream gives when it is read again), ``device``, ``epochs``
-    (fewer of them), ``numerics`` (PyTorch's numeric switches; on a GPU, kernels that are not deterministic, also in a new run),
-    ``optimizer`` (its options: the current ones apply), ``shards``, ``threads``."""
+    ``data`` (length of the data set, batch size, sampler; what a stream gives when it is read
+    again), ``device``, ``epochs`` (fewer of them), ``numerics`` (PyTorch's numeric switches; on a
+    GPU, kernels that are not deterministic, also in a new run), ``optimizer`` (its options: the
+    current ones apply), ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))
@@ -221,7 +235,8 @@ class RunConfig:
 
     @property
     def interval(self) -> int | str:
-        """``checkpoint_every`` in canonical form: a number of steps, seconds followed by ``s``, or ``off``."""
+        """``checkpoint_every`` in canonical form: a number of steps, seconds followed by ``s``, or
+        ``off``."""
         return check_interval(self.checkpoint_every)
 
     @classmethod
@@ -232,7 +247,8 @@ class RunConfig:
 
 @functools.cache
 def options_of_tools() -> dict[str, type]:
-    """The dataclasses of the options that tools and other packages bring to every run, by the name of their instrument.
+    """The dataclasses of the options that tools and other packages bring to every run, by the name
+    of their instrument.
 
     Raises:
         ConfigError: one cannot be imported, or has an option that exists.
@@ -266,11 +282,12 @@ def without_tools(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settle(command: Mapping[str, Any], script: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
-    """Combine the settings of the command line with those of the script's ``join(...)``: the run's, and the options of each
-    tool, by the name of its instrument.
+    """Combine the settings of the command line with those of the script's ``join(...)``: the run's,
+    and the options of each tool, by the name of its instrument.
 
     Raises:
-        ConfigError: a setting is unknown or invalid, or is given in both places with different values.
+        ConfigError: a setting is unknown or invalid, or is given in both places with different
+            values.
     """
     names = all_settings()
     for name in (*command, *script):

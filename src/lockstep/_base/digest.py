@@ -18,15 +18,17 @@ _MAX_DEPTH = 24
 _MOST_ELEMENTS, _MOST_ITEMS = 256, 8  # of a value's parts, in a sketch
 _IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 _PLAIN = (bool, int, bytes, complex, types.NoneType, numpy.generic)
-_CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)  # not changed by steps
+# not changed by steps
+_CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)
 
 
 def digest(value: Any) -> str:
     """The digest of a tensor, a number, or a structure of them: 32 hexadecimal digits.
 
-    For tensors it covers dtype, shape and elements in index order, but neither strides nor device. NaNs with equal bits are
-    equal, and 0.0 differs from -0.0. For opaque objects only the type counts, and for absolute paths only the last component,
-    since data may be in different places on different machines.
+    For tensors it covers dtype, shape and elements in index order, but neither strides nor device.
+    NaNs with equal bits are equal, and 0.0 differs from -0.0. For opaque objects only the type
+    counts, and for absolute paths only the last component, since data may be in different places on
+    different machines.
     """
     hasher = hashlib.blake2b(digest_size=_SIZE)
     _add(hasher, value, ())
@@ -34,16 +36,17 @@ def digest(value: Any) -> str:
 
 
 def sketch(value: Any) -> str:
-    """A digest of bounded cost: of long tensors, texts and lists only items at equal distances are looked at, and of tensors
-    on other devices than the CPU only the shape. Values that are bit-identical have equal sketches; samples of one data set
-    hardly ever do otherwise."""
+    """A digest of bounded cost: of long tensors, texts and lists only items at equal distances are
+    looked at, and of tensors on other devices than the CPU only the shape. Values that are
+    bit-identical have equal sketches; samples of one data set hardly ever do otherwise."""
     hasher = hashlib.blake2b(digest_size=_SIZE)
     _add_some(hasher, value, ())
     return hasher.hexdigest()
 
 
 def squared_norm(tensor: Tensor) -> float:
-    """The sum of squares in float64, computed by one thread, so that it does not depend on the number of threads."""
+    """The sum of squares in float64, computed by one thread, so that it does not depend on the
+    number of threads."""
     tensor = tensor.detach()
     if tensor.layout != torch.strided:
         tensor = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.to_dense()
@@ -52,10 +55,11 @@ def squared_norm(tensor: Tensor) -> float:
 
 
 def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
-    """The sum of each tensor's bits as 64-bit integers, which wrap around instead of rounding, with one transfer per device.
+    """The sum of each tensor's bits as 64-bit integers, which wrap around instead of rounding, with
+    one transfer per device.
 
-    Some ten times as fast as ``digest``, and blind to elements that change places. (For narrower integers PyTorch would first
-    make a wide copy of the whole tensor.)"""
+    Some ten times as fast as ``digest``, and blind to elements that change places. (For narrower
+    integers PyTorch would first make a wide copy of the whole tensor.)"""
     return read_sums([bit_sum(tensor) for tensor in tensors])
 
 
@@ -74,7 +78,8 @@ def bit_sum(tensor: Tensor) -> Tensor:
 
 
 def bit_sum_of_part(part: Tensor, begin: int, whole_bytes: int) -> Tensor:
-    """What a part of a tensor adds to its ``bit_sum``: those of all parts add up to it, whatever the cut.
+    """What a part of a tensor adds to its ``bit_sum``: those of all parts add up to it, whatever
+    the cut.
 
     Args:
         part: consecutive elements of the tensor.
@@ -156,13 +161,15 @@ def _spread(length: int) -> Sequence[int]:
 
 
 def _lattice(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Slices of an array that leave some ``_MOST_ELEMENTS`` of its elements, without a copy of the others."""
+    """Slices of an array that leave some ``_MOST_ELEMENTS`` of its elements, without a copy of the
+    others."""
     each = max(2, int(_MOST_ELEMENTS ** (1 / len(shape))))
     return tuple(slice(None, None, -(-length // each)) for length in shape)
 
 
 def _add(hasher: Any, value: Any, within: tuple[int, ...]) -> None:
-    """Update a hash with a value. ``within``: the ids of the containers of this value, to detect cycles."""
+    """Update a hash with a value. ``within``: the ids of the containers of this value, to detect
+    cycles."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, Tensor):
         _add_tensor(hasher, value)
@@ -224,6 +231,6 @@ def _add_tensor(hasher: Any, tensor: Tensor) -> None:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The elements in index order, with stride 1. (``reshape`` keeps the stride of a single element, such as that of a column
-    of one row, and then its bytes cannot be viewed.)"""
+    """The elements in index order, with stride 1. (``reshape`` keeps the stride of a single
+    element, such as that of a column of one row, and then its bytes cannot be viewed.)"""
     return tensor.resolve_conj().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,))

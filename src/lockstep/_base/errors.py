@@ -1,4 +1,5 @@
-"""All errors that lockstep raises deliberately. Each is also a built-in error, as which a script may catch it.
+"""All errors that lockstep raises deliberately. Each is also a built-in error, as which a script
+may catch it.
 
 A message gives the problem, the values, the consequence and the remedy.
 """
@@ -22,7 +23,8 @@ class LockstepError(Exception):
     """The base class of all errors that lockstep raises deliberately."""
 
     def __str__(self) -> str:
-        return visible(super().__str__(), has_lines=True)  # the values in it may come from anybody's file
+        # the values in it may come from anybody's file
+        return visible(super().__str__(), has_lines=True)
 
 
 class ConfigError(LockstepError, ValueError):
@@ -34,8 +36,8 @@ class UsageError(LockstepError, RuntimeError):
 
 
 class AbandonedError(UsageError):
-    """A call that all ranks must make, in the ``finally`` or ``except`` of an error that has left the loop on this rank alone.
-    That error is the cause: look at it first."""
+    """A call that all ranks must make, in the ``finally`` or ``except`` of an error that has left
+    the loop on this rank alone. That error is the cause: look at it first."""
 
 
 class MismatchError(LockstepError, RuntimeError):
@@ -43,10 +45,12 @@ class MismatchError(LockstepError, RuntimeError):
 
 
 class PartedError(MismatchError):
-    """Some ranks have left a loop that others go on with, so that they wait for each other for ever.
+    """Some ranks have left a loop that others go on with, so that they wait for each other for
+    ever.
 
     Args:
-        is_told_here: whether this rank is the one that tells it, where each rank tells its own errors.
+        is_told_here: whether this rank is the one that tells it, where each rank tells its own
+            errors.
     """
 
     def __init__(self, message: str, *, is_told_here: bool = True) -> None:
@@ -74,22 +78,25 @@ class UnfitFileError(LockstepError, OSError):
     """Something else is at a path than what is read or written there."""
 
     def __str__(self) -> str:
-        return visible(f"{self.filename}: {self.strerror}")  # the number of the error would say something else
+        # the number of the error would say something else
+        return visible(f"{self.filename}: {self.strerror}")
 
 
 class PeerError(LockstepError, RuntimeError):
-    """Another rank failed or is missing, and this one cannot continue without it. Look at that rank's error first."""
+    """Another rank failed or is missing, and this one cannot continue without it. Look at that
+    rank's error first."""
 
 
 class StrangerError(PeerError):
-    """What has connected in the place of a rank does not belong to this run. It is no consequence of another rank's error."""
+    """What has connected in the place of a rank does not belong to this run. It is no consequence
+    of another rank's error."""
 
 
 class LaunchError(LockstepError, RuntimeError):
     """Worker processes could not be started, or one of them failed.
 
-    ``exit_status`` is the exit status for the command that launched them, and ``summary`` the error in one line, without which
-    rank it was.
+    ``exit_status`` is the exit status for the command that launched them, and ``summary`` the error
+    in one line, without which rank it was.
     """
 
     def __init__(self, message: str, exit_status: int = 1, summary: str = "") -> None:
@@ -99,7 +106,8 @@ class LaunchError(LockstepError, RuntimeError):
 
 
 def did_you_mean(name: object, valid: Iterable[str]) -> str:
-    """The one or two valid names that are most like an unknown one, as a clause; empty: none is like it."""
+    """The one or two valid names that are most like an unknown one, as a clause; empty: none is
+    like it."""
     import difflib  # for an error only: the launcher starts without it
 
     near = difflib.get_close_matches(name, list(valid), n=2) if isinstance(name, str) else []
@@ -124,4 +132,5 @@ for _public in (
     PeerError,
     LaunchError,
 ):
-    _public.__module__ = "lockstep"  # whose ``__getattr__`` has them: so tracebacks print the names that users import
+    # whose ``__getattr__`` has them: so tracebacks print the names that users import
+    _public.__module__ = "lockstep"

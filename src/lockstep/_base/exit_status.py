@@ -1,10 +1,11 @@
 """How a script has ended, as far as an exit handler can know it.
 
-Python tells exit handlers nothing. An uncaught error can be found in ``sys.last_value``, but ``SystemExit`` leaves no trace: it
-no longer exists when they are called. So the status is noted when the script asks for it (``sys.exit``, ``exit``, ``quit``, and
-by names that running modules have imported for them), and the frame of the main module says whether that came to its own end,
-whatever ``SystemExit`` was caught before. What remains unknown (``raise SystemExit(1)``) is said to be unknown.
-"""
+Python tells exit handlers nothing. An uncaught error can be found in ``sys.last_value``, but
+``SystemExit`` leaves no trace: it no longer exists when they are called. So the status is noted
+when the script asks for it (``sys.exit``, ``exit``, ``quit``, and by names that running modules
+have imported for them), and the frame of the main module says whether that came to its own end,
+whatever ``SystemExit`` was caught before. What remains unknown (``raise SystemExit(1)``) is said to
+be unknown."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def is_success(code: object) -> bool:
 
 
 def tell(code: object) -> None:
-    """The program of this process has ended, with this code of ``SystemExit``: from the launcher, which has seen it."""
+    """The program of this process has ended, with this code of ``SystemExit``: from the launcher,
+    which has seen it."""
     global _told
     _told = is_success(code)
 
@@ -45,17 +47,21 @@ _told: bool | None = None
 
 
 _asked: bool | None = None
-"""Whether the status that the script has asked for last is that of a success; None: it has asked for none."""
+"""Whether the status that the script has asked for last is that of a success; None: it has asked
+for none."""
 _asked_at: tuple[str, int, str] | None = None
 """The file, line and function of the script that have asked for it."""
 _replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
-"""Where Python's functions were put by: the names of a module, one of them, what it named, and what it names now."""
+"""Where Python's functions were put by: the names of a module, one of them, what it named, and what
+it names now."""
 
 
 def note_exits() -> None:
-    """Note what the script asks ``sys.exit``, ``exit`` and ``quit`` for, from now on. May be called again.
+    """Note what the script asks ``sys.exit``, ``exit`` and ``quit`` for, from now on. May be called
+    again.
 
-    ``sys.exit(main())`` looks the function up before it calls ``main``: so this is called when lockstep is imported, too."""
+    ``sys.exit(main())`` looks the function up before it calls ``main``: so this is called when
+    lockstep is imported, too."""
     running = _running_modules()
     for module, name in _WAYS_OUT:
         current = getattr(module, name, None)  # ``python -S`` has no exit and quit
@@ -81,7 +87,8 @@ def _noting(leave: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(leave, updated=())
     def noting(code: Any = None, /) -> Any:
         global _asked, _asked_at
-        if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
+        # of another thread it ends that alone
+        if threading.current_thread() is threading.main_thread():
             _asked, _asked_at = is_success(code), _users_line(sys._getframe(1))
         return leave(code)
 
@@ -89,7 +96,8 @@ def _noting(leave: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asked_at() -> str:
-    """Where the script has called ``sys.exit`` last, as ``FILE:LINE in FUNCTION``; empty: nowhere."""
+    """Where the script has called ``sys.exit`` last, as ``FILE:LINE in FUNCTION``; empty:
+    nowhere."""
     return "" if _asked_at is None else "{}:{} in {}".format(*_asked_at)
 
 
@@ -119,7 +127,8 @@ class ExitStatus:
         _replaced.clear()
 
     def now(self) -> ScriptEnd:
-        """How the script has ended; to be asked in an exit handler, for an error that has left no ``sys.last_value``."""
+        """How the script has ended; to be asked in an exit handler, for an error that has left no
+        ``sys.last_value``."""
         if _told is not None:
             return ScriptEnd.WELL if _told else ScriptEnd.FAILED
         if self._program is not None and _has_returned(self._program):
@@ -147,8 +156,8 @@ def _running_modules() -> list[dict[str, Any]]:
 
 
 def _program_frame() -> FrameType | None:
-    """The frame of the main module, or in a child of multiprocessing that of its process's ``run``; None: neither runs. (It
-    holds no more than these do.)"""
+    """The frame of the main module, or in a child of multiprocessing that of its process's ``run``;
+    None: neither runs. (It holds no more than these do.)"""
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else None
     run = getattr(type(multiprocessing.current_process()).run, "__code__", None)
     is_child = multiprocessing.parent_process() is not None
@@ -163,7 +172,8 @@ def _program_frame() -> FrameType | None:
 
 
 def _has_returned(frame: FrameType) -> bool:
-    """Whether a frame's last instruction is the one that returns: it came to its end, and no error has left it."""
+    """Whether a frame's last instruction is the one that returns: it came to its end, and no error
+    has left it."""
     return frame.f_lasti >= 0 and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 

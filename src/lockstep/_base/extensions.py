@@ -1,7 +1,8 @@
-"""What is found by name if it is installed: the tools of this package, and what other packages add by entry points.
+"""What is found by name if it is installed: the tools of this package, and what other packages add
+by entry points.
 
-The engine and the launcher import no tool. They ask here for what has registered under one of these kinds.
-"""
+The engine and the launcher import no tool. They ask here for what has registered under one of these
+kinds."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PREFIX = "lockstep."
-"""Other packages register under an entry point group of this and the kind: ``lockstep.commands``, say."""
+"""Other packages register under an entry point group of this and the kind: ``lockstep.commands``,
+say."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "commands": {
@@ -58,7 +60,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
 
 
 def names(kind: str) -> list[str]:
-    """The names registered for a kind, those of this package first, without importing what they stand for."""
+    """The names registered for a kind, those of this package first, without importing what they
+    stand for."""
     built_in = built_in_names(kind)
     return [*built_in, *(name for name in _others(kind) if name not in built_in)]
 
@@ -114,8 +117,8 @@ def _others(kind: str) -> dict[str, EntryPoint]:
 def _packages(place: str) -> dict[str, list[EntryPoint]]:
     """What packages in a directory of ``sys.path`` register, by their names.
 
-    That is slow: a worker knows it from the server that it is forked from, but for the directory of its script.
-    """
+    That is slow: a worker knows it from the server that it is forked from, but for the directory of
+    its script."""
     from importlib.metadata import distributions  # slow to import, too
 
     found = {}

@@ -1,4 +1,5 @@
-"""What objects hold: all that can be reached from an object or from the variables of a script, each with its path.
+"""What objects hold: all that can be reached from an object or from the variables of a script, each
+with its path.
 
 Reading goes past properties, ``__getattr__`` and iterators, so that no code of the script runs.
 """
@@ -16,15 +17,18 @@ from typing import Any
 from lockstep._base.tracebacks.frames import owner
 
 Key = str | tuple[Any]
-"""A place in an object: the name of an attribute or variable, or an index or key of a container, in a tuple."""
+"""A place in an object: the name of an attribute or variable, or an index or key of a container, in
+a tuple."""
 
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), range, slice})
 _CODE = (type, types.BuiltinFunctionType, types.CodeType, types.GeneratorType, types.CoroutineType)
 _BUILTIN = frozenset({dict, list, tuple, set, frozenset, deque})
 _BESIDE = "|"
-"""Begins the name of a variable that a function uses: the script does not write the function's name before it."""
+"""Begins the name of a variable that a function uses: the script does not write the function's name
+before it."""
 _REGISTRY = re.compile(r"\._(?:parameters|buffers|modules)\['([^']*)'\]|\._wrapped\b")
-"""Of a module, whose items are attributes; and of a prepared model, which passes on those of the script's."""
+"""Of a module, whose items are attributes; and of a prepared model, which passes on those of the
+script's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +82,8 @@ def find(top: Held, place: Iterable[Key]) -> Held | None:
 
 
 def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, last: tuple[type, ...] = ()) -> Iterator[Held]:
-    """All objects in reach but plain values, the nearest first, each once. What is yielded may be changed meanwhile.
+    """All objects in reach but plain values, the nearest first, each once. What is yielded may be
+    changed meanwhile.
 
     Args:
         enters: whether to search an object for more.
@@ -87,7 +92,8 @@ def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, las
     """
     begin = list(roots)
     waiting, later = deque(begin), list[Held]()
-    seen = {id(held.value): held.value for held in begin}  # kept: an id is unique only among living objects
+    # kept: an id is unique only among living objects
+    seen = {id(held.value): held.value for held in begin}
     num_first = len(begin)
     while (waiting or later) and len(seen) <= most:
         if not waiting:

@@ -1,4 +1,5 @@
-"""Calling what is registered for a kind of observers, and may be another package's: whom they observe matters more."""
+"""Calling what is registered for a kind of observers, and may be another package's: whom they
+observe matters more."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ T = TypeVar("T")
 
 
 class Observers(Generic[ObserverT]):
-    """One of each that is registered. One that cannot be made is reported, and left out; an ``Exception`` that one raises when
-    it is called is dropped.
+    """One of each that is registered. One that cannot be made is reported, and left out; an
+    ``Exception`` that one raises when it is called is dropped.
 
     Args:
         kind: see ``extensions``.
@@ -22,7 +23,8 @@ class Observers(Generic[ObserverT]):
     """
 
     def __init__(self, kind: str, *args: Any) -> None:
-        from lockstep._base import extensions  # only here: looking for them takes time, while the fork server imports torch
+        # only here: looking for them takes time, while the fork server imports torch
+        from lockstep._base import extensions
 
         self._all: list[ObserverT] = []
         for name in extensions.names(kind):

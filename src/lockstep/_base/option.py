@@ -51,15 +51,17 @@ def option(
     least: int | None = None,
     most: int | None = None,
 ) -> Any:
-    """A dataclass field that is also an option of ``lockstep run``. Its annotation gives the type: ``bool`` makes a flag, a
-    ``Sequence`` an option that may be repeated. For the other arguments see ``Option``; ``check_options`` checks them."""
+    """A dataclass field that is also an option of ``lockstep run``. Its annotation gives the type:
+    ``bool`` makes a flag, a ``Sequence`` an option that may be repeated. For the other arguments
+    see ``Option``; ``check_options`` checks them."""
     valid = tuple(choices)
     described = Option(names=names, group=group, metavar=metavar or one_of(valid), choices=valid, least=least, most=most)
     return dataclasses.field(default=default, metadata={Option: described})
 
 
 def check_options(values: Any) -> None:
-    """Check the options of a dataclass's value against their descriptions: for its ``__post_init__``.
+    """Check the options of a dataclass's value against their descriptions: for its
+    ``__post_init__``.
 
     Raises:
         ConfigError: one is not among its choices, or not a whole number within its limits.
@@ -84,7 +86,8 @@ def options_of(kind: type) -> dict[str, Option]:
 
 @functools.cache
 def help_of(kind: type) -> dict[str, str]:
-    """The help of a dataclass's options, by field. Python keeps no docstrings of fields, so the source is read."""
+    """The help of a dataclass's options, by field. Python keeps no docstrings of fields, so the
+    source is read."""
     try:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except OSError:  # there is no source

@@ -1,8 +1,9 @@
-"""What observes a process of a run, from its start to its end: the seam between a program's process and what explains it.
+"""What observes a process of a run, from its start to its end: the seam between a program's process
+and what explains it.
 
-``lockstep run`` tells of its workers, and ``lockstep.join`` of the end of a process that another launcher has started. The
-observers are extensions of the kind ``process_observers``, each called without arguments; there need not be any.
-"""
+``lockstep run`` tells of its workers, and ``lockstep.join`` of the end of a process that another
+launcher has started. The observers are extensions of the kind ``process_observers``, each called
+without arguments; there need not be any."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from lockstep._base.observers import Observers
 
 
 class ProcessObserver:
-    """Base class of observers, with methods that do nothing. They are called in the main thread, and an ``Exception`` that one
-    raises is dropped: the program matters more.
+    """Base class of observers, with methods that do nothing. They are called in the main thread,
+    and an ``Exception`` that one raises is dropped: the program matters more.
 
-    Under ``lockstep run`` an observer is made in the fork server, once for all workers: so it must not start a thread, nor
-    initialize CUDA, before ``begin``.
+    Under ``lockstep run`` an observer is made in the fork server, once for all workers: so it must
+    not start a thread, nor initialize CUDA, before ``begin``.
     """
 
     def begin(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
@@ -31,7 +32,8 @@ class ProcessObserver:
         """
 
     def end(self, how: str) -> None:
-        """The program has ended, without a failure. Threads, exit handlers and children may still run."""
+        """The program has ended, without a failure. Threads, exit handlers and children may still
+        run."""
 
     def fail(self, traceback: str) -> None:
         """The program has failed, with this traceback."""
@@ -53,5 +55,6 @@ def in_words(error: BaseException) -> str:
 
 @functools.cache
 def installed() -> Observers[ProcessObserver]:
-    """The observers, imported at the first call. The fork server calls it before it forks, for all its workers."""
+    """The observers, imported at the first call. The fork server calls it before it forks, for all
+    its workers."""
     return Observers("process_observers")

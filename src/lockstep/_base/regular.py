@@ -1,7 +1,9 @@
-"""How files are opened that others may have put there: those of a run directory, and those that a user names.
+"""How files are opened that others may have put there: those of a run directory, and those that a
+user names.
 
-What is read is a regular file of bounded size, so that no FIFO, device or sparse file makes a reader wait or fills its memory.
-It may be reached through symbolic links. (For what is written see ``beneath``.)
+What is read is a regular file of bounded size, so that no FIFO, device or sparse file makes a
+reader wait or fills its memory. It may be reached through symbolic links. (For what is written see
+``beneath``.)
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def open_to_read(path: Path, most_bytes: int | None = None) -> io.FileIO:
     """A regular file, unbuffered.
 
     Raises:
-        OSError: it is missing, cannot be opened, is something else, or has more than ``most_bytes``.
+        OSError: it is missing, cannot be opened, is something else, or has more than
+            ``most_bytes``.
     """
     size_of(path)  # before it is opened: opening a device may act on it
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -65,7 +68,8 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a regular file, with their ends; of a line of more than ``MOST_LINE_BYTES``, the beginning.
+    """The lines of a regular file, with their ends; of a line of more than ``MOST_LINE_BYTES``, the
+    beginning.
 
     Raises:
         OSError: it cannot be read, is something else, or has more than ``MOST_LINES_BYTES``.

@@ -1,7 +1,9 @@
-"""What diagnosis has to tell of a run: words for the user and, for programs that watch runs, the same in fields.
+"""What diagnosis has to tell of a run: words for the user and, for programs that watch runs, the
+same in fields.
 
-Whoever finds something publishes it: a rank, of its own run, or the launcher. Each report becomes one line of JSON in the file
-that ``lockstep run --reports FILE`` names, in one write, so that processes may share the file.
+Whoever finds something publishes it: a rank, of its own run, or the launcher. Each report becomes
+one line of JSON in the file that ``lockstep run --reports FILE`` names, in one write, so that
+processes may share the file.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ from lockstep._base.errors import ConfigError
 from lockstep._base.stopping import say
 
 REPORTS = "LOCKSTEP_REPORTS"
-"""The environment variable with the path of the file: ``lockstep run`` sets it for its workers; a user may, under another
-launcher."""
+"""The environment variable with the path of the file: ``lockstep run`` sets it for its workers; a
+user may, under another launcher."""
 
 WAITING = "waiting"
-"""Some ranks wait for others: ``ranks`` are those that keep them waiting, ``cause`` says by what."""
+"""Some ranks wait for others: ``ranks`` are those that keep them waiting, ``cause`` says by
+what."""
 MISMATCH = "mismatch"
 """The ranks have called collectives that do not belong together: see ``calls`` and ``places``."""
 PARTED = "parted"
-"""``ranks`` have left a loop that others go on with (``cause``: ``break``, ``return``, ``sys.exit``, ``exception``, or
-``continue`` past the loop over ``batch.shards``), or have come alone to what all ranks do together."""
+"""``ranks`` have left a loop that others go on with (``cause``: ``break``, ``return``,
+``sys.exit``, ``exception``, or ``continue`` past the loop over ``batch.shards``), or have come
+alone to what all ranks do together."""
 LOADER = "loader"
 """``ranks`` wait for batches of their own loaders."""
 SLOW = "slow"
@@ -40,7 +44,8 @@ LINGERING = "lingering"
 FAILED = "failed"
 """A rank has failed; ``cause`` is the type of the exception, or the signal."""
 ALONE = "alone"
-"""``ranks`` train, and have never met: each trains a model of its own. ``cause`` is the library that was to make them meet."""
+"""``ranks`` train, and have never met: each trains a model of its own. ``cause`` is the library
+that was to make them meet."""
 SAME_FILE = "same_file"
 """``ranks`` have each saved one file, which may be damaged."""
 KINDS = (WAITING, MISMATCH, PARTED, LOADER, SLOW, LINGERING, FAILED, ALONE, SAME_FILE)
@@ -75,7 +80,8 @@ def publish(report: Report) -> None:
 
 
 def note(report: Report) -> None:
-    """Append it to the file of this launch, if there is one. A file that cannot be written is no reason to stop a run."""
+    """Append it to the file of this launch, if there is one. A file that cannot be written is no
+    reason to stop a run."""
     if not (path := os.environ.get(REPORTS)):
         return
     line = {"time_s": time.time(), "host": socket.gethostname(), "pid": os.getpid(), **asdict(report)}
@@ -88,7 +94,8 @@ def note(report: Report) -> None:
 
 
 def num_noted() -> int:
-    """The size of the file of this launch, in bytes; 0: there is none, or it cannot be read again."""
+    """The size of the file of this launch, in bytes; 0: there is none, or it cannot be read
+    again."""
     with contextlib.suppress(OSError, KeyError):
         found = Path(os.environ[REPORTS]).stat()
         return found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -96,8 +103,8 @@ def num_noted() -> int:
 
 
 def is_noted(report: Report, since: int) -> bool:
-    """Whether the same was noted already, by any process, behind so many bytes of the file: of the same ranks, with the same
-    cause. It may have lasted longer since."""
+    """Whether the same was noted already, by any process, behind so many bytes of the file: of the
+    same ranks, with the same cause. It may have lasted longer since."""
     if num_noted() <= since:
         return False
     with contextlib.suppress(OSError, KeyError, ValueError), Path(os.environ[REPORTS]).open("rb") as file:

@@ -1,7 +1,8 @@
-"""JSON from files of a run directory, with checked types: a file may be damaged, of another version, or somebody else's.
+"""JSON from files of a run directory, with checked types: a file may be damaged, of another
+version, or somebody else's.
 
-The types are those of the dataclasses and typed dictionaries that readers use anyway, so each format is described once.
-"""
+The types are those of the dataclasses and typed dictionaries that readers use anyway, so each
+format is described once."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Seconds = Annotated[float, lambda number: abs(number) < 1e11]
 
 
 def parse(data: bytes | str) -> Any:
-    """The JSON value in a text. Numbers that are not finite, or do not fit into 64 bits, are read as null.
+    """The JSON value in a text. Numbers that are not finite, or do not fit into 64 bits, are read
+    as null.
 
     Raises:
         ValueError: it is not JSON, or nested too deeply.
@@ -72,7 +74,8 @@ def _finite(digits: str) -> float | None:
 
 
 def check(value: T, name: str = "") -> T:
-    """A dataclass made from JSON, if all its fields, and theirs, are of the types that they are declared with.
+    """A dataclass made from JSON, if all its fields, and theirs, are of the types that they are
+    declared with.
 
     Raises:
         ValueError: one is not.
@@ -93,7 +96,8 @@ Test = Callable[[Any], bool]
 
 
 def _fields(kind: Any) -> dict[str, Test]:
-    """The tests for the fields of a dataclass. (A cached function itself takes no types, as far as mypy knows.)"""
+    """The tests for the fields of a dataclass. (A cached function itself takes no types, as far as
+    mypy knows.)"""
     return _fields_once(kind)
 
 

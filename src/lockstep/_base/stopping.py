@@ -1,9 +1,11 @@
-"""Preemption by SIGTERM, or by SIGUSR1, which Slurm's ``--signal=USR1@120`` sends before the time limit; and Ctrl-C.
+"""Preemption by SIGTERM, or by SIGUSR1, which Slurm's ``--signal=USR1@120`` sends before the time
+limit; and Ctrl-C.
 
-A training run does not end at once. It finishes a step on which its ranks agree, saves a checkpoint, and exits with
-``REQUEUE_STATUS``, or ``INTERRUPTED_STATUS`` after Ctrl-C; the same command resumes it. A second signal ends it at once.
-``StopWatch`` records the signal in a process, the ranks agree (``checkpoint.schedule``), ``recovery.saving`` saves and raises
-``Stopped``, and the launcher, which forwards the signal, waits for that (``launch.supervise``).
+A training run does not end at once. It finishes a step on which its ranks agree, saves a
+checkpoint, and exits with ``REQUEUE_STATUS``, or ``INTERRUPTED_STATUS`` after Ctrl-C; the same
+command resumes it. A second signal ends it at once. ``StopWatch`` records the signal in a process,
+the ranks agree (``checkpoint.schedule``), ``recovery.saving`` saves and raises ``Stopped``, and the
+launcher, which forwards the signal, waits for that (``launch.supervise``).
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from typing import Any, Protocol
 from lockstep._base.visible import visible
 
 REQUEUE_STATUS = 75
-"""The exit status of a run that was preempted and saved, and should be started again. It is EX_TEMPFAIL of ``sysexits.h``,
-"try again later", and not otherwise used by Python, shells, or lockstep (1, 2, 128 + a signal).
+"""The exit status of a run that was preempted and saved, and should be started again. It is
+EX_TEMPFAIL of ``sysexits.h``, "try again later", and not otherwise used by Python, shells, or
+lockstep (1, 2, 128 + a signal).
 
-Job schedulers can act on it: Slurm (``RequeueExit=75`` in slurm.conf), LSF (``bsub -Q 75``), HTCondor
-(``checkpoint_exit_code = 75``), systemd (``RestartForceExitStatus=75``), or a shell:
+Job schedulers can act on it: Slurm (``RequeueExit=75`` in slurm.conf), LSF (``bsub -Q 75``),
+HTCondor (``checkpoint_exit_code = 75``), systemd (``RestartForceExitStatus=75``), or a shell:
 ``until lockstep run train.py; do [ $? = 75 ] || break; done``.
 """
 
@@ -35,29 +38,34 @@ INTERRUPTED_STATUS = 128 + signal.SIGINT
 """The exit status of a run that was saved after Ctrl-C: nothing starts it again by itself."""
 
 UNSAVED_STATUS = 74
-"""The exit status of a run that was asked to stop, and whose checkpoint could not be written (EX_IOERR): it resumes from the
-one before."""
+"""The exit status of a run that was asked to stop, and whose checkpoint could not be written
+(EX_IOERR): it resumes from the one before."""
 
 UNSAVED_END_STATUS = 73
-"""The exit status of a run that came to its end, and whose last checkpoint or best weights could not be written (EX_CANTCREAT
-of ``sysexits.h``): the same command resumes it from the checkpoint before."""
+"""The exit status of a run that came to its end, and whose last checkpoint or best weights could
+not be written (EX_CANTCREAT of ``sysexits.h``): the same command resumes it from the checkpoint
+before."""
 
 AUDIT_STATUS = 76
-"""The exit status of a run in which an audit has found a wrong result (EX_PROTOCOL of ``sysexits.h``: a machine gave what is
-not possible). Nothing was saved after it, and nothing starts it again."""
+"""The exit status of a run in which an audit has found a wrong result (EX_PROTOCOL of
+``sysexits.h``: a machine gave what is not possible). Nothing was saved after it, and nothing starts
+it again."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals on which a run saves a checkpoint and exits. (On SIGINT, too, but only while steps would be lost.)"""
+"""Signals on which a run saves a checkpoint and exits. (On SIGINT, too, but only while steps would
+be lost.)"""
 
 SAME_S = 2.0
-"""Seconds within which further signals count as the first one: Slurm may send it to every process of a job, launchers
-forward it, and some clusters send both kinds. Only a later one is a second signal."""
+"""Seconds within which further signals count as the first one: Slurm may send it to every process
+of a job, launchers forward it, and some clusters send both kinds. Only a later one is a second
+signal."""
 
 _LAST = -1000
 """The priority of an exit handler that multiprocessing calls after all others."""
 
 _SAME_PRESS_S = 0.1
-"""The same for Ctrl-C, which a user may press twice in a second. (``timeout -s INT`` sends it twice in a row.)"""
+"""The same for Ctrl-C, which a user may press twice in a second. (``timeout -s INT`` sends it twice
+in a row.)"""
 
 
 def is_same(number: int, after_s: float) -> bool:
@@ -77,13 +85,15 @@ def catches(pid: int, number: int) -> bool:
 
 
 def is_left_alone(number: int) -> bool:
-    """Whether a signal has its default action in this process: it is neither handled nor ignored."""
+    """Whether a signal has its default action in this process: it is neither handled nor
+    ignored."""
     # Python's own record does not include ``faulthandler.register(SIGUSR1)``.
     return signal.getsignal(number) is signal.SIG_DFL and not catches(os.getpid(), number)
 
 
 class Stopped(SystemExit):
-    """Raised on every rank between two steps when the run was asked to stop, after it was saved (or could not be).
+    """Raised on every rank between two steps when the run was asked to stop, after it was saved (or
+    could not be).
 
     As with any SystemExit, ``finally`` blocks run.
     """
@@ -95,20 +105,21 @@ class Stopped(SystemExit):
 
 
 class Interrupted(Stopped, KeyboardInterrupt):
-    """The same after Ctrl-C: a script that handles KeyboardInterrupt handles this, once the run is saved. (An uncaught
-    KeyboardInterrupt prints a traceback, an uncaught SystemExit does not.)"""
+    """The same after Ctrl-C: a script that handles KeyboardInterrupt handles this, once the run is
+    saved. (An uncaught KeyboardInterrupt prints a traceback, an uncaught SystemExit does not.)"""
 
 
 class Ended(SystemExit):
-    """Raised by an instrument, on every rank after the same step, that has seen all it was there for: the script ends with
-    status 0, and its run as it is."""
+    """Raised by an instrument, on every rank after the same step, that has seen all it was there
+    for: the script ends with status 0, and its run as it is."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 class AuditFailed(SystemExit):
-    """Raised on every rank in a step in which an audit has found a wrong result, after that was said."""
+    """Raised on every rank in a step in which an audit has found a wrong result, after that was
+    said."""
 
     def __init__(self, headline: str) -> None:
         super().__init__(AUDIT_STATUS)
@@ -117,8 +128,8 @@ class AuditFailed(SystemExit):
 
 
 def ignore_interrupts() -> None:
-    """Ignore SIGINT from now on: every rank is about to exit by itself, and a launcher interrupts the others as soon as the
-    first one has."""
+    """Ignore SIGINT from now on: every rank is about to exit by itself, and a launcher interrupts
+    the others as soon as the first one has."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -127,24 +138,27 @@ class Launcher(Protocol):
     """What a process that ``lockstep run`` has started tells it, and asks of it."""
 
     def watches(self, numbers: Sequence[int]) -> None:
-        """From now on this process saves its run by itself on these signals, which are left to it."""
+        """From now on this process saves its run by itself on these signals, which are left to
+        it."""
 
     def is_ending(self) -> bool:
         """Whether the launch is being ended: then SIGINT asks this process to end at once."""
 
     def stuck(self, report: str, how: str, status: int) -> bool:
-        """This process ends, with this status, since its step cannot be finished. Returns whether the launcher reports it."""
+        """This process ends, with this status, since its step cannot be finished. Returns whether
+        the launcher reports it."""
 
     def unsaved(self) -> bool:
-        """The end of this process's run could not be saved. Returns whether the launcher reports it, and ends with
-        ``UNSAVED_END_STATUS``."""
+        """The end of this process's run could not be saved. Returns whether the launcher reports
+        it, and ends with ``UNSAVED_END_STATUS``."""
 
 
 class StopWatch:
     """Records that this process was asked to stop, from ``begin`` to ``end``.
 
-    Works only in the main thread, where Python handles signals, and only for signals with their default action: those that the
-    script handles or ignores are left alone. Forked processes do not inherit the handlers.
+    Works only in the main thread, where Python handles signals, and only for signals with their
+    default action: those that the script handles or ignores are left alone. Forked processes do not
+    inherit the handlers.
 
     Args:
         speaks: whether to report a signal on standard error at once. (One of several ranks does.)
@@ -167,10 +181,11 @@ class StopWatch:
             self._watch([number for number in SIGNALS if is_left_alone(number)])
 
     def begin_interrupts(self) -> None:
-        """Watch SIGINT, too: from now on Ctrl-C would lose steps. May be called again, and outside the main thread.
+        """Watch SIGINT, too: from now on Ctrl-C would lose steps. May be called again, and outside
+        the main thread.
 
-        In a notebook or an interactive session Ctrl-C stays Python's, and so does one that the script handles or ignores.
-        """
+        In a notebook or an interactive session Ctrl-C stays Python's, and so does one that the
+        script handles or ignores."""
         if (
             self._defaults
             and signal.SIGINT not in self._defaults
@@ -204,17 +219,20 @@ class StopWatch:
         if threading.current_thread() is not threading.main_thread():
             return
         default = self._defaults.pop(number)
-        if signal.getsignal(number) == self._note:  # else the script has put another there meanwhile
+        # else the script has put another there meanwhile
+        if signal.getsignal(number) == self._note:
             # (Python itself would take its own handlers away before it has ended.)
             signal.signal(number, default if self._exit_status is None else signal.SIG_IGN)
 
     def exit_with(self, status: int) -> None:
-        """Set the exit status once all ranks have saved. A second signal still ends the process at once, but with this status:
-        when the first rank has ended, launchers may signal the others (``srun --kill-on-bad-exit`` does)."""
+        """Set the exit status once all ranks have saved. A second signal still ends the process at
+        once, but with this status: when the first rank has ended, launchers may signal the others
+        (``srun --kill-on-bad-exit`` does)."""
         self._exit_status = status
 
     def end(self) -> None:
-        """Remove the handlers; a process that is stopping as requested ignores the signals from now on. May be called again."""
+        """Remove the handlers; a process that is stopping as requested ignores the signals from now
+        on. May be called again."""
         global _active
         if _active is self:
             _active = None
@@ -223,7 +241,8 @@ class StopWatch:
         self._early.end()
 
     def say(self, number: signal.Signals, rank: int = 0) -> None:
-        """Report that a rank has received a signal and what will happen, once, if this rank ``speaks``."""
+        """Report that a rank has received a signal and what will happen, once, if this rank
+        ``speaks``."""
         if not self._speaks:
             return
         self._speaks = False
@@ -237,15 +256,15 @@ class StopWatch:
             )
 
     def asked(self) -> signal.Signals | None:
-        """The signal on which this process is to stop, also while its main thread is in C code and cannot handle it. May be
-        called from any thread."""
+        """The signal on which this process is to stop, also while its main thread is in C code and
+        cannot handle it. May be called from any thread."""
         return self.received or next((signal.Signals(each) for each in self._early.came() if each in self._defaults), None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if number == signal.SIGINT and _launcher is not None and _launcher.is_ending():
-            # The loader that is left now would wait 5 s for a worker that does not answer; and PyTorch's handler would raise an
-            # error for each that is killed.
+            # The loader that is left now would wait 5 s for a worker that does not answer; and
+            # PyTorch's handler would raise an error for each that is killed.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _kill_children()
             signal.default_int_handler(number, frame)
@@ -262,15 +281,16 @@ class StopWatch:
 
 
 class _EarlySignals:
-    """The signals of this process, known as soon as they arrive. Python calls a handler only between two instructions of the
-    main thread, which may wait for other ranks in C code."""
+    """The signals of this process, known as soon as they arrive. Python calls a handler only
+    between two instructions of the main thread, which may wait for other ranks in C code."""
 
     def __init__(self) -> None:
         self._read_fd = self._write_fd = -1
         self._came: list[int] = []
 
     def begin(self) -> None:
-        """May be called again. Does nothing if the script has use for Python's one such descriptor itself."""
+        """May be called again. Does nothing if the script has use for Python's one such descriptor
+        itself."""
         if self._read_fd >= 0:
             return
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -282,7 +302,8 @@ class _EarlySignals:
     def came(self) -> list[int]:
         """Their numbers, in order."""
         if self._read_fd >= 0:
-            with contextlib.suppress(OSError):  # there is nothing, or the script has closed the descriptor
+            # there is nothing, or the script has closed the descriptor
+            with contextlib.suppress(OSError):
                 self._came += os.read(self._read_fd, 4096)
         return self._came
 
@@ -291,7 +312,8 @@ class _EarlySignals:
         self.came().clear()
 
     def end(self) -> None:
-        """May be called again. Descriptors that a script has closed may be others' by now, so these stay open."""
+        """May be called again. Descriptors that a script has closed may be others' by now, so these
+        stay open."""
         if self._read_fd >= 0 and threading.current_thread() is threading.main_thread():
             ours = signal.set_wakeup_fd(-1)
             if ours not in (-1, self._write_fd):
@@ -307,14 +329,16 @@ _shows_bar = False
 
 
 def note_bar(*, is_shown: bool) -> None:
-    """Note whether this process shows a progress bar: it does not end its line, and is drawn again and again."""
+    """Note whether this process shows a progress bar: it does not end its line, and is drawn again
+    and again."""
     global _shows_bar
     _shows_bar = is_shown
 
 
 def say(words: str) -> None:
-    """Write a line to standard error, bypassing Python's streams, which may be in use when a signal arrives. On a terminal it
-    takes the place of a progress bar, and of the ``^C`` behind that, so that the bar is drawn again below."""
+    """Write a line to standard error, bypassing Python's streams, which may be in use when a signal
+    arrives. On a terminal it takes the place of a progress bar, and of the ``^C`` behind that, so
+    that the bar is drawn again below."""
     with contextlib.suppress(OSError):
         erase = "\r\x1b[2K" if _shows_bar and os.isatty(2) else ""
         os.write(2, f"{erase}lockstep: {visible(words, has_lines=True)}\n".encode())
@@ -334,7 +358,8 @@ def _end_at_once(number: int) -> None:
 
 
 def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
-    """End this process, whose step cannot be finished, from another thread than the main one, which waits in C code.
+    """End this process, whose step cannot be finished, from another thread than the main one, which
+    waits in C code.
 
     Args:
         report: which ranks wait for which others.
@@ -354,25 +379,28 @@ def tell_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
 
 
 def end_unsaved(words: str) -> None:
-    """This process is to exit with ``UNSAVED_END_STATUS`` when its script, which has trained to its end, is over.
+    """This process is to exit with ``UNSAVED_END_STATUS`` when its script, which has trained to its
+    end, is over.
 
     Args:
         words: said last, unless the launcher does; empty: another rank says it.
     """
     global _last_words
     if _launcher is None or not _launcher.unsaved():
-        # Only here: its exit handler is to be registered in a worker, and not before that in the server which forks it.
+        # Only here: its exit handler is to be registered in a worker, and not before that in the
+        # server which forks it.
         from multiprocessing.util import Finalize
 
         _last_words = words
-        # At the end of the exit handler of multiprocessing: PyTorch has imported that before the script registers its own
-        # handlers, and those that are registered first are called last.
+        # At the end of the exit handler of multiprocessing: PyTorch has imported that before the
+        # script registers its own handlers, and those that are registered first are called last.
         Finalize(None, _leave_unsaved, exitpriority=_LAST)
 
 
 def _leave_unsaved() -> None:
     """An exit handler. Python has no way to set the status there, except to end at once."""
-    if _last_words is None or getattr(sys, "last_value", None) is not None:  # a script that fails has its own status
+    # a script that fails has its own status
+    if _last_words is None or getattr(sys, "last_value", None) is not None:
         return
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -409,14 +437,17 @@ os.register_at_fork(after_in_child=_in_forked_process)
 
 
 def leave_signals_to_parent() -> None:
-    """Make a loader worker ignore signals that ask the run to stop, which may be sent to each of its processes.
+    """Make a loader worker ignore signals that ask the run to stop, which may be sent to each of
+    its processes.
 
-    A SIGTERM from its parent still ends it, as PyTorch ends unresponsive workers. (Only a thread that waits for a signal learns
-    its sender, so the signals are blocked, also in programs started from here.)
+    A SIGTERM from its parent still ends it, as PyTorch ends unresponsive workers. (Only a thread
+    that waits for a signal learns its sender, so the signals are blocked, also in programs started
+    from here.)
     """
     numbers = (signal.SIGINT, *SIGNALS)  # a terminal sends Ctrl-C to all of its processes
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    started_by = multiprocessing.parent_process()  # with a fork server, not the process that forked it
+    # with a fork server, not the process that forked it
+    started_by = multiprocessing.parent_process()
     parent = os.getppid() if started_by is None else started_by.pid
 
     def wait() -> None:

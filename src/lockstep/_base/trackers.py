@@ -1,5 +1,5 @@
-"""The names of trackers, to which a run's values can be written besides its journal: ``tensorboard``, or modules of wandb's
-shape."""
+"""The names of trackers, to which a run's values can be written besides its journal:
+``tensorboard``, or modules of wandb's shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ OFF, TENSORBOARD = "off", "tensorboard"
 
 
 def check_track(value: Any) -> tuple[str, ...] | None:
-    """``RunConfig.track`` in canonical form: names, each with a project if one is given, as in ``wandb:birds``.
+    """``RunConfig.track`` in canonical form: names, each with a project if one is given, as in
+    ``wandb:birds``.
 
     Raises:
         ConfigError: it is none.

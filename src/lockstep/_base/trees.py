@@ -23,11 +23,11 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def mapped(tree: Any, leaf: Callable[[Any], Any], key: Callable[[Any], Any] | None = None) -> Any:
-    """A new tree with ``leaf(value)`` in the place of each value that is no container of the types above, and ``key(value)`` in
-    the keys of dicts (``leaf``, if there is none).
+    """A new tree with ``leaf(value)`` in the place of each value that is no container of the types
+    above, and ``key(value)`` in the keys of dicts (``leaf``, if there is none).
 
-    The containers are of the same types, exactly: a deque keeps its length, a defaultdict its factory.
-    """
+    The containers are of the same types, exactly: a deque keeps its length, a defaultdict its
+    factory."""
     kind, of_key = type(tree), leaf if key is None else key
     if kind in MAPPINGS:
         made = copy.copy(tree)

@@ -8,5 +8,5 @@ from collections.abc import Callable
 from torch import Tensor
 
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
-"""The number of in-place changes of a tensor and its views, but for those through ``.data``. (PyTorch has no public name for
-it. Read twice a step from each parameter.)"""
+"""The number of in-place changes of a tensor and its views, but for those through ``.data``.
+(PyTorch has no public name for it. Read twice a step from each parameter.)"""

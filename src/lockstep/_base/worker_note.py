@@ -1,8 +1,10 @@
-"""What a loader worker notes for its rank as it goes: known even if it is stopped in the next moment."""
+"""What a loader worker notes for its rank as it goes: known even if it is stopped in the next
+moment."""
 
 from __future__ import annotations
 
 from typing import Any
 
 cell: Any = bytearray(1)
-"""``cell[0]`` is 1 while this process makes a batch of a prepared loader. In a worker it is memory that the rank sees."""
+"""``cell[0]`` is 1 while this process makes a batch of a prepared loader. In a worker it is memory
+that the rank sees."""

@@ -19,8 +19,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def config_option(command: F) -> F:
-    """The decorator for ``--config``. What the file sets counts after the command line and environment variables, and before
-    defaults, which is click's order; so the command learns nothing of it."""
+    """The decorator for ``--config``. What the file sets counts after the command line and
+    environment variables, and before defaults, which is click's order; so the command learns
+    nothing of it."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),

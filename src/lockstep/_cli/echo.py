@@ -24,14 +24,16 @@ def echo(*parts: str | Styled, err: bool = False, has_lines: bool = False) -> No
     Args:
         parts: of the line.
         err: to standard error instead of standard output.
-        has_lines: it is several lines; else its line feeds are written out, like other control characters.
+        has_lines: it is several lines; else its line feeds are written out, like other control
+            characters.
     """
     click.echo("".join(_shown(part, has_lines=has_lines) for part in parts), err=err)
 
 
 def echo_json(value: Any) -> None:
     """Print a JSON value for other programs."""
-    click.echo(json.dumps(value, indent=1).replace("\x7f", "\\u007f"))  # the one control character that stays in ASCII
+    # the one control character that stays in ASCII
+    click.echo(json.dumps(value, indent=1).replace("\x7f", "\\u007f"))
 
 
 def _shown(part: str | Styled, *, has_lines: bool) -> str:

@@ -96,4 +96,5 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version and exit."
 )
 def group() -> None:
-    """Train a PyTorch model on one process or many from the same plain loop, with the same answer at every scale."""
+    """Train a PyTorch model on one process or many from the same plain loop, with the same answer
+    at every scale."""

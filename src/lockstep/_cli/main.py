@@ -17,7 +17,8 @@ from lockstep._base.errors import ConfigError, LaunchError, LockstepError, Usage
 
 _INTERRUPTED = 128 + signal.SIGINT
 _OF_PATHS = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
-"""What the system says of a path that the user has given or that a run's files name, where no command says more."""
+"""What the system says of a path that the user has given or that a run's files name, where no
+command says more."""
 _STARTS_NOTHING = {"--help", "--help-all", "-h"}
 
 
@@ -25,7 +26,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with its status."""
     arguments = sys.argv[1:] if args is None else list(args)
     if args is None and arguments[:1] == ["run"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Until the launcher listens to signals. An exception is lost where it meets one of the import system's callbacks.
+        # Until the launcher listens to signals. An exception is lost where it meets one of the
+        # import system's callbacks.
         signal.signal(signal.SIGINT, _stop_importing)
     try:
         status = _run(arguments)
@@ -43,12 +45,13 @@ def _stop_importing(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _leave_at_once(status: int) -> NoReturn:
-    """End this process without what the interpreter does when it shuts down. All resources have been released by now.
+    """End this process without what the interpreter does when it shuts down. All resources have
+    been released by now.
 
-    A daemon thread (torchelastic's or ours) that waits for PyTorch's store on an unreachable machine aborts the process with
-    status 134 if its request returns meanwhile (up to Python 3.13, for threads returning from C++). And a Ctrl-C that passed
-    through ``exec`` of a text, as in ``dataclasses``, makes ``python -m`` end by SIGINT, although it was handled.
-    """
+    A daemon thread (torchelastic's or ours) that waits for PyTorch's store on an unreachable
+    machine aborts the process with status 134 if its request returns meanwhile (up to Python 3.13,
+    for threads returning from C++). And a Ctrl-C that passed through ``exec`` of a text, as in
+    ``dataclasses``, makes ``python -m`` end by SIGINT, although it was handled."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader of a pipe is gone
             stream.flush()
@@ -61,7 +64,8 @@ def _run(args: list[str]) -> int:
     early = None
     try:
         if args[:1] in (["run"], ["replay"], ["doctor"]) and not _STARTS_NOTHING & set(args):
-            # Importing torch takes most of a launch's time: start it before anything else is imported.
+            # Importing torch takes most of a launch's time: start it before anything else is
+            # imported.
             early = start_early()
         return _run_group(args)
     except LockstepError as error:

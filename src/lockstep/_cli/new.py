@@ -20,11 +20,12 @@ NAME = "train.py"
 @click.command("new", context_settings=CONTEXT)
 @click.argument("place", metavar="[DIR|FILE.py]", default=".", type=click.Path(path_type=Path))
 def command(place: Path) -> None:
-    """Write train.py, a script to start from, into DIR (default: here), or FILE.py, and say what to do next.
+    """Write train.py, a script to start from, into DIR (default: here), or FILE.py, and say what to
+    do next.
 
-    It trains a small model in seconds, on any number of processes, and needs nothing but PyTorch. It keeps the weights that are
-    best on a validation set, and stops early. Replace its data, model and loss with your own. An existing file is never
-    overwritten.
+    It trains a small model in seconds, on any number of processes, and needs nothing but PyTorch.
+    It keeps the weights that are best on a validation set, and stops early. Replace its data, model
+    and loss with your own. An existing file is never overwritten.
     """
     path = place if place.suffix == ".py" else place / NAME
     directory = path.parent

@@ -34,18 +34,22 @@ def _of_script(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -> 
 
 
 args_of_script = click.argument("args", nargs=-1, type=click.UNPROCESSED, callback=_of_script)
-"""The decorator for the script's own arguments. A ``--`` that separates them from the script is none of them."""
+"""The decorator for the script's own arguments. A ``--`` that separates them from the script is
+none of them."""
 
 _OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
-"""Options, besides those for several machines, that torchrun also reads from the environment, as PET_<NAME>."""
+"""Options, besides those for several machines, that torchrun also reads from the environment, as
+PET_<NAME>."""
 
 
 def options_from(*kinds: type, shown: Collection[str] | None = None) -> Callable[[F], F]:
-    """A decorator that adds an option for each field with one. Options not given on the command line are None or empty.
+    """A decorator that adds an option for each field with one. Options not given on the command
+    line are None or empty.
 
     Args:
         kinds: the dataclasses.
-        shown: names of the fields whose options stand in the help (None: all do); the others are accepted, too.
+        shown: names of the fields whose options stand in the help (None: all do); the others are
+            accepted, too.
     """
 
     def add(command: F) -> F:
@@ -92,8 +96,10 @@ class GroupedCommand(click.Command):
     """A command whose help lists options under headings.
 
     Args:
-        headings: each heading, and the names of its parameters in order; of one with None, all that are under no other.
-        common: names of the parameters that ``--help`` shows, while ``--help-all`` shows all; None: there is only ``--help``.
+        headings: each heading, and the names of its parameters in order; of one with None, all that
+            are under no other.
+        common: names of the parameters that ``--help`` shows, while ``--help-all`` shows all; None:
+            there is only ``--help``.
     """
 
     def __init__(
@@ -146,7 +152,8 @@ def _help_all() -> click.Option:
 def command_of_script(
     name: str, *, shown: Sequence[str], epilog: str, needs_script: bool
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A decorator that makes a command with all options of ``lockstep run``, which examines a script: ``script``, ``args``.
+    """A decorator that makes a command with all options of ``lockstep run``, which examines a
+    script: ``script``, ``args``.
 
     Args:
         name: of the command.

@@ -1,4 +1,5 @@
-"""Shows which of several trials or checks runs, and for how long. A ``tools.trials.trial.Observer``."""
+"""Shows which of several trials or checks runs, and for how long. A
+``tools.trials.trial.Observer``."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from lockstep._cli.tables import say
 
 
 class Progress:
-    """A line that moves on a terminal, a line for each trial elsewhere; and a line when it has ended.
+    """A line that moves on a terminal, a line for each trial elsewhere; and a line when it has
+    ended.
 
     Args:
         console: where to.

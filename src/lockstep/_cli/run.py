@@ -76,8 +76,9 @@ _COMMON = (
 def command(script: str, args: tuple[str, ...], **values: Any) -> int:
     """Run SCRIPT with ARGS on several processes, on one or several machines.
 
-    Options go before SCRIPT; all arguments after it (or after a following --) are passed to the script. It is an error to
-    give a setting here and a different value in the script's lockstep.join().
+    Options go before SCRIPT; all arguments after it (or after a following --) are passed to the
+    script. It is an error to give a setting here and a different value in the script's
+    lockstep.join().
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     interruption = run_script(script, args, options, settings)

@@ -45,7 +45,8 @@ def show(console: Console, page: Page) -> None:
 
 
 def fits(console: Console, page: Page) -> bool:
-    """Whether the table fits the terminal without wrapping cells. True if the output is not a terminal."""
+    """Whether the table fits the terminal without wrapping cells. True if the output is not a
+    terminal."""
     needed = console.measure(_draw(page), options=console.options.update(width=10_000)).maximum
     return not console.is_terminal or needed <= console.width
 

@@ -32,7 +32,8 @@ def open_console(*, quiet: bool = False) -> Console:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[list[int]]:
-    """Treat SIGTERM (from a batch system) like Ctrl-C: the current run is stopped, and the results so far are written.
+    """Treat SIGTERM (from a batch system) like Ctrl-C: the current run is stopped, and the results
+    so far are written.
 
     Yields a list to which received signals are appended.
     """

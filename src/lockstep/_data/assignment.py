@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)
 class ShardAssignment:
-    """Which shards of a loader's batches belong to this process, and the seeds of the random streams for them."""
+    """Which shards of a loader's batches belong to this process, and the seeds of the random
+    streams for them."""
 
     rank: int
     world_size: int
@@ -28,15 +29,16 @@ class ShardAssignment:
     accumulate: int = 1
     """Global batches per step."""
     allows_other_data: bool = False
-    """Whether a pass may go on behind other samples than before the run was interrupted (``--allow data``)."""
+    """Whether a pass may go on behind other samples than before the run was interrupted (``--allow
+    data``)."""
     moves: Moves | None = None
     """Where the blocks of shards may change; None: they are even."""
     by_row: bool = False
-    """Whether each sample of a DataLoader is fetched in a random stream of its own, which belongs to its row in the global
-    batch, rather than to its shard."""
+    """Whether each sample of a DataLoader is fetched in a random stream of its own, which belongs
+    to its row in the global batch, rather than to its shard."""
     is_beside: bool = False
-    """Whether the pass that begins runs beside that of another loader, which counts the steps. (Nothing moves while a run has
-    several loaders.)"""
+    """Whether the pass that begins runs beside that of another loader, which counts the steps.
+    (Nothing moves while a run has several loaders.)"""
 
     def plan(self, number: int, sizes: tuple[int, ...]) -> StepPlan:
         """This process's part of a step whose global batches have ``sizes`` samples."""
@@ -48,11 +50,13 @@ class ShardAssignment:
 
     @property
     def whole(self) -> int:
-        """In the keys of random streams, the number of what all ranks read alike: behind those of the shards."""
+        """In the keys of random streams, the number of what all ranks read alike: behind those of
+        the shards."""
         return self.num_shards
 
     def group(self, batches: Iterable[T]) -> Iterator[Sequence[T]]:
-        """Group global batches into steps; the last step of a pass may have fewer than ``accumulate``."""
+        """Group global batches into steps; the last step of a pass may have fewer than
+        ``accumulate``."""
         if self.accumulate == 1:
             return zip(batches, strict=True)
         remaining = iter(batches)

@@ -30,13 +30,13 @@ class PhaseDriver(Protocol):
 
     @property
     def runs(self) -> Callable[[StepPlan, Sequence[Any], bool], Iterator[ShardRun]]:
-        """Gives the micro-steps to run of a batch, with their samples, from its plan, the samples, and whether it leads the
-        phase. Each is asked for when the one before has ended."""
+        """Gives the micro-steps to run of a batch, with their samples, from its plan, the samples,
+        and whether it leads the phase. Each is asked for when the one before has ended."""
 
     @property
     def opened(self) -> list[Shards]:
-        """Where each iterator over a batch's shards is noted that the script requests. Without shards on this process, the loop
-        may end before ``begin_phase``."""
+        """Where each iterator over a batch's shards is noted that the script requests. Without
+        shards on this process, the loop may end before ``begin_phase``."""
 
     @property
     def micro(self) -> MicroStep | None:
@@ -47,27 +47,31 @@ class PhaseDriver(Protocol):
         """Number of the current step; between steps, that of the last one."""
 
     def compare_data(self, description: str) -> None:
-        """Check that all ranks have read the same first samples. Every rank must call it; it blocks until all have."""
+        """Check that all ranks have read the same first samples. Every rank must call it; it blocks
+        until all have."""
 
     def note_data(self, description: str) -> None:
-        """Check that all ranks have read the same first samples when the next phase ends. Every rank must call it."""
+        """Check that all ranks have read the same first samples when the next phase ends. Every
+        rank must call it."""
 
     def begin_phase(self, batch: Batch) -> Batch:
-        """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one where a loop runs over the
-        shards of two batches side by side."""
+        """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one
+        where a loop runs over the shards of two batches side by side."""
 
     def begin_shard(self, micro: MicroStep, data: Any) -> None:
-        """Begin a micro-step, of which the script is about to receive the samples; ``data`` are these before they are moved to
-        the device."""
+        """Begin a micro-step, of which the script is about to receive the samples; ``data`` are
+        these before they are moved to the device."""
 
     def received(self, micro: MicroStep, data: Any) -> None:
-        """The script is about to receive samples of the current micro-step from a loader beside the one that leads."""
+        """The script is about to receive samples of the current micro-step from a loader beside the
+        one that leads."""
 
     def end_shard(self) -> None:
         """End the micro-step."""
 
     def end_phase(self) -> None:
-        """End the phase: this process's shards have run, and are combined with those of the other ranks. Collective."""
+        """End the phase: this process's shards have run, and are combined with those of the other
+        ranks. Collective."""
 
     def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """Record values of the running shard."""
@@ -84,7 +88,8 @@ class PhaseDriver(Protocol):
 
 
 class GlobalBatch(ABC):
-    """A batch of all processes, of which the script gets its samples by a loop over ``shards`` only."""
+    """A batch of all processes, of which the script gets its samples by a loop over ``shards``
+    only."""
 
     __slots__ = ()
 
@@ -139,8 +144,8 @@ class Batch(GlobalBatch):
         self.values: dict[str, Any] = {}
         """The results of ``batch[name]``."""
         self.totals: dict[str, tuple[float, float]] = {}
-        """The weighted sums behind those ``values`` that are means of numbers, and the weights' sums, of the phases that this
-        batch has led."""
+        """The weighted sums behind those ``values`` that are means of numbers, and the weights'
+        sums, of the phases that this batch has led."""
         self.data = data
         self._driver = driver
         self._upload = None if uploads is None else uploads.of(data)
@@ -149,22 +154,25 @@ class Batch(GlobalBatch):
 
     @property
     def num_samples(self) -> int:
-        """Samples of the step's global batch (of all its parts, with ``accumulate``). The same on every rank."""
+        """Samples of the step's global batch (of all its parts, with ``accumulate``). The same on
+        every rank."""
         return self.plan.num_samples
 
     @property
     def shards(self) -> Iterator[Any]:
-        """This process's shards, one after another, each on ``team.device``; none on a rank without samples.
+        """This process's shards, one after another, each on ``team.device``; none on a rank without
+        samples.
 
-        Each loop over them is a phase, with a random stream and a gradient of its own. The end of the loop synchronizes
-        gradients over all ranks, so every rank must reach it; leaving the loop early is an error.
-        """
+        Each loop over them is a phase, with a random stream and a gradient of its own. The end of
+        the loop synchronizes gradients over all ranks, so every rank must reach it; leaving the
+        loop early is an error."""
         shards = Shards(self, self._driver, self._upload)
         self._driver.opened.append(shards)
         return shards
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
-        """Record values of the current shard, to be combined over the global batch: ``batch[name]`` after the phase. Local.
+        """Record values of the current shard, to be combined over the global batch: ``batch[name]``
+        after the phase. Local.
 
         ::
 
@@ -172,11 +180,13 @@ class Batch(GlobalBatch):
             batch.add(counts=labels.bincount(minlength=10), reduction="sum")
 
         Args:
-            weight: the shard's weight in a mean: a number, or a scalar tensor, which is read at the end of the phase. None:
-                that given to ``team.backward``, or else its number of samples.
-            reduction: what the values are. ``mean``: means over the shard's samples, averaged by weight. ``sum``: sums over
-                them, added up. A tensor of any shape, the same in all shards, is then combined elementwise. None: ``mean``, of
-                numbers only: each value is a number, or a tensor of shape ``(num_samples,)`` or ``(num_samples, 1)`` with one
+            weight: the shard's weight in a mean: a number, or a scalar tensor, which is read at the
+                end of the phase. None: that given to ``team.backward``, or else its number of
+                samples.
+            reduction: what the values are. ``mean``: means over the shard's samples, averaged by
+                weight. ``sum``: sums over them, added up. A tensor of any shape, the same in all
+                shards, is then combined elementwise. None: ``mean``, of numbers only: each value is
+                a number, or a tensor of shape ``(num_samples,)`` or ``(num_samples, 1)`` with one
                 value per sample, which is averaged first.
             values: numbers or tensors.
 
@@ -186,9 +196,11 @@ class Batch(GlobalBatch):
         self._driver.add(weight, values, reduction)
 
     def share(self, value: Any) -> None:
-        """Share a value of the running shard with all processes, inside ``batch.shards``: ``shared()`` returns it. Local.
+        """Share a value of the running shard with all processes, inside ``batch.shards``:
+        ``shared()`` returns it. Local.
 
-        For what needs each shard's own values, not their mean. A metric object, say, that sees the whole global batch::
+        For what needs each shard's own values, not their mean. A metric object, say, that sees the
+        whole global batch::
 
             for images, labels in batch.shards:
                 logits = model(images)
@@ -198,8 +210,8 @@ class Batch(GlobalBatch):
                 accuracy.update(logits, labels)
 
         Args:
-            value: tensors and plain values, or lists, tuples and dicts of them (or anything that can be pickled). Tensors are
-                detached and copied.
+            value: tensors and plain values, or lists, tuples and dicts of them (or anything that
+                can be pickled). Tensors are detached and copied.
 
         Raises:
             UsageError: outside of ``batch.shards``.
@@ -214,8 +226,9 @@ class Batch(GlobalBatch):
             self._shared.append(((micro.part, micro.shard), keep(value)))
 
     def shared(self) -> list[Any]:
-        """The values that the shards of all processes have shared since the last call, in the order of their samples: the same
-        on every rank. Every rank must call it, after the loop over ``batch.shards``; it blocks until all have.
+        """The values that the shards of all processes have shared since the last call, in the order
+        of their samples: the same on every rank. Every rank must call it, after the loop over
+        ``batch.shards``; it blocks until all have.
 
         Raises:
             UsageError: inside ``batch.shards``.
@@ -232,12 +245,13 @@ class Batch(GlobalBatch):
                 self.totals[name] = (total.total, total.weight)
 
     def __getitem__(self, name: str) -> Any:
-        """A value's mean or sum over the global batch: the same on every rank, to the bit. If two phases of the step have added
-        the name, it is that of the last.
+        """A value's mean or sum over the global batch: the same on every rank, to the bit. If two
+        phases of the step have added the name, it is that of the last.
 
         Returns:
-            Of numbers, and of one value per sample: a float, or the int that is a sum of integers. Of other tensors: a tensor
-            on the CPU, of dtype int64 for a sum of integers, else float64.
+            Of numbers, and of one value per sample: a float, or the int that is a sum of integers.
+            Of other tensors: a tensor on the CPU, of dtype int64 for a sum of integers, else
+            float64.
         """
         if not isinstance(name, str):
             self.refuse(f"batch[{name!r}]")
@@ -262,7 +276,8 @@ class Batch(GlobalBatch):
 
 
 class Shards:
-    """One loop over the shards of a batch. (Not a generator, since leaving it early must not close anything.)"""
+    """One loop over the shards of a batch. (Not a generator, since leaving it early must not close
+    anything.)"""
 
     def __init__(self, batch: Batch, driver: PhaseDriver, upload: Upload | None) -> None:
         self.batch = batch

@@ -1,4 +1,5 @@
-"""Batches as nested structures: tensors, arrays, and tuples, lists, dicts and dataclasses of them."""
+"""Batches as nested structures: tensors, arrays, and tuples, lists, dicts and dataclasses of
+them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def _is_named_tuple(value: Any) -> bool:
 
 
 def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
-    """A container of the same kind, with ``convert(path, item)`` for each item; None if it is not a container."""
+    """A container of the same kind, with ``convert(path, item)`` for each item; None if it is not a
+    container."""
     if _is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return dataclasses.replace(value, **{n: convert(f"{path}.{n}", getattr(value, n)) for n in names})
@@ -41,7 +43,8 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
 
 
 def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
-    if isinstance(original, MutableMapping):  # a copy keeps attributes besides the items (of a tokenizer's batch, say)
+    # a copy keeps attributes besides the items (of a tokenizer's batch, say)
+    if isinstance(original, MutableMapping):
         result = copy.copy(original)
         for key, item in items.items():  # ``update`` of a Counter would add
             result[key] = item
@@ -55,11 +58,12 @@ def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
 def map_tensors(
     function: Callable[[Tensor], Any], batch: Any, method_name: str = "", *arguments: Any, skip: str = ""
 ) -> Any:
-    """The same batch with ``function`` applied to every tensor in it; values of other kinds stay as they are.
+    """The same batch with ``function`` applied to every tensor in it; values of other kinds stay as
+    they are.
 
-    On objects that are not mappings and have a method named ``method_name``, that method is called instead, with
-    ``arguments``: they may be containers with rules of their own, such as ``PackedSequence``. Those with a method named
-    ``skip`` stay as they are.
+    On objects that are not mappings and have a method named ``method_name``, that method is called
+    instead, with ``arguments``: they may be containers with rules of their own, such as
+    ``PackedSequence``. Those with a method named ``skip`` stay as they are.
     """
 
     def convert(_: str, value: Any) -> Any:
@@ -86,8 +90,8 @@ def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def to_device(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
-    """The batch on ``device``, copied asynchronously if its memory is pinned and ``non_blocking`` given. On the CPU it is the
-    batch itself.
+    """The batch on ``device``, copied asynchronously if its memory is pinned and ``non_blocking``
+    given. On the CPU it is the batch itself.
 
     Objects of other kinds are moved by their ``to(device)`` method, if they have one.
     """
@@ -97,7 +101,8 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool = True) ->
 
 
 def pin(batch: Any) -> Any:
-    """The batch in pinned memory. Objects of other kinds are pinned by their ``pin_memory()`` method, if they have one."""
+    """The batch in pinned memory. Objects of other kinds are pinned by their ``pin_memory()``
+    method, if they have one."""
     return map_tensors(Tensor.pin_memory, batch, "pin_memory")
 
 
@@ -117,7 +122,8 @@ def _arrays(batch: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def count_samples(batch: Any) -> int:
-    """Number of samples in a ready batch: the common length of dimension 0 of all its tensors and arrays.
+    """Number of samples in a ready batch: the common length of dimension 0 of all its tensors and
+    arrays.
 
     Raises:
         DataError: it has no tensor, one has no dimension 0, or two have different lengths.
@@ -147,8 +153,9 @@ def count_samples(batch: Any) -> int:
 def cut(batch: Any, part: slice, num_samples: int) -> Any:
     """The samples ``part`` of a ready batch of ``num_samples``.
 
-    Tensors and arrays are cut along dimension 0, and so are lists with one value per sample (texts, names, lists of
-    tokens). Other plain values, tuples of numbers, and lists of another length belong to the whole batch and are kept.
+    Tensors and arrays are cut along dimension 0, and so are lists with one value per sample (texts,
+    names, lists of tokens). Other plain values, tuples of numbers, and lists of another length
+    belong to the whole batch and are kept.
 
     Raises:
         DataError: it is ambiguous how a value is to be cut.
@@ -187,8 +194,8 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
 
 
 def _is_size(value: Any) -> bool:
-    """Whether a value is a tuple of plain numbers. It belongs to the whole batch (an image size, say): values per sample
-    come as lists or tensors."""
+    """Whether a value is a tuple of plain numbers. It belongs to the whole batch (an image size,
+    say): values per sample come as lists or tensors."""
     return type(value) is tuple and all(isinstance(item, (int, float)) for item in value)
 
 

@@ -1,9 +1,11 @@
-"""Samples that the script writes to in place, and that belong to its data set: later reads get what was written.
+"""Samples that the script writes to in place, and that belong to its data set: later reads get what
+was written.
 
-How often a sample has been written to then depends on which rank had it, on how many loader workers there are, and on where a
-run was resumed. In steps 1, 2, 4, 8, ... what was fetched is compared with what it is when the step's body has run, and what
-a ``collate_fn`` got with what it leaves behind. A change counts if the memory, dict, list or object can be reached from the
-data set: a batch that was collated from copies is the script's to write to.
+How often a sample has been written to then depends on which rank had it, on how many loader workers
+there are, and on where a run was resumed. In steps 1, 2, 4, 8, ... what was fetched is compared
+with what it is when the step's body has run, and what a ``collate_fn`` got with what it leaves
+behind. A change counts if the memory, dict, list or object can be reached from the data set: a
+batch that was collated from copies is the script's to write to.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _MOST_OWNED = 200_000
 _MOST_SEARCHES = 3
 """Searches that find nothing, after which none is made: the script writes to copies."""
 _MOST_ARRAYS, _COMPARED_BYTES = 64, 65536
-"""NumPy arrays that are compared, and bytes of each: an array does not count its changes, as tensors do."""
+"""NumPy arrays that are compared, and bytes of each: an array does not count its changes, as
+tensors do."""
 _REMEDY = (
     "Write to a copy: `x = x * 2` for `x *= 2`, `target = {**target, 'boxes': boxes}` for `target['boxes'] = boxes`, "
     "`x = x.clone()` first, or copy.deepcopy(sample)."
@@ -48,11 +51,13 @@ class Snapshot:
         self._tensors: list[tuple[Held, int]] = []
         self._arrays: list[tuple[Held, int]] = []
         self._holders: list[tuple[Held, dict[Key, Any], int]] = []
-        """Dicts, lists and objects, with what they hold, which is kept: an id is unique only among living objects."""
+        """Dicts, lists and objects, with what they hold, which is kept: an id is unique only among
+        living objects."""
         for held in walk(map(root, samples), _is_searched, most=_MOST_PARTS):
             value = held.value
             if isinstance(value, Tensor):
-                if value.is_inference():  # such have no versions, and cannot be written to in a training
+                # such have no versions, and cannot be written to in a training
+                if value.is_inference():
                     continue
                 self._tensors.append((held, version(value)))
             elif _is_array(value):
@@ -63,7 +68,8 @@ class Snapshot:
                 self._holders.append((held, items, len(items)))
 
     def changed(self) -> Iterator[Held]:
-        """What was changed since. (A key that is added is no change: what was read before is still there.)"""
+        """What was changed since. (A key that is added is no change: what was read before is still
+        there.)"""
         yield from (held for held, before in self._tensors if version(held.value) != before)
         yield from (held for held, before in self._arrays if _checksum(held.value) != before)
         for held, before, size in self._holders:
@@ -125,8 +131,9 @@ class ChangedSamples:
         return Snapshot(samples) if is_due else None
 
     def compare(self, before: Snapshot, what: Callable[[], str], again: Callable[[], bool] | None = None) -> None:
-        """Note whether code of the script has changed what is the data set's own. ``what``: the code. ``again``: whether
-        another run, if one is possible, would have another outcome: that of ``row['text'] = row['text'].lower()`` would not."""
+        """Note whether code of the script has changed what is the data set's own. ``what``: the
+        code. ``again``: whether another run, if one is possible, would have another outcome: that
+        of ``row['text'] = row['text'].lower()`` would not."""
         changed = list(before.changed())
         found = _first_owned(changed, self._dataset) if changed else None
         if found is not None and again is not None and all(_is_searched(held.value) for held in changed) and not again():
@@ -153,8 +160,9 @@ class ChangedSamples:
 
 
 def changes_again(samples: Any, function: Callable[[Any], Any], result: Any) -> bool:
-    """Whether a function that has got samples, and returned this, changes more of them or returns something else when it is
-    called again: on copies of their dicts, lists and objects, with the same tensors and arrays, which it has left unchanged."""
+    """Whether a function that has got samples, and returned this, changes more of them or returns
+    something else when it is called again: on copies of their dicts, lists and objects, with the
+    same tensors and arrays, which it has left unchanged."""
     parts = list(walk([root(samples)], _is_searched, most=_MOST_PARTS))
     if len(parts) >= _MOST_PARTS:
         return True
@@ -205,7 +213,8 @@ def _others(before: dict[Key, Any], now: dict[Key, Any]) -> Iterator[Key]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values are one, or equal, as after a conversion that changes nothing the next time."""
+    """Whether two values are one, or equal, as after a conversion that changes nothing the next
+    time."""
     if one is other:
         return True
     if type(one) is type(other) and not isinstance(one, Tensor) and not _is_array(one):

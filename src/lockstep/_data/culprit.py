@@ -1,4 +1,5 @@
-"""Errors of the user's data set or ``collate_fn``, with the samples and the step that they come from."""
+"""Errors of the user's data set or ``collate_fn``, with the samples and the step that they come
+from."""
 
 from __future__ import annotations
 
@@ -16,15 +17,17 @@ from lockstep._data.streams import Purpose
 
 _MOST_LISTED = 16
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ESTALE}
-"""Errors of the system that another process, or the same one later, need not get for the same file."""
+"""Errors of the system that another process, or the same one later, need not get for the same
+file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The data set that an error comes from. The methods return the DataError to raise from it, which names the samples.
+    """The data set that an error comes from. The methods return the DataError to raise from it,
+    which names the samples.
 
-    ``step`` is the step for which the samples were fetched (in an evaluation, the number of the batch), ``shard`` its
-    shard; None: unknown.
+    ``step`` is the step for which the samples were fetched (in an evaluation, the number of the
+    batch), ``shard`` its shard; None: unknown.
     """
 
     dataset: Any
@@ -36,8 +39,8 @@ class Culprit:
     def read(
         self, error: Exception, index: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
     ) -> DataError:
-        """The error for a sample (or ready batch) that could not be read. ``index``: that of the sample, or its position in
-        a stream."""
+        """The error for a sample (or ready batch) that could not be read. ``index``: that of the
+        sample, or its position in a stream."""
         number, name = _shown(index), "dataset" if isinstance(self.dataset, Dataset) else "batches"
         can_index = isinstance(self.dataset, Dataset) and not isinstance(self.dataset, IterableDataset)
         again = f"{name}[{number}]" if can_index else f"next(itertools.islice({name}, {number}, None))"
@@ -46,7 +49,8 @@ class Culprit:
     def read_one_of(
         self, error: Exception, indices: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
     ) -> DataError:
-        """The error for samples that were requested at once, where it is unknown which of them could not be read."""
+        """The error for samples that were requested at once, where it is unknown which of them
+        could not be read."""
         prefix = "" if len(indices) == 1 else "one of "
         return self._failed(error, prefix, indices, self._where(purpose, step, shard), "dataset.__getitems__([...])")
 
@@ -58,7 +62,8 @@ class Culprit:
         return self._failed(error, "collating ", indices, self._where(purpose, step, shard), again)
 
     def _where(self, purpose: Purpose, step: int | None, shard: int | None) -> str:
-        # A ready batch without samples takes no step, so when a ready batch is read, its step is unknown.
+        # A ready batch without samples takes no step, so when a ready batch is read, its step is
+        # unknown.
         if purpose is Purpose.EVALUATE:
             return ", in an evaluation" if self.is_ready or step is None else f", in batch {step} of an evaluation"
         if self.is_ready or step is None:
@@ -82,7 +87,8 @@ class Culprit:
 
 
 def _advice(error: Exception, noun: str, again: str, *, is_one: bool) -> str:
-    """What to look at: the samples alone, unless the error is one of the process that has read them."""
+    """What to look at: the samples alone, unless the error is one of the process that has read
+    them."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _EXHAUSTED):
         return (
             f"It is no error of {'that' if is_one else 'those'} {noun}: the process or its machine has run out of something"

@@ -1,9 +1,10 @@
 """Drawing indices ahead of the loop without the script, or the next pass, noticing.
 
-Loader workers are sent indices ahead, and a process without samples in a step goes on to the next step that has some. How
-far ahead depends on the numbers of workers and processes, and so would whatever a sampler remembers: where its generator
-stands, its position. So this is kept behind each draw. Between two draws the samplers remember what they had behind the step
-that the loop has taken, as if nothing had been drawn ahead: whenever and however the pass ends, they are where the next one
+Loader workers are sent indices ahead, and a process without samples in a step goes on to the next
+step that has some. How far ahead depends on the numbers of workers and processes, and so would
+whatever a sampler remembers: where its generator stands, its position. So this is kept behind each
+draw. Between two draws the samplers remember what they had behind the step that the loop has taken,
+as if nothing had been drawn ahead: whenever and however the pass ends, they are where the next one
 belongs.
 """
 
@@ -24,7 +25,8 @@ class _Left(NamedTuple):
     contents: list[Content]
     """Of objects that could not be put back."""
     first: Moment | None
-    """Behind the first draw of the pass, if a sampler with a ``state_dict()`` remembers something that is not seen."""
+    """Behind the first draw of the pass, if a sampler with a ``state_dict()`` remembers something
+    that is not seen."""
 
 
 class DrawnAhead:
@@ -32,7 +34,8 @@ class DrawnAhead:
 
     Args:
         before: those of the pass before.
-        warns: is called once with what the script has changed while indices lay ahead: a description.
+        warns: is called once with what the script has changed while indices lay ahead: a
+            description.
     """
 
     def __init__(self, memory: Memory, before: DrawnAhead | None = None, warns: Callable[[str], None] | None = None) -> None:
@@ -48,9 +51,11 @@ class DrawnAhead:
         self._shown = 0
         """The draw behind which the samplers are now."""
         self._behind: dict[int, Moment] = {}
-        """Behind each draw that the loop may still be taken to, but for the newest if nothing was drawn since."""
+        """Behind each draw that the loop may still be taken to, but for the newest if nothing was
+        drawn since."""
         self._newest: Moment | None = None
-        """Before the newest draw, until the loop takes the step: only the sampler has changed anything since."""
+        """Before the newest draw, until the loop takes the step: only the sampler has changed
+        anything since."""
         self._draws: dict[int, int] = {}
         """By step that has been put together, the number of draws until it was."""
         memory.begin()
@@ -59,8 +64,8 @@ class DrawnAhead:
         """Draw once.
 
         Raises:
-            DataError: the pass before was left early, with more indices drawn than its steps had, and this pass goes on from
-                there.
+            DataError: the pass before was left early, with more indices drawn than its steps had,
+                and this pass goes on from there.
         """
         if self._shown != self.count:
             self._show(self.count)
@@ -106,15 +111,17 @@ class DrawnAhead:
         self._show(self.count)
 
     def rejoin(self, now: Moment) -> None:
-        """Let the generators go on from ``now``: a pass has been drawn again up to where it was interrupted, and other loaders
-        have drawn from its generators since it began.
+        """Let the generators go on from ``now``: a pass has been drawn again up to where it was
+        interrupted, and other loaders have drawn from its generators since it began.
 
         Raises:
-            DataError: the samplers draw as they go, so that what they drew in between cannot be known.
+            DataError: the samplers draw as they go, so that what they drew in between cannot be
+                known.
         """
         self._note()
         memory, moments = self._memory, [self._behind[number] for number in range(1, self.count + 1)]
-        if not any(memory.is_drawn_between(moments[0], moment) for moment in moments):  # only at the beginning
+        # only at the beginning
+        if not any(memory.is_drawn_between(moments[0], moment) for moment in moments):
             memory.put_generators(now, moments)
         elif all(memory.is_drawn_between(moment, now) for moment in moments):
             raise DataError(

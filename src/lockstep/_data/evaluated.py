@@ -27,16 +27,19 @@ class Evaluations:
         self._assignment = assignment
         self._workers = workers
         self._since: tuple[int, int, bool] = (0, 0, False)
-        """The epoch of the newest evaluation, the steps taken before it, and whether it was within a step."""
+        """The epoch of the newest evaluation, the steps taken before it, and whether it was within
+        a step."""
         self._loaders: list[Any] = []
-        """Those of the evaluations since then, one for each. (Kept, so that no new one has the ``id`` of another.)"""
+        """Those of the evaluations since then, one for each. (Kept, so that no new one has the
+        ``id`` of another.)"""
 
     def next(self, loader: Any, epoch: int, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
         """The source and the key of the next evaluation.
 
         Args:
             loader: the loader to evaluate on.
-            epoch: the current one. (A run that resumes between two does not make the evaluations of the first again.)
+            epoch: the current one. (A run that resumes between two does not make the evaluations of
+                the first again.)
             step: steps taken so far.
             in_step: whether the evaluation is inside the body of a loop over a training loader.
         """

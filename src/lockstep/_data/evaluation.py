@@ -16,7 +16,8 @@ from lockstep._data.streams import preserve_rng
 
 
 class Evaluation:
-    """One evaluation: a loop over the batches of a loader, and then the averages of what was added for them.
+    """One evaluation: a loop over the batches of a loader, and then the averages of what was added
+    for them.
 
     ::
 
@@ -26,20 +27,22 @@ class Evaluation:
                 evaluation.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
         team.print(evaluation["loss"], evaluation["accuracy"])
 
-    ``evaluation.shards`` yields whole batches, each on one rank. To do something between two batches (stop early, leave some
-    out, count them), loop over the evaluation and, inside, over ``batch.shards``::
+    ``evaluation.shards`` yields whole batches, each on one rank. To do something between two
+    batches (stop early, leave some out, count them), loop over the evaluation and, inside, over
+    ``batch.shards``::
 
             for batch in evaluation:
                 for images, labels in batch.shards:
                     batch.add(loss=criterion(model(images), labels))
 
-    This outer loop runs once for each batch of the loader, on every rank. It may be left early, and leave batches out, on a
-    condition that is the same on every rank. ``batch.shards`` yields the whole batch on the rank that owns it, and nothing on
-    the others. (With ``strategy="fsdp"``, as many batches as there are ranks run inside ``batch.shards`` at once.)
+    This outer loop runs once for each batch of the loader, on every rank. It may be left early, and
+    leave batches out, on a condition that is the same on every rank. ``batch.shards`` yields the
+    whole batch on the rank that owns it, and nothing on the others. (With ``strategy="fsdp"``, as
+    many batches as there are ranks run inside ``batch.shards`` at once.)
 
-    Inside the block the models are in evaluation mode and gradients are disabled; afterwards both are as before, and so are
-    the random streams. The end of the block is a collective, which every rank must reach; it waits for the GPU.
-    """
+    Inside the block the models are in evaluation mode and gradients are disabled; afterwards both
+    are as before, and so are the random streams. The end of the block is a collective, which every
+    rank must reach; it waits for the GPU."""
 
     def __init__(self, models: Sequence[nn.Module], over: EvaluationPass, done: Callable[[dict[str, Any]], None]) -> None:
         self._models = models
@@ -74,10 +77,11 @@ class Evaluation:
 
     @property
     def shards(self) -> Iterator[Any]:
-        """``batch.shards`` of all batches, one after another: those that this rank owns, each on ``team.device``.
+        """``batch.shards`` of all batches, one after another: those that this rank owns, each on
+        ``team.device``.
 
-        The loop runs a different number of times on each rank, so it is no place for collectives. Leaving it early is an error.
-        """
+        The loop runs a different number of times on each rank, so it is no place for collectives.
+        Leaving it early is an error."""
         return itertools.chain.from_iterable(batch.shards for batch in self)
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
@@ -104,7 +108,8 @@ class Evaluation:
 
 
 def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    # Submodules have modes of their own: a frozen part may be in evaluation mode while the rest is trained.
+    # Submodules have modes of their own: a frozen part may be in evaluation mode while the rest is
+    # trained.
     root, mode = modes[0]
     root.train(mode)
     for module, mode in modes[1:]:

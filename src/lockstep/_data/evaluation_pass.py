@@ -1,8 +1,10 @@
-"""One pass over an evaluation loader: its batches, whose samples one rank has each, and what is recorded of them.
+"""One pass over an evaluation loader: its batches, whose samples one rank has each, and what is
+recorded of them.
 
-The loader's batches stay whole, as on a single process, and are assigned to the processes in turn: every process goes through
-all batches, and gets the samples of its own. The results of all batches are gathered at the end and added in batch order, so
-the sum does not depend on the number of processes.
+The loader's batches stay whole, as on a single process, and are assigned to the processes in turn:
+every process goes through all batches, and gets the samples of its own. The results of all batches
+are gathered at the end and added in batch order, so the sum does not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -55,10 +57,10 @@ class EvaluationPass:
         device: where samples are moved to.
         guard: knows where the script is.
         metrics: see ``MetricUpdates``.
-        together: whether the model's forward pass is a collective, so that every rank must run it equally often. Then as many
-            batches as there are ranks run at once.
-        shares: whether results are shared. Then, too, as many batches as there are ranks run at once: one after another, each
-            would wait for the one before.
+        together: whether the model's forward pass is a collective, so that every rank must run it
+            equally often. Then as many batches as there are ranks run at once.
+        shares: whether results are shared. Then, too, as many batches as there are ranks run at
+            once: one after another, each would wait for the one before.
     """
 
     def __init__(
@@ -155,7 +157,8 @@ class EvaluationPass:
     # Called by the batches
 
     def run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
-        """Run over the shards of the current batch. ``turn``: the number of earlier passes over them."""
+        """Run over the shards of the current batch. ``turn``: the number of earlier passes over
+        them."""
         self._guard.check_outside("another loop over batch.shards")
         if self.current is not batch:
             raise UsageError(
@@ -175,16 +178,18 @@ class EvaluationPass:
                 self._source.reseed(self._key, *self._place)
             evaluated.append(batch)
             yield samples
-            # With the loops beside this one, as in zip(a.shards, b.shards), of which only the first is run to its end.
+            # With the loops beside this one, as in zip(a.shards, b.shards), of which only the first
+            # is run to its end.
             del evaluated[evaluated.index(batch) :]
         self._source.reseed_between(self._key, batch.place, turn + 1)
 
     def _take(self, turn: int) -> Sequence[Any]:
         """The samples for a pass over the current batch; none: they are another rank's.
 
-        If the forward pass is a collective, every rank must run it equally often. So the batches of a round, one for each rank,
-        run at once, in the turn of the first whose shards are requested: nothing that the outer loop does can separate them. A
-        rank without a batch in the last round runs rank 0's, and what it adds does not count.
+        If the forward pass is a collective, every rank must run it equally often. So the batches of
+        a round, one for each rank, run at once, in the turn of the first whose shards are
+        requested: nothing that the outer loop does can separate them. A rank without a batch in the
+        last round runs rank 0's, and what it adds does not count.
         """
         now = self._round
         if turn < now.num_passes:
@@ -226,11 +231,13 @@ class EvaluationPass:
             self._updates.add(self._place, metric, args)
 
     def running(self, batch: EvaluationBatch, num_samples: int | None) -> tuple[int, int | None]:
-        """The number of a batch and its number of samples; inside its shards those of the batch whose samples this process
-        runs, which may be another of the round. ``num_samples``: of ``batch``, as the loader tells it."""
+        """The number of a batch and its number of samples; inside its shards those of the batch
+        whose samples this process runs, which may be another of the round. ``num_samples``: of
+        ``batch``, as the loader tells it."""
         if batch not in self._guard.evaluated:
             return batch.place, num_samples
-        if self._place is None:  # another rank's samples, in a round with fewer batches than ranks: they do not count
+        # another rank's samples, in a round with fewer batches than ranks: they do not count
+        if self._place is None:
             return batch.place, None
         return self._place[0], self._round.num_samples
 
@@ -247,8 +254,9 @@ class EvaluationPass:
             self._round.mine.append((self._place, keep(value)))
 
     def shared(self, batch: EvaluationBatch, turn: int) -> list[Any]:
-        """What was shared in a pass over a batch, on every rank. The first call after that pass has run, for all batches of the
-        round at once, is a collective. ``turn``: the number of earlier passes over the batch."""
+        """What was shared in a pass over a batch, on every rank. The first call after that pass has
+        run, for all batches of the round at once, is a collective. ``turn``: the number of earlier
+        passes over the batch."""
         self._guard.check_outside("batch.shared()")
         now = self._round
         if self.current is not batch or turn < 0 or not self._shares:
@@ -263,7 +271,8 @@ class EvaluationPass:
         return [value for place, value in now.shared if place == (batch.place, turn)]
 
     def gather(self) -> dict[str, Any]:
-        """The means and sums over all ranks, by name; every rank must call it. Only here are values on a GPU waited for."""
+        """The means and sums over all ranks, by name; every rank must call it. Only here are values
+        on a GPU waited for."""
         self._guard.check_outside("the end of the block")
         mine: list[tuple[Place, str, Part]] = [
             (place, name, part_of(kind, on_cpu(value), checked(float(weight), "batch.add")))
@@ -291,8 +300,9 @@ class EvaluationBatch(GlobalBatch):
 
     @property
     def number(self) -> int:
-        """Number of the batch in its loader, from 0: the same on every rank. Inside ``batch.shards`` that of the samples: where
-        batches of a round run at once, they may be those of another batch."""
+        """Number of the batch in its loader, from 0: the same on every rank. Inside
+        ``batch.shards`` that of the samples: where batches of a round run at once, they may be
+        those of another batch."""
         return self.running[0]
 
     @property
@@ -300,7 +310,8 @@ class EvaluationBatch(GlobalBatch):
         """Samples of the batch. The same on every rank. Inside ``batch.shards``, as for ``number``.
 
         Raises:
-            UsageError: the loader's batches are ready-made, so only the rank that owns one can count it.
+            UsageError: the loader's batches are ready-made, so only the rank that owns one can
+                count it.
         """
         num_samples = self.running[1]
         if num_samples is None:
@@ -314,19 +325,21 @@ class EvaluationBatch(GlobalBatch):
     def shards(self) -> Iterator[Any]:
         """The whole batch, on ``team.device`` of the rank that owns it; nothing on the others.
 
-        Leaving the loop over it early is an error. Each loop over it is a pass with a random stream of its own.
-        """
+        Leaving the loop over it early is an error. Each loop over it is a pass with a random stream
+        of its own."""
         self._num_passes += 1
         return self._pass.run(self, self._num_passes - 1)
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
-        """Record results of the batch, inside ``batch.shards``, for their average over all batches: ``evaluation[name]`` after
-        the block. Local.
+        """Record results of the batch, inside ``batch.shards``, for their average over all batches:
+        ``evaluation[name]`` after the block. Local.
 
         Args:
             weight: the batch's weight in the average; None: its number of samples.
-            reduction: ``sum`` or ``mean``: what the values are, as for ``Batch.add``. A tensor is then combined elementwise.
-            values: each a number or a tensor: the batch's average, or one value per sample (which are averaged).
+            reduction: ``sum`` or ``mean``: what the values are, as for ``Batch.add``. A tensor is
+                then combined elementwise.
+            values: each a number or a tensor: the batch's average, or one value per sample (which
+                are averaged).
 
         Raises:
             UsageError: outside of ``batch.shards``.
@@ -335,11 +348,12 @@ class EvaluationBatch(GlobalBatch):
         self._pass.add(self, weight, values, reduction)
 
     def update(self, metric: Any, *args: Any) -> None:
-        """Schedule ``metric.update(*args)`` for the end of the block, on every rank and in batch order. Local.
+        """Schedule ``metric.update(*args)`` for the end of the block, on every rank and in batch
+        order. Local.
 
-        So a metric object (of torchmetrics, say) ends up on every rank as if it had seen the whole loader. The synchronization
-        in ``compute()`` of torchmetrics is disabled, since it would count every batch once per rank.
-        """
+        So a metric object (of torchmetrics, say) ends up on every rank as if it had seen the whole
+        loader. The synchronization in ``compute()`` of torchmetrics is disabled, since it would
+        count every batch once per rank."""
         self._pass.update(self, metric, args)
 
     @property
@@ -348,7 +362,8 @@ class EvaluationBatch(GlobalBatch):
         return self._pass.running(self, self._num_samples)
 
     def share(self, value: Any) -> None:
-        """Share a result of the batch with all processes, inside ``batch.shards``: ``shared()`` returns it on each. Local.
+        """Share a result of the batch with all processes, inside ``batch.shards``: ``shared()``
+        returns it on each. Local.
 
         For results that no average replaces, such as predictions::
 
@@ -359,8 +374,8 @@ class EvaluationBatch(GlobalBatch):
                     [(logits, labels)] = batch.shared()
 
         Args:
-            value: tensors and plain values, or lists, tuples and dicts of them (or anything that can be pickled). Tensors are
-                detached and copied.
+            value: tensors and plain values, or lists, tuples and dicts of them (or anything that
+                can be pickled). Tensors are detached and copied.
 
         Raises:
             UsageError: outside of ``batch.shards``, or in an evaluation without ``share=True``.
@@ -368,11 +383,13 @@ class EvaluationBatch(GlobalBatch):
         self._pass.share(self, value)
 
     def shared(self) -> list[Any]:
-        """The values that the batch's owner has shared in the newest loop over ``batch.shards``, one for each call: the same on
-        every rank. Every rank must call it, in the outer loop, after that loop; it blocks until all have.
+        """The values that the batch's owner has shared in the newest loop over ``batch.shards``,
+        one for each call: the same on every rank. Every rank must call it, in the outer loop, after
+        that loop; it blocks until all have.
 
         Raises:
-            UsageError: inside ``batch.shards``, before it, or in an evaluation without ``share=True``.
+            UsageError: inside ``batch.shards``, before it, or in an evaluation without
+                ``share=True``.
         """
         return self._pass.shared(self, self._num_passes - 1)
 

@@ -37,8 +37,8 @@ class Round:
         self.num_passes = 0
         """Passes that were run."""
         self.num_requested = 0
-        """Passes that the script has requested. The same on every rank: in ``zip(a.shards, b.shards)`` a rank without a batch
-        of a's does not run b's."""
+        """Passes that the script has requested. The same on every rank: in ``zip(a.shards,
+        b.shards)`` a rank without a batch of a's does not run b's."""
         self.mine: list[Shared] = []
         """What this rank has shared since it was gathered."""
         self.shared: list[Shared] = []

@@ -1,4 +1,5 @@
-"""The batches of an evaluation loader: whole, as on a single process, and assigned to the processes in turn."""
+"""The batches of an evaluation loader: whole, as on a single process, and assigned to the processes
+in turn."""
 
 from __future__ import annotations
 
@@ -23,19 +24,22 @@ from lockstep._data.torch_loader import check_batches, is_torch_loader
 from lockstep._plan.shards import deal
 
 FIRST_LOADER = 1 << 20
-"""Loader number of the first evaluation loader, for random streams; training loaders are numbered from 1."""
+"""Loader number of the first evaluation loader, for random streams; training loaders are numbered
+from 1."""
 
 Dealt = tuple[int, int | None, Callable[[], Any] | None]
-"""A batch: its number, its number of samples if known, and what fetches it; None: it belongs to another process."""
+"""A batch: its number, its number of samples if known, and what fetches it; None: it belongs to
+another process."""
 
 _BETWEEN, _REPLAY = 4, 2
-"""Parts of the keys of random streams, beside 0 (fetching) and odd numbers (the passes over a batch)."""
+"""Parts of the keys of random streams, beside 0 (fetching) and odd numbers (the passes over a
+batch)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationKey:
-    """Identifies an evaluation within the run. Its random streams derive from this key, which counts nothing per launch, so a
-    resumed run repeats the same evaluations."""
+    """Identifies an evaluation within the run. Its random streams derive from this key, which
+    counts nothing per launch, so a resumed run repeats the same evaluations."""
 
     step: int
     """Steps taken before it."""
@@ -70,12 +74,12 @@ class _DealingReader(StreamReader):
 class EvaluationSource:
     """The batches of an evaluation loader, for one evaluation.
 
-    What its samplers and generators remember is as before when it ends, so that each evaluation begins where the first one
-    did: a resumed run does not make the earlier ones again.
+    What its samplers and generators remember is as before when it ends, so that each evaluation
+    begins where the first one did: a resumed run does not make the earlier ones again.
 
     Args:
-        held: the ids of objects that checkpoints hold, from which a resumed run goes on: these stay where they are. (A
-            generator may be that of a prepared loader, too.)
+        held: the ids of objects that checkpoints hold, from which a resumed run goes on: these stay
+            where they are. (A generator may be that of a prepared loader, too.)
 
     Raises:
         DataError: the loader is already split over processes, or can be iterated only once.
@@ -96,8 +100,8 @@ class EvaluationSource:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
     def deal(self, evaluation: EvaluationKey) -> Generator[Dealt]:
-        """All batches of one pass, in order. Those of this process may be fetched in that order only; some may be left out.
-        It is to be closed when the evaluation ends."""
+        """All batches of one pass, in order. Those of this process may be fetched in that order
+        only; some may be left out. It is to be closed when the evaluation ends."""
         if self._pool is not None:
             return self._deal_indexed(evaluation, self._pool)
         if self._reader is None:
@@ -122,8 +126,8 @@ class EvaluationSource:
         self._reseed(evaluation, batch, 1 + 2 * turn)
 
     def reseed_between(self, evaluation: EvaluationKey, batch: int, turn: int) -> None:
-        """Start the random stream of the code after some passes over a batch, the same on every process. (With one shard there
-        is one process, whose stream may simply continue.)"""
+        """Start the random stream of the code after some passes over a batch, the same on every
+        process. (With one shard there is one process, whose stream may simply continue.)"""
         if self._assignment.num_shards > 1:
             self._reseed(evaluation, batch, _BETWEEN + 2 * turn)
 
@@ -156,7 +160,8 @@ class EvaluationSource:
         assignment = self._assignment
         with self._unchanged():
             for batch, num_samples, data in items:
-                self.reseed_between(evaluation, batch, 0)  # not every process has run the user's collate_fn
+                # not every process has run the user's collate_fn
+                self.reseed_between(evaluation, batch, 0)
                 is_mine = batch % assignment.world_size == assignment.rank
                 yield batch, num_samples, functools.partial(_same, data) if is_mine else None
 

@@ -1,7 +1,7 @@
 """Fetching and collating samples, in this process or in loader workers, with the same result.
 
-A request carries the key of its random streams, which are started before the user's data set and ``collate_fn`` are
-called, in whichever process.
+A request carries the key of its random streams, which are started before the user's data set and
+``collate_fn`` are called, in whichever process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from lockstep._world.machine.threads import Lowered, use_threads
 
 @dataclass(slots=True)
 class Request:
-    """Samples to fetch as one batch. (Treated as immutable; a frozen dataclass takes four times as long to create.)"""
+    """Samples to fetch as one batch. (Treated as immutable; a frozen dataclass takes four times as
+    long to create.)"""
 
     purpose: Purpose
     key: tuple[int, ...]
@@ -60,7 +61,8 @@ class Fetcher(Protocol):
 
 
 class SampleFetcher(Dataset[Any]):
-    """Fetches sample by sample (or by the data set's ``__getitems__``) and collates, as a DataLoader does."""
+    """Fetches sample by sample (or by the data set's ``__getitems__``) and collates, as a
+    DataLoader does."""
 
     _is_ready = False
 
@@ -81,7 +83,8 @@ class SampleFetcher(Dataset[Any]):
         if self._set_epoch is not None and request.epoch != self._epoch and get_worker_info() is not None:
             # A worker has a copy of the data set, and may live for several epochs.
             self._epoch = request.epoch
-            reseed(self._seed, Purpose.SET_EPOCH, request.epoch or 0)  # as for the data set itself: all copies stay equal
+            # as for the data set itself: all copies stay equal
+            reseed(self._seed, Purpose.SET_EPOCH, request.epoch or 0)
             self._set_epoch(request.epoch)
         reseed(self._seed, request.purpose, *request.key)
         worker_note.cell[0] = 1
@@ -101,7 +104,8 @@ class SampleFetcher(Dataset[Any]):
         return batch
 
     def _collates_otherwise(self, samples: Any, batch: Any, restore: Callable[[], None] | None) -> bool:
-        """Whether samples that were collated give another batch, or change again, when they are collated again."""
+        """Whether samples that were collated give another batch, or change again, when they are
+        collated again."""
         with preserve_rng():
             if restore is not None:
                 restore()
@@ -123,7 +127,8 @@ class SampleFetcher(Dataset[Any]):
             except Exception as error:
                 raise self._culprit.read_one_of(error, indices, request.purpose, *self._where(request)) from error
         try:
-            if self._is_subset:  # as Subset.__getitems__ does, but this way a failing sample is known
+            # as Subset.__getitems__ does, but this way a failing sample is known
+            if self._is_subset:
                 whole, rows = dataset.dataset, dataset.indices
                 for index in indices:
                     samples.append(whole[rows[index]])
@@ -136,8 +141,9 @@ class SampleFetcher(Dataset[Any]):
 
 
 class RowFetcher(SampleFetcher):
-    """Fetches each sample in a random stream of its own: the key of the request is that of the first one's row, and the rows
-    follow one another. So what a sample draws does not depend on how many of its neighbours are fetched with it.
+    """Fetches each sample in a random stream of its own: the key of the request is that of the
+    first one's row, and the rows follow one another. So what a sample draws does not depend on how
+    many of its neighbours are fetched with it.
 
     A data set with ``__getitems__`` is asked for all at once, in the stream of the first row.
     """
@@ -173,8 +179,8 @@ class ReadyFetcher(SampleFetcher):
 
 
 class TableFetcher(Dataset[Any]):
-    """Fetches whole batches at once from a ``TensorDataset``, or a ``Subset`` of one. No user code runs, so no random stream is
-    started.
+    """Fetches whole batches at once from a ``TensorDataset``, or a ``Subset`` of one. No user code
+    runs, so no random stream is started.
 
     Args:
         by_sample: used if that fails, since its error names the sample.
@@ -191,7 +197,8 @@ class TableFetcher(Dataset[Any]):
             if self._is_subset:
                 chosen, table = table.indices, table.dataset
                 indices = [chosen[index] for index in indices]
-            rows, tensors = _as_rows(indices), table.tensors  # read each time: the script may replace them
+            # read each time: the script may replace them
+            rows, tensors = _as_rows(indices), table.tensors
             try:
                 return [t.index_select(0, rows) if t.is_cpu else t[rows.to(t.device)] for t in tensors]
             except IndexError:  # they may count from the end; wrong ones get the usual error below
@@ -209,8 +216,8 @@ def _as_rows(indices: Any) -> torch.Tensor:
 
 
 def _collate(samples: Any) -> Any:
-    """``default_collate``, with a fast path for samples that are plain tuples of plain tensors. As there, the first sample
-    tells what all are."""
+    """``default_collate``, with a fast path for samples that are plain tuples of plain tensors. As
+    there, the first sample tells what all are."""
     if (
         get_worker_info() is None
         and type(samples) is list
@@ -257,7 +264,8 @@ def _as_is(batch: Any) -> Any:
 
 
 class FetchPool:
-    """Answers requests in order, in as many workers as the user's loader has (none: in this process).
+    """Answers requests in order, in as many workers as the user's loader has (none: in this
+    process).
 
     Args:
         fetcher: makes a batch from a request.
@@ -271,10 +279,12 @@ class FetchPool:
         self._workers = worker_loader(fetcher, like, sampler=self._requests) if like.num_workers > 0 else None
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
-        """One batch for each request. Workers run ahead of the loop; without them each batch is fetched on demand."""
+        """One batch for each request. Workers run ahead of the loop; without them each batch is
+        fetched on demand."""
         if self._workers is not None:
             return self._by_workers(self._workers, requests)
-        is_copied = isinstance(self._fetcher, TableFetcher)  # rows are the same, copied with any number of threads
+        # rows are the same, copied with any number of threads
+        is_copied = isinstance(self._fetcher, TableFetcher)
         fetched = map(self._fetcher.__getitem__, requests) if is_copied else self._fetch(requests)
         return map(pin, fetched) if self._pin_memory else fetched
 
@@ -294,8 +304,8 @@ class FetchPool:
 def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> Iterator[Any]:
     """Iterate a loader with workers. ``requests``: its sampler, if that is one.
 
-    PyTorch raises a worker's error with the text of its traceback as the message. A DataError is raised again with its
-    original message, and PyTorch's error as its cause.
+    PyTorch raises a worker's error with the text of its traceback as the message. A DataError is
+    raised again with its original message, and PyTorch's error as its cause.
     """
     try:
         yield from _started(loader, requests)
@@ -310,10 +320,11 @@ def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> 
 
 
 def _release_iterator(error: Exception) -> None:
-    """Have PyTorch's iterator end its workers now, although the frames of its error, which may be kept, refer to it.
+    """Have PyTorch's iterator end its workers now, although the frames of its error, which may be
+    kept, refer to it.
 
-    As garbage, with its queues closed before it, it would wait 5 s for each worker; and a process that is forked meanwhile
-    would collect it too, and close files of others.
+    As garbage, with its queues closed before it, it would wait 5 s for each worker; and a process
+    that is forked meanwhile would collect it too, and close files of others.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == DataLoader.__module__:
@@ -321,14 +332,17 @@ def _release_iterator(error: Exception) -> None:
 
 
 def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[Any]:
-    """The loader's iterator, with workers in which NumPy uses one thread (PyTorch's workers set only PyTorch's).
+    """The loader's iterator, with workers in which NumPy uses one thread (PyTorch's workers set
+    only PyTorch's).
 
-    The limit is set in this process before the fork. Setting it in the worker comes too late: OpenBLAS's threads end in a
-    fork, and setting their number first creates all of them anew, which then spin for a while.
+    The limit is set in this process before the fork. Setting it in the worker comes too late:
+    OpenBLAS's threads end in a fork, and setting their number first creates all of them anew, which
+    then spin for a while.
     """
     lowered = Lowered()
     if requests is not None:
-        requests.when_started = lowered.put_back  # the user's sampler runs with all threads, as without workers
+        # the user's sampler runs with all threads, as without workers
+        requests.when_started = lowered.put_back
     try:
         return iter(loader)
     finally:
@@ -336,11 +350,12 @@ def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[An
 
 
 class single_threaded:  # noqa: N801 - a context manager, written as a class because it stands in the loop
-    """Limits fetching in this process to one thread, as in loader workers: the number of threads can change bits.
+    """Limits fetching in this process to one thread, as in loader workers: the number of threads
+    can change bits.
 
-    Enter it again for each batch of a pass. Once all libraries have one thread, they are checked again only after a module
-    was imported, since the check takes as long as all the rest: a change by the script takes effect at the next pass.
-    """
+    Enter it again for each batch of a pass. Once all libraries have one thread, they are checked
+    again only after a module was imported, since the check takes as long as all the rest: a change
+    by the script takes effect at the next pass."""
 
     def __init__(self) -> None:
         self._lowered: Lowered | None = None
@@ -375,7 +390,8 @@ def set_workers(batches: Any, number: int | None) -> None:
     if number is not None:
         batches.num_workers = number
     if batches.num_workers == 0:
-        batches.timeout = 0  # without workers there is nothing to wait for, and PyTorch insists on it
+        # without workers there is nothing to wait for, and PyTorch insists on it
+        batches.timeout = 0
     else:
         batches.prefetch_factor = batches.prefetch_factor or USUAL_PREFETCH
         check_room_for_sockets(batches.num_workers)
@@ -383,15 +399,16 @@ def set_workers(batches: Any, number: int | None) -> None:
 
 
 class _StartWorker:
-    """Worker initialization: show the user's data set as ``get_worker_info().dataset``, leave signals to the training process,
-    use one thread, then call the user's ``worker_init_fn``."""
+    """Worker initialization: show the user's data set as ``get_worker_info().dataset``, leave
+    signals to the training process, use one thread, then call the user's ``worker_init_fn``."""
 
     def __init__(self, user_function: Callable[[int], None] | None) -> None:
         self._user_function = user_function
 
     def __call__(self, worker: int) -> None:
         info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # its own __setattr__ refuses changes
+        # its own __setattr__ refuses changes
+        object.__setattr__(info, "dataset", info.dataset.dataset)
         leave_signals_to_parent()
         use_threads(1)  # for workers that were not forked, and libraries that were loaded since
         if self._user_function is not None:
@@ -399,7 +416,8 @@ class _StartWorker:
 
 
 def worker_loader(dataset: Any, like: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A DataLoader that yields the items of ``dataset`` unchanged, with the workers and options of ``like``.
+    """A DataLoader that yields the items of ``dataset`` unchanged, with the workers and options of
+    ``like``.
 
     User code in workers sees ``dataset.dataset`` as its data set.
     """

@@ -34,10 +34,12 @@ class Driver(Protocol):
         """Whether ``skips`` would be true."""
 
     def skips(self) -> bool:
-        """Whether the next pass was completed before the run was interrupted, and is skipped. It is counted then."""
+        """Whether the next pass was completed before the run was interrupted, and is skipped. It is
+        counted then."""
 
     def enter(self, loader: object) -> bool:
-        """Begin a pass over ``loader``. True: it leads the steps; False: it runs beside another pass that does."""
+        """Begin a pass over ``loader``. True: it leads the steps; False: it runs beside another
+        pass that does."""
 
     def is_in_pass(self) -> bool:
         """Whether a pass that leads is under way."""
@@ -46,8 +48,8 @@ class Driver(Protocol):
         """Begin a step with the next global batch."""
 
     def begin_step_beside(self, loader: Any) -> None:
-        """A loader beside the leading one yields a batch, too, or has none left: restart the random stream, from which fetching
-        may have drawn."""
+        """A loader beside the leading one yields a batch, too, or has none left: restart the random
+        stream, from which fetching may have drawn."""
 
     def end_pass_beside(self, loader: Any) -> None:
         """End a pass beside the leading one."""
@@ -76,7 +78,8 @@ class _Pass:
 
 
 class PreparedLoader:
-    """A training loader prepared by ``team.prepare``. Yields one ``Batch`` per step, equally many on every rank.
+    """A training loader prepared by ``team.prepare``. Yields one ``Batch`` per step, equally many
+    on every rank.
 
     ``len()`` counts steps. Other attributes are those of the user's loader, and cannot be set.
     """
@@ -117,9 +120,11 @@ class PreparedLoader:
         self.made_inside = False
         """Whether the newest iterator beside another loader's was made within the other's pass."""
         self.is_idle = False
-        """Whether it had yielded nothing yet in the other's pass when the run was saved, or is saved now."""
+        """Whether it had yielded nothing yet in the other's pass when the run was saved, or is
+        saved now."""
         self._totals: dict[str, list[float]] = {}
-        """For each value of ``batch.add``, its weighted sum over the newest pass and the sum of its weights."""
+        """For each value of ``batch.add``, its weighted sum over the newest pass and the sum of its
+        weights."""
 
     def __len__(self) -> int:
         return self._source.num_steps()
@@ -146,16 +151,19 @@ class PreparedLoader:
 
     @property
     def plans_in_worker(self) -> bool:
-        """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them when it begins."""
+        """Whether a loader worker plans the steps of a pass, and so must know the shards of all of
+        them when it begins."""
         return self._source.plans_in_worker
 
     @property
     def averages(self) -> dict[str, float]:
-        """The weighted means of the values of ``batch.add`` over all steps of the newest pass. The same on every rank."""
+        """The weighted means of the values of ``batch.add`` over all steps of the newest pass. The
+        same on every rank."""
         return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}
 
     def _sums(self) -> dict[str, list[float]]:
-        """``_totals`` with those of the newest batch beside another loader's, which counts as done."""
+        """``_totals`` with those of the newest batch beside another loader's, which counts as
+        done."""
         sums = {name: list(pair) for name, pair in self._totals.items()}
         for name, pair in (self._newest.totals if self._newest is not None else {}).items():
             sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
@@ -176,7 +184,8 @@ class PreparedLoader:
         )
 
     def describe(self) -> list[str]:
-        """Lines about it as it was prepared, which must be the same on every rank and in every launch."""
+        """Lines about it as it was prepared, which must be the same on every rank and in every
+        launch."""
         return self._lines
 
     def describe_data(self) -> list[str]:
@@ -191,11 +200,11 @@ class PreparedLoader:
     def finish(self) -> None:
         """End the pass that is under way. Every rank must call it.
 
-        For a loop that counts steps to ``len(loader)`` and never asks for the end, so that it is not known to be over: those of
-        libraries that drive training.
+        For a loop that counts steps to ``len(loader)`` and never asks for the end, so that it is
+        not known to be over: those of libraries that drive training.
 
-        After the last step it is as if the loop had come to its end, before that as if it were left by ``break``. If no pass is
-        under way, nothing happens.
+        After the last step it is as if the loop had come to its end, before that as if it were left
+        by ``break``. If no pass is under way, nothing happens.
 
         Raises:
             DataError: the loader yields more steps than ``len(loader)``.
@@ -206,7 +215,8 @@ class PreparedLoader:
         if not self._is_running or iterator is None or inspect.getgeneratorstate(iterator) != inspect.GEN_SUSPENDED:
             return
         length = length_of(self)
-        taken = self._pass.done + (not self._assignment.is_beside)  # the newest step counts when the next is asked for
+        # the newest step counts when the next is asked for
+        taken = self._pass.done + (not self._assignment.is_beside)
         if length is None or taken < length:
             iterator.close()
         elif next(iterator, None) is not None:
@@ -250,7 +260,8 @@ class PreparedLoader:
                     self._add(batch)
             exhausted = True
         except GeneratorExit:
-            # `break` closes this generator, and so does an error that leaves the loop: indistinguishable here.
+            # `break` closes this generator, and so does an error that leaves the loop:
+            # indistinguishable here.
             failed = sys.is_finalizing()
             raise
         except BaseException:
@@ -268,8 +279,8 @@ class PreparedLoader:
     def take(self, num_steps: int) -> Iterator[Batch]:
         """The first steps of a pass, for an epoch of so many: ``for batch in loader.take(1000)``.
 
-        Those that were taken before the run was interrupted count. (``itertools.islice(loader, 1000)`` counts from 0 again in a
-        resumed pass, and so takes more.)
+        Those that were taken before the run was interrupted count. (``itertools.islice(loader,
+        1000)`` counts from 0 again in a resumed pass, and so takes more.)
 
         Args:
             num_steps: 1 or more. The pass ends sooner if the loader does.
@@ -292,7 +303,8 @@ class PreparedLoader:
                 return
 
     def _iterate_beside(self, *, made_inside: bool) -> Iterator[Batch]:
-        """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts the steps."""
+        """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts
+        the steps."""
         if self._skip and self.is_idle and made_inside and not self.made_inside:
             self.abandon()  # the script has the iterator from before the pass, too: this is another
         self.made_inside, self.is_idle = made_inside, False
@@ -323,7 +335,8 @@ class PreparedLoader:
                     self._add(batch)
 
     def abandon(self) -> None:
-        """Give up the current pass: it has yielded no batch during a whole pass of the leading loader."""
+        """Give up the current pass: it has yielded no batch during a whole pass of the leading
+        loader."""
         self._pass, self._is_running = _Pass(0, 1, 0), False
         if self._skip:  # an earlier launch has begun it
             self._epoch, self._skip, self.is_idle = self._epoch + 1, 0, False
@@ -350,8 +363,9 @@ class PreparedLoader:
         return self._tell(steps, begun) if self._source.is_told else steps
 
     def _tell(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
-        """The same steps; the source is told of each as the script takes it. Only this tells how far the script has come: the
-        source may have been asked for more, and a pass that is left ends without a word."""
+        """The same steps; the source is told of each as the script takes it. Only this tells how
+        far the script has come: the source may have been asked for more, and a pass that is left
+        ends without a word."""
         next_step = begun.first + begun.done
         try:
             for step in steps:
@@ -364,8 +378,9 @@ class PreparedLoader:
         self._source.ended()
 
     def _compare(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
-        """The same steps, after checking that all ranks have read the same first samples: in a launch's first pass at once,
-        since ranks could wait for gradients of samples that others do not have, then together with the next phase."""
+        """The same steps, after checking that all ranks have read the same first samples: in a
+        launch's first pass at once, since ranks could wait for gradients of samples that others do
+        not have, then together with the next phase."""
         first = next(steps, None)
         samples = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
         name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
@@ -381,12 +396,14 @@ class PreparedLoader:
 
     @property
     def next_pass(self) -> int:
-        """Number of the next pass over this loader in the run, from 0: what launches before this one have made is counted."""
+        """Number of the next pass over this loader in the run, from 0: what launches before this
+        one have made is counted."""
         return self._epoch
 
     @property
     def num_skipped(self) -> int:
-        """Steps of the next pass that were taken before the run was interrupted: all of a pass that is skipped."""
+        """Steps of the next pass that were taken before the run was interrupted: all of a pass that
+        is skipped."""
         if self._driver.next_is_done and (length := length_of(self)) is not None:
             return length
         return self._skip
@@ -401,7 +418,8 @@ class PreparedLoader:
         return self._source.compared()
 
     def state(self) -> dict[str, Any]:
-        """The position after the last step: a tree of plain values and tensors, the same on every rank."""
+        """The position after the last step: a tree of plain values and tensors, the same on every
+        rank."""
         running = self._is_running
         return {
             "pass": self._epoch - running,

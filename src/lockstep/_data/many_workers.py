@@ -1,7 +1,7 @@
 """PyTorch's warning of more loader workers than cores, said of those that are started.
 
-PyTorch says it where a loader is made. lockstep reads a stream in one worker whatever its loader asks for, and ``--workers``
-replaces the number of any: so it is said where a loader is prepared.
+PyTorch says it where a loader is made. lockstep reads a stream in one worker whatever its loader
+asks for, and ``--workers`` replaces the number of any: so it is said where a loader is prepared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What the samplers of a loader remember from one index to the next: taken as it is now, and put back.
+"""What the samplers of a loader remember from one index to the next: taken as it is now, and put
+back.
 
-It is in their random generators, in their attributes, and in the containers among these: a position, a pool of indices that
-are left. Which of it a sampler itself changes shows when it is drawn from, by comparing before and after. So what the script
-changes stays as the script left it.
+It is in their random generators, in their attributes, and in the containers among these: a
+position, a pool of indices that are left. Which of it a sampler itself changes shows when it is
+drawn from, by comparing before and after. So what the script changes stays as the script left it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from lockstep._base.tracebacks.frames import owner
 from lockstep._data.states import OF_PROCESS, generators_of, has_state, is_generator, put_state, take_state
 
 _FORGETFUL = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Classes of PyTorch whose code is known: drawing changes nothing of them beside their generators."""
+"""Classes of PyTorch whose code is known: drawing changes nothing of them beside their
+generators."""
 _MOST_INNER = 64
 """What is in containers is kept, too, if these have up to so many items,"""
 _MOST_WITHIN = 10_000
@@ -44,7 +46,8 @@ _MOST_DEEP = 3
 """and so many levels down."""
 _MOST_ITEMS = 1000
 _MOST_BYTES = 1 << 16
-"""Containers of up to so many items, and arrays of so many bytes, are kept. Of larger ones only the length is known."""
+"""Containers of up to so many items, and arrays of so many bytes, are kept. Of larger ones only the
+length is known."""
 _MOST_KEEPERS = 1000
 _NUMBERS = {bool, int, float, str, type(None)}
 _NOTHING = object()
@@ -83,7 +86,8 @@ class Memory:
         self._keepers: dict[str, Any] = {}
         """The loader, its samplers and what these consist of, by path."""
         self._helpers = set[int]()
-        """Numbers of those that are not iterated: the script may note in them what no sampler draws by."""
+        """Numbers of those that are not iterated: the script may note in them what no sampler draws
+        by."""
         self._generators: list[Any] = []
         """Those that are generators, in containers of samplers."""
         self._reporting: list[Any] = []
@@ -91,7 +95,8 @@ class Memory:
         self._watched: list[tuple[dict[str, Any], tuple[str, ...] | None]] = []
         """The attributes of each keeper, and the names of those that are watched; None: all."""
         self._bindings: set[tuple[int, str]] = set()
-        """The attributes that drawing has changed in this pass: the number of the keeper, and the name."""
+        """The attributes that drawing has changed in this pass: the number of the keeper, and the
+        name."""
         self._contents: set[int] = set()
         """The generators and containers that it has changed, by id."""
         self.begin()
@@ -148,7 +153,8 @@ class Memory:
 
     @property
     def held(self) -> set[int]:
-        """The ids of the objects in which something is remembered: samplers, and their generators and containers."""
+        """The ids of the objects in which something is remembered: samplers, and their generators
+        and containers."""
         return {id(keeper) for keeper in self._keepers.values() if keeper is not self._loader} | self.take().contents.keys()
 
     def leave_out(self, held: Collection[int]) -> None:
@@ -172,12 +178,12 @@ class Memory:
                 _write(content)
 
     def merge(self, shown: Moment, ahead: Sequence[Moment]) -> tuple[list[str], list[str]]:
-        """Take over into ``ahead``, moments of draws ahead, what the script or another loader has changed since the memory was
-        put back to ``shown``.
+        """Take over into ``ahead``, moments of draws ahead, what the script or another loader has
+        changed since the memory was put back to ``shown``.
 
         Returns:
-            Of what was changed: what those draws have changed, too, and all but generators, whose owners may share them.
-            Descriptions.
+            Of what was changed: what those draws have changed, too, and all but generators, whose
+            owners may share them. Descriptions.
         """
         now, conflicts = self.take(), list[str]()
         changed = [
@@ -214,16 +220,16 @@ class Memory:
         ]
 
     def has_reported(self, shown: Moment, newest: Moment) -> bool:
-        """Whether a sampler still reports what it did at ``newest``, after it was put back to ``shown``: it remembers something
-        that is not seen."""
+        """Whether a sampler still reports what it did at ``newest``, after it was put back to
+        ``shown``: it remembers something that is not seen."""
         if shown.reported == newest.reported:
             return False
         pairs = zip(self._reporting, shown.reported, newest.reported, strict=True)
         return any(then != ahead == digest(keeper.state_dict()) for keeper, then, ahead in pairs)
 
     def gone_on(self, lost: Sequence[Content], before: Moment, after: Moment) -> list[str]:
-        """What the samplers go on with from the pass before, as the first draw of a pass shows, although it was not put back:
-        descriptions. (Many make their objects again in each pass.)
+        """What the samplers go on with from the pass before, as the first draw of a pass shows,
+        although it was not put back: descriptions. (Many make their objects again in each pass.)
 
         Args:
             lost: what was not.
@@ -253,7 +259,8 @@ class Memory:
         return any(is_generator(other.contents[identity].holder) for identity in self._changed(one, other))
 
     def put_generators(self, now: Moment, moments: Sequence[Moment]) -> None:
-        """Put all generators to how they were at ``now``, and have had them there at other moments, too."""
+        """Put all generators to how they were at ``now``, and have had them there at other moments,
+        too."""
         for identity, content in now.contents.items():
             if is_generator(content.holder):
                 _write(content)
@@ -281,8 +288,9 @@ class Memory:
     # In checkpoints
 
     def state(self) -> dict[str, Any]:
-        """A tree of plain values and tensors from which ``load_state`` restores the memory in another launch: of each keeper
-        what it gives itself, its generators, and the attributes of plain values that are not as they were when prepared."""
+        """A tree of plain values and tensors from which ``load_state`` restores the memory in
+        another launch: of each keeper what it gives itself, its generators, and the attributes of
+        plain values that are not as they were when prepared."""
         return {path: self._state_of(path, keeper) for path, keeper in self._keepers.items()}
 
     def compared(self) -> list[Any]:
@@ -312,7 +320,8 @@ class Memory:
                 continue
             attributes = kept["attributes"]
             if "own" in kept:
-                # Some classes note in another attribute that the next pass begins where they are put. But it would not have.
+                # Some classes note in another attribute that the next pass begins where they are
+                # put. But it would not have.
                 before = self._changed_attributes(path, keeper)
                 put_state(keeper, kept["own"])
                 at_first = self._at_first.get(path, {})
@@ -352,7 +361,8 @@ def _put_attribute(keeper: Any, name: str, value: Any) -> None:
 
 
 def _walk(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
-    """The loader, its samplers, and the samplers and iterators that these consist of, each once, with their paths."""
+    """The loader, its samplers, and the samplers and iterators that these consist of, each once,
+    with their paths."""
     seen = {id(loader)}
     yield "loader", loader
     found = deque([("sampler", loader.sampler), ("batch_sampler", loader.batch_sampler)])
@@ -386,8 +396,8 @@ def _inside(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def _is_part(value: Any, sampler: Any) -> bool:
-    """Whether what a sampler holds is one, too, or another object that is iterated or that the script has a class for, but not
-    data."""
+    """Whether what a sampler holds is one, too, or another object that is iterated or that the
+    script has a class for, but not data."""
     kind: Any = type(value)
     if isinstance(value, Sampler):
         return True
@@ -405,16 +415,19 @@ def _is_of_script(kind: Any) -> bool:
 
 
 def _packed_attributes(keeper: Any) -> dict[str, Any]:
-    """The attributes that are plain values or arrays, or containers of these, as they are kept in checkpoints."""
+    """The attributes that are plain values or arrays, or containers of these, as they are kept in
+    checkpoints."""
     if isinstance(keeper, DataLoader):
         return {}
-    passed_over = ("data_source",) if type(keeper) in (RandomSampler, SequentialSampler) else ()  # only its length counts
+    # only its length counts
+    passed_over = ("data_source",) if type(keeper) in (RandomSampler, SequentialSampler) else ()
     packed = {name: _packed(value) for name, value in _attributes(keeper).items() if name not in passed_over}
     return {name: value for name, value in packed.items() if value is not _NOTHING}
 
 
 def _packed(value: Any, depth: int = 0) -> Any:
-    """A value as it is kept in checkpoints: a long list of numbers is an array. ``_NOTHING``: it is not kept."""
+    """A value as it is kept in checkpoints: a long list of numbers is an array. ``_NOTHING``: it is
+    not kept."""
     kind = type(value)
     if kind in (bool, int, float, str, type(None)):
         return value
@@ -447,12 +460,14 @@ _KIND = "container of numbers"
 
 
 def _numbers(value: Any) -> dict[str, Any] | None:
-    """The items of a container, and the keys of a dict, as arrays; None: they are not all integers, say."""
+    """The items of a container, and the keys of a dict, as arrays; None: they are not all integers,
+    say."""
     parts = (
         {"keys": list(value.keys()), "items": list(value.values())} if isinstance(value, dict) else {"items": list(value)}
     )
     arrays = {name: numpy.array(items) for name, items in parts.items() if set(map(type, items)) in ({int}, {float}, {bool})}
-    fit = len(arrays) == len(parts) and all(array.dtype.kind in "bif" for array in arrays.values())  # not over 64 bits
+    # not over 64 bits
+    fit = len(arrays) == len(parts) and all(array.dtype.kind in "bif" for array in arrays.values())
     return arrays if fit else None
 
 
@@ -487,12 +502,14 @@ def _attributes(keeper: Any) -> dict[str, Any]:
 
 
 def _is_forgetful(keeper: Any) -> bool:
-    """Whether drawing can change nothing of a keeper but its generators. (The loader itself is not iterated.)"""
+    """Whether drawing can change nothing of a keeper but its generators. (The loader itself is not
+    iterated.)"""
     return type(keeper) in _FORGETFUL or isinstance(keeper, DataLoader)
 
 
 def own_generators(keeper: Any) -> dict[str, Any]:
-    """The generators among an object's attributes, but for those of the process, which begin again at each draw."""
+    """The generators among an object's attributes, but for those of the process, which begin again
+    at each draw."""
     return {name: generator for name, generator in generators_of(keeper).items() if id(generator) not in OF_PROCESS}
 
 
@@ -515,7 +532,8 @@ def _add_content(contents: dict[int, Content], value: Any, depth: int = 0) -> No
 
 @functools.lru_cache(maxsize=1024)
 def _reader(kind: Any) -> Callable[[Any], tuple[Any, Any]] | None:
-    """What reads the key and the state of the content of such objects; None: they have none that is known."""
+    """What reads the key and the state of the content of such objects; None: they have none that is
+    known."""
     if issubclass(kind, torch.Generator):
         return _read_torch
     if issubclass(kind, (random.Random, numpy.random.Generator, numpy.random.RandomState)):
@@ -551,7 +569,8 @@ def _read_tensor(tensor: Tensor) -> tuple[Any, Any]:
 
 
 def _read_items(items: Any) -> tuple[Any, Any]:
-    # Items count as the same if they are the same object: comparing them could be costly, or run code of the script.
+    # Items count as the same if they are the same object: comparing them could be costly, or run
+    # code of the script.
     return (list(map(id, items)), list(items)) if len(items) <= _MOST_ITEMS else (len(items), None)
 
 
@@ -595,5 +614,6 @@ def _write(content: Content) -> None:
 
 
 def _is_opaque_iterator(value: Any) -> bool:
-    """Whether where an object stands cannot be known, as of a generator function's, or ``iter()`` of a list."""
+    """Whether where an object stands cannot be known, as of a generator function's, or ``iter()``
+    of a list."""
     return hasattr(type(value), "__next__") and not hasattr(value, "__dict__")

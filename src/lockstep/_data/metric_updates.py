@@ -36,8 +36,8 @@ class MetricUpdates:
     def replay(
         self, requested: set[tuple[int, int]], collectives: Collectives, device: torch.device, begin: Callable[[], None]
     ) -> None:
-        """Update the metrics on every rank, batch by batch. Every rank must call it. Each round gathers one batch from each
-        rank, in rank order.
+        """Update the metrics on every rank, batch by batch. Every rank must call it. Each round
+        gathers one batch from each rank, in rank order.
 
         Args:
             requested: the places whose updates count.
@@ -70,7 +70,8 @@ class MetricUpdates:
 
 
 def _disable_sync(metric: Any) -> None:
-    """Keep a torchmetrics metric from summing over ranks in ``compute()``: each rank has seen every batch."""
+    """Keep a torchmetrics metric from summing over ranks in ``compute()``: each rank has seen every
+    batch."""
     for part in metric.modules() if isinstance(metric, nn.Module) else [metric]:
         if hasattr(part, "distributed_available_fn"):
             part.distributed_available_fn = _never

@@ -6,10 +6,12 @@ from lockstep._plan.blocks import Blocks
 
 
 class Moves:
-    """Which blocks the steps have: those of the newest move, from its first step on, and the older ones before.
+    """Which blocks the steps have: those of the newest move, from its first step on, and the older
+    ones before.
 
-    Steps are planned when their samples are requested, for workers many steps before they are taken. So a move begins with a
-    step that no rank has planned yet. All ranks must make the same calls, between the same steps.
+    Steps are planned when their samples are requested, for workers many steps before they are
+    taken. So a move begins with a step that no rank has planned yet. All ranks must make the same
+    calls, between the same steps.
 
     Args:
         blocks: of the first steps.
@@ -40,12 +42,13 @@ class Moves:
         return max(self._planned, step)
 
     def move(self, first: int, blocks: Blocks) -> None:
-        """Have these blocks from the step ``first`` on, which no rank has planned yet. The move before must be in force."""
+        """Have these blocks from the step ``first`` on, which no rank has planned yet. The move
+        before must be in force."""
         assert not self.is_pending
         self._older, self.newest, self.first, self.is_pending = self.newest, blocks, first, True
 
     def settle(self, step: int) -> None:
-        """The newest move is in force for what follows this step: its first step is the next, or no pass is under way, so that
-        nothing is planned."""
+        """The newest move is in force for what follows this step: its first step is the next, or no
+        pass is under way, so that nothing is planned."""
         self.is_pending = False
         self.first = min(self.first, step + 1)

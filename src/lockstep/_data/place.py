@@ -30,10 +30,12 @@ def is_open() -> bool:
 
 
 def find_place(rank: int | None, world_size: int | None) -> Place:
-    """Return the place from the arguments, the open process group or the launcher, in this order; otherwise 0 of 1.
+    """Return the place from the arguments, the open process group or the launcher, in this order;
+    otherwise 0 of 1.
 
     Raises:
-        ConfigError: one of the two arguments is missing or out of range, or two of these sources disagree.
+        ConfigError: one of the two arguments is missing or out of range, or two of these sources
+            disagree.
     """
     found, *others = [*_places(rank, world_size)] or [Place(0, 1, "no launcher and no process group")]
     for other in others:
@@ -80,8 +82,8 @@ def _of_group() -> Place:
 class Comparison:
     """Compares values that must be the same on every rank, over the open process group.
 
-    It uses Gloo, in a second group if the script's group has no Gloo: the script may not have selected its GPU yet.
-    """
+    It uses Gloo, in a second group if the script's group has no Gloo: the script may not have
+    selected its GPU yet."""
 
     def __init__(self) -> None:
         self._group: Any = None

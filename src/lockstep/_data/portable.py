@@ -1,4 +1,5 @@
-"""Converts states to tensors and plain values, which ``torch.load(..., weights_only=True)`` reads."""
+"""Converts states to tensors and plain values, which ``torch.load(..., weights_only=True)``
+reads."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def to_portable(state: Any) -> Any:
 def from_portable(state: Any) -> Any:
     """Return the state from which ``to_portable`` made this one, on the CPU.
 
-    ``torch.load(..., map_location=device)`` moves all tensors of a checkpoint, but generators need their state on the CPU.
-    """
+    ``torch.load(..., map_location=device)`` moves all tensors of a checkpoint, but generators need
+    their state on the CPU."""
     if isinstance(state, dict) and state.keys() == {_ARRAY}:
         return state[_ARRAY].cpu().numpy().copy()
     if isinstance(state, torch.Tensor):

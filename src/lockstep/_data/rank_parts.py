@@ -17,7 +17,8 @@ _BEHIND_ALL_ROWS = 1 << 40
 
 @dataclass(kw_only=True, slots=True)
 class RankParts(ShardAssignment):
-    """One shard per rank, and no empty one: a rank without a sample takes the sample of another rank.
+    """One shard per rank, and no empty one: a rank without a sample takes the sample of another
+    rank.
 
     The random streams of reading depend on seed and position only, not on the number of ranks.
     """
@@ -39,6 +40,6 @@ def rank_parts(rank: int, world_size: int, seed: int) -> RankParts:
 
 
 def first_step(epoch: int) -> int:
-    """Return the step number of the first batch of an epoch. No two batches share one, at any length of an epoch, so each has
-    random streams of its own."""
+    """Return the step number of the first batch of an epoch. No two batches share one, at any
+    length of an epoch, so each has random streams of its own."""
     return epoch * _MOST_BATCHES + 1

@@ -1,4 +1,5 @@
-"""Reading a streamed data set: every rank reads the whole stream, in one process, and collates its own part."""
+"""Reading a streamed data set: every rank reads the whole stream, in one process, and collates its
+own part."""
 
 from __future__ import annotations
 
@@ -66,8 +67,8 @@ class _Over:
 
 @dataclass(frozen=True, slots=True)
 class _OtherSamples:
-    """What was read again is not what an earlier launch had read. ``is_state``: it was behind a state of the data set, and the
-    whole pass is read again."""
+    """What was read again is not what an earlier launch had read. ``is_state``: it was behind a
+    state of the data set, and the whole pass is read again."""
 
     is_state: bool
 
@@ -76,7 +77,8 @@ _Groups = Generator[tuple[_Mark, list[Any], int], None, None]
 
 
 def _skip_to(step: int, mark: _Mark, groups: _Groups) -> _Mark | None:
-    """Read behind ``mark`` as far as ``step``. Returns where that ends; None: the pass has not so many steps."""
+    """Read behind ``mark`` as far as ``step``. Returns where that ends; None: the pass has not so
+    many steps."""
     while mark.step < step:
         found = next(groups, None)
         if found is None:
@@ -91,8 +93,9 @@ def _as_dict(mark: _Mark) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _as_without_workers() -> Iterator[None]:
-    """Inside, ``get_worker_info()`` is None, as in the training process: whoever reads a whole stream reads it alone, and the
-    order must not depend on where. (Hugging Face's streams shuffle otherwise in a worker, also in an only one.)"""
+    """Inside, ``get_worker_info()`` is None, as in the training process: whoever reads a whole
+    stream reads it alone, and the order must not depend on where. (Hugging Face's streams shuffle
+    otherwise in a worker, also in an only one.)"""
     info, torch_worker._worker_info = torch_worker._worker_info, None
     try:
         yield
@@ -101,13 +104,16 @@ def _as_without_workers() -> Iterator[None]:
 
 
 class StreamReader(IterableDataset[Any]):
-    """Reads the stream of a DataLoader over an ``IterableDataset``; a subclass makes batches of the samples.
+    """Reads the stream of a DataLoader over an ``IterableDataset``; a subclass makes batches of the
+    samples.
 
-    A single loader worker reads, whatever ``num_workers`` says: several would each read the whole stream.
+    A single loader worker reads, whatever ``num_workers`` says: several would each read the whole
+    stream.
 
-    A resumed pass goes on behind the steps of an earlier launch only if it is the same stream. A data set with a state is put
-    back to where it was *before* the last of these steps, whose samples are read again: if they are others, the state leaves
-    something out, such as a shuffle buffer. Then, as without a state, all steps are read again from the beginning of the pass.
+    A resumed pass goes on behind the steps of an earlier launch only if it is the same stream. A
+    data set with a state is put back to where it was *before* the last of these steps, whose
+    samples are read again: if they are others, the state leaves something out, such as a shuffle
+    buffer. Then, as without a state, all steps are read again from the beginning of the pass.
 
     Args:
         loader: the user's.
@@ -159,8 +165,9 @@ class StreamReader(IterableDataset[Any]):
         self._resumed: Any = None
 
     def state(self, step: int | None) -> Any:
-        """The state from which to resume after ``step`` of the current pass; None: between two passes. Without marks, from the
-        beginning of the pass, whatever the data set has, and without a comparison."""
+        """The state from which to resume after ``step`` of the current pass; None: between two
+        passes. Without marks, from the beginning of the pass, whatever the data set has, and
+        without a comparison."""
         if step is None:
             return self._resumed or {"begin": self._begin_now()}
         if not self.leaves_marks or step < self._pass.first:
@@ -175,18 +182,20 @@ class StreamReader(IterableDataset[Any]):
         self._resumed = state
 
     def read(self, like: DataLoader[Any], first: int, number: int, skip: int = 0) -> Iterator[Any]:
-        """Read pass ``number``, with groups numbered from ``first``, without the first ``skip`` groups. In one worker process
-        if ``like`` has any workers, else in this process.
+        """Read pass ``number``, with groups numbered from ``first``, without the first ``skip``
+        groups. In one worker process if ``like`` has any workers, else in this process.
 
         Raises:
-            MismatchError: the first ``skip`` groups are not those of the launch whose state was loaded.
+            MismatchError: the first ``skip`` groups are not those of the launch whose state was
+                loaded.
         """
         this, self._marks = _Pass(number=number, first=first, skip=skip), {}
         if self._resumed is None:
             self._at_begin = self._begin_now()
         else:
             self._at_begin = self._resumed["begin"]
-            put_state(self.dataset, self._at_begin["own"])  # workers start with a copy of this process's data set
+            # workers start with a copy of this process's data set
+            put_state(self.dataset, self._at_begin["own"])
             if "read" in self._resumed:
                 read = self._resumed["read"]
                 before = _Mark(step=this.last_skipped - 1, **read["before"]) if "before" in read else None
@@ -234,7 +243,8 @@ class StreamReader(IterableDataset[Any]):
                 and own
                 and digest(take_state(self.dataset)) == digest(self._at_begin["own"])
             ):
-                put_state(self.dataset, own)  # the worker's data set was a copy, and nothing else has drawn from this one
+                # the worker's data set was a copy, and nothing else has drawn from this one
+                put_state(self.dataset, own)
 
     def _begin_now(self) -> Any:
         return {"own": take_state(self.dataset), "ended": self._ended}
@@ -281,10 +291,10 @@ class StreamReader(IterableDataset[Any]):
     def _come_to_begin(self) -> bool:
         """Leave the data set as it was at the beginning of the pass. Returns whether it surely is.
 
-        Behind a pass, its own state says too little: some data sets go on from there with the next pass, others start over. So
-        the last step of that pass is read again, and the pass is left as it was then. If that step has other samples now, the
-        pass is read again from its beginning, unless it had come to its end. At worst, the data set's own state must do.
-        """
+        Behind a pass, its own state says too little: some data sets go on from there with the next
+        pass, others start over. So the last step of that pass is read again, and the pass is left
+        as it was then. If that step has other samples now, the pass is read again from its
+        beginning, unless it had come to its end. At worst, the data set's own state must do."""
         own, ended = self._at_begin["own"], self._at_begin["ended"]
         is_exact = False
         for start in () if ended is None else (_Mark(**start) for start in ended["starts"]):
@@ -302,8 +312,9 @@ class StreamReader(IterableDataset[Any]):
         return is_exact
 
     def _groups(self, number_of_pass: int, mark: _Mark, *, may_have_ended: bool) -> _Groups:
-        """The groups behind ``mark``, where the data set is now: how far each has read, its batches, and the number of samples
-        before it. ``may_have_ended``: a state of the data set may mean the end of the pass before."""
+        """The groups behind ``mark``, where the data set is now: how far each has read, its
+        batches, and the number of samples before it. ``may_have_ended``: a state of the data set
+        may mean the end of the pass before."""
         loader, part = self.key
         samples, num_read, trail, begin = self._begin(number_of_pass), mark.num_read, mark.trail, mark.step
         is_copy, draws = not self._has_state and get_worker_info() is not None, False
@@ -347,7 +358,8 @@ class StreamReader(IterableDataset[Any]):
         return read
 
     def collate(self, samples: Any, positions: Sequence[int], batch: int, shard: int | None = None) -> Any:
-        """Apply the user's ``collate_fn`` to samples or a ready batch; ``positions`` in the pass are for error messages."""
+        """Apply the user's ``collate_fn`` to samples or a ready batch; ``positions`` in the pass
+        are for error messages."""
         self._num_collated += 1
         before = self._changed.look(self._num_collated, [samples]) if self._num_collated >= self._changed.next else None
         try:

@@ -1,4 +1,5 @@
-"""A loader for scripts with a loop of their own under DDP: it resumes within an epoch at any number of ranks.
+"""A loader for scripts with a loop of their own under DDP: it resumes within an epoch at any number
+of ranks.
 
 It needs no team. Its state is a position in the data; weights and gradients are the script's.
 """
@@ -28,7 +29,8 @@ from lockstep._world import devices
 _FORMAT = 1
 """The version of the format of ``state_dict``."""
 _MISSING = ("batch_sampler", "drop_last")
-"""Attributes from which libraries build a second DataLoader. It would read the whole global batch on every rank."""
+"""Attributes from which libraries build a second DataLoader. It would read the whole global batch
+on every rank."""
 _PREFETCHING = ("lightning.pytorch.", "pytorch_lightning.")
 """Modules that take one batch ahead of their loop from a loader without a length."""
 
@@ -68,8 +70,8 @@ class _Sampler:
 class ResumableLoader:
     """Yields this rank's part of each global batch of a loader. Made by ``lockstep.resumable``.
 
-    ``len()`` is the number of global batches, and so of iterations on every rank. ``dataset``, ``batch_size`` and other
-    attributes are those of the wrapped loader. They are read-only.
+    ``len()`` is the number of global batches, and so of iterations on every rank. ``dataset``,
+    ``batch_size`` and other attributes are those of the wrapped loader. They are read-only.
     """
 
     is_split_over_ranks = True
@@ -115,8 +117,10 @@ class ResumableLoader:
 
     @property
     def sampler(self) -> _Sampler:
-        """An object whose ``set_epoch(epoch)`` calls the loader's, for scripts that had a ``DistributedSampler``."""
-        return _Sampler(self)  # not kept: a reference cycle would delay the end of persistent workers
+        """An object whose ``set_epoch(epoch)`` calls the loader's, for scripts that had a
+        ``DistributedSampler``."""
+        # not kept: a reference cycle would delay the end of persistent workers
+        return _Sampler(self)
 
     @property
     def epoch(self) -> int:
@@ -125,20 +129,22 @@ class ResumableLoader:
 
     @property
     def weight(self) -> float:
-        """This rank's share of the samples of the newest global batch, times the number of ranks. It is 1 if parts are equal.
+        """This rank's share of the samples of the newest global batch, times the number of ranks.
+        It is 1 if parts are equal.
 
-        DDP averages the gradients of the ranks. With a loss that is a mean over this rank's samples,
-        ``(loss * loader.weight).backward()`` gives the gradient of the mean over the global batch. The weight is 0 on a rank
-        that received a sample of another rank, because the global batch has fewer samples than ranks.
-        """
+        DDP averages the gradients of the ranks. With a loss that is a mean over this rank's
+        samples, ``(loss * loader.weight).backward()`` gives the gradient of the mean over the
+        global batch. The weight is 0 on a rank that received a sample of another rank, because the
+        global batch has fewer samples than ranks."""
         self._is_weight_read = True
         return self._weight
 
     def set_epoch(self, epoch: int) -> None:
         """Move the position to the beginning of an epoch. Every rank must call it.
 
-        The loader counts completed passes by itself. The call is required only after a pass was left early, to say which epoch
-        is next. It does nothing if it names the epoch of a loaded state or of the running pass.
+        The loader counts completed passes by itself. The call is required only after a pass was
+        left early, to say which epoch is next. It does nothing if it names the epoch of a loaded
+        state or of the running pass.
 
         Raises:
             ConfigError: ``epoch`` is negative.
@@ -159,10 +165,12 @@ class ResumableLoader:
         self._pass, self._next = None, _Position(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the newest batch that the loop has received, regardless of what workers have prefetched.
+        """Return the position after the newest batch that the loop has received, regardless of what
+        workers have prefetched.
 
-        It is small, and equal on every rank, so one rank saves it. It consists of tensors and plain values, which
-        ``torch.load(..., weights_only=True)`` reads, unless a dataset or sampler has other values in its own ``state_dict()``.
+        It is small, and equal on every rank, so one rank saves it. It consists of tensors and plain
+        values, which ``torch.load(..., weights_only=True)`` reads, unless a dataset or sampler has
+        other values in its own ``state_dict()``.
 
         Raises:
             UsageError: Lightning calls it within a pass over a loader without a length.
@@ -187,13 +195,16 @@ class ResumableLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state that ``state_dict`` returned. Every rank must call it before it iterates.
+        """Continue from a state that ``state_dict`` returned. Every rank must call it before it
+        iterates.
 
-        The numbers of ranks and loader workers may have changed. The next pass is the rest of the epoch. It is empty if the
-        state was taken after the last batch, so that the script runs its code between two passes.
+        The numbers of ranks and loader workers may have changed. The next pass is the rest of the
+        epoch. It is empty if the state was taken after the last batch, so that the script runs its
+        code between two passes.
 
         Raises:
-            MismatchError: the state has another seed, batch size, dataset length or format, or is incomplete.
+            MismatchError: the state has another seed, batch size, dataset length or format, or is
+                incomplete.
         """
         if state.get("format") != _FORMAT:
             raise MismatchError(
@@ -250,7 +261,8 @@ class ResumableLoader:
                     f"samples are next: call loader.set_epoch({before.epoch}) to repeat that epoch (after next(iter(loader)), "
                     f"for example), or loader.set_epoch({before.epoch + 1}) to drop the rest of it"
                 )
-            begin = _Position(before.epoch + 1)  # a loop that counts to len() does not ask for the end
+            # a loop that counts to len() does not ask for the end
+            begin = _Position(before.epoch + 1)
         check_place(self._place)
         self._pass = this = _Pass(begin.epoch, begin.done)
         return this
@@ -259,17 +271,20 @@ class ResumableLoader:
         return self._next if self._pass is None else _Position(self._pass.epoch, self._pass.done)
 
     def _is_whole(self, position: _Position | _Pass) -> bool:
-        """Return whether all batches of the epoch have been received; False if the length is unknown."""
+        """Return whether all batches of the epoch have been received; False if the length is
+        unknown."""
         return 0 < position.done == length_of(self)
 
     def _finish(self, position: _Position) -> None:
-        """Move samplers and dataset, which a loaded state has put to the beginning of an epoch, to its end."""
+        """Move samplers and dataset, which a loaded state has put to the beginning of an epoch, to
+        its end."""
         with preserve_rng():
             for _ in self._source.steps(first_step(position.epoch), position.epoch, position.done):
                 pass
 
     def _steps(self, this: _Pass, *, compared: bool) -> Iterator[StepData]:
-        """Yield the remaining steps of a pass, and report each to the source: see ``Source.taken``."""
+        """Yield the remaining steps of a pass, and report each to the source: see
+        ``Source.taken``."""
         next_step = first_step(this.epoch) + this.done
         try:
             for step in self._source.steps(first_step(this.epoch), this.epoch, this.done, compared=compared):
@@ -335,7 +350,8 @@ def resumable(
     world_size: int | None = None,
     compare: bool = True,
 ) -> ResumableLoader:
-    """Wrap a loader so that a loop under DistributedDataParallel can resume within an epoch, at any number of ranks.
+    """Wrap a loader so that a loop under DistributedDataParallel can resume within an epoch, at any
+    number of ranks.
 
     ``lockstep.join`` is not required. ::
 
@@ -345,26 +361,32 @@ def resumable(
                 ...
                 state = {"model": ..., "loader": loader.state_dict()}  # equal on every rank; one rank saves it
 
-    After a restart, every rank calls ``loader.load_state_dict(state["loader"])`` before the loop. The numbers of ranks and
-    workers may have changed. Each sample of an epoch is used once, and every rank has the same number of iterations. If a
-    global batch has fewer samples than ranks, the last ranks receive samples of other ranks, and their ``weight`` is 0.
+    After a restart, every rank calls ``loader.load_state_dict(state["loader"])`` before the loop.
+    The numbers of ranks and workers may have changed. Each sample of an epoch is used once, and
+    every rank has the same number of iterations. If a global batch has fewer samples than ranks,
+    the last ranks receive samples of other ranks, and their ``weight`` is 0.
 
-    The order of samples depends on ``seed``, the epoch and the loader only. Each sample of a map-style dataset draws from
-    random streams of its own, at any number of ranks and workers. ``collate_fn`` draws once for each rank's part.
+    The order of samples depends on ``seed``, the epoch and the loader only. Each sample of a
+    map-style dataset draws from random streams of its own, at any number of ranks and workers.
+    ``collate_fn`` draws once for each rank's part.
 
     Args:
-        loader: a ``DataLoader`` over the whole dataset, without a ``DistributedSampler``, whose batch size is the global
-            batch size; or an iterable of ready batches, which are cut along dimension 0.
-        seed: determines the order of samples and their random numbers. It must be the same on every rank. Two loaders of equal
-            length with the same seed have the same order: give each its own.
-        rank: the rank of this process. The default is the rank in the open process group, otherwise in the launcher's variables
-            (torchrun, ``lockstep run``, mpirun, srun), otherwise 0 of 1.
+        loader: a ``DataLoader`` over the whole dataset, without a ``DistributedSampler``, whose
+            batch size is the global batch size; or an iterable of ready batches, which are cut
+            along dimension 0.
+        seed: determines the order of samples and their random numbers. It must be the same on every
+            rank. Two loaders of equal length with the same seed have the same order: give each its
+            own.
+        rank: the rank of this process. The default is the rank in the open process group, otherwise
+            in the launcher's variables (torchrun, ``lockstep run``, mpirun, srun), otherwise 0 of
+            1.
         world_size: the number of ranks; required with ``rank``.
-        compare: whether ranks compare seed, data and position at the first batch of each pass, if a process group is open.
-            Every rank must then ask for that batch.
+        compare: whether ranks compare seed, data and position at the first batch of each pass, if a
+            process group is open. Every rank must then ask for that batch.
 
     Raises:
-        ConfigError: ``seed`` is not a whole number, ``rank`` is out of range, or two sources of it disagree.
+        ConfigError: ``seed`` is not a whole number, ``rank`` is out of range, or two sources of it
+            disagree.
         DataError: the loader is split over ranks already, or can be read only once.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -35,7 +35,8 @@ from lockstep._plan.shards import StepPlan, shard_slice
 
 _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 _BY_LENGTH = (RandomSampler, SequentialSampler)
-"""Samplers of which the script can change nothing that their indices depend on, but for their generators and lengths."""
+"""Samplers of which the script can change nothing that their indices depend on, but for their
+generators and lengths."""
 _END = object()
 
 
@@ -55,7 +56,8 @@ class Indices:
         self._assignment = assignment
         # (Not that of the loader: it is another one if the script has made the batch sampler.)
         self.draws_once = type(sampler) is BatchSampler and type(sampler.sampler) in _DRAW_ONCE
-        """Whether they draw from the process's generators before their first index only: no later draw needs a stream then."""
+        """Whether they draw from the process's generators before their first index only: no later
+        draw needs a stream then."""
         self._speaks = assignment.rank == 0 or loader.num_workers == 0
         self._memory = Memory(loader)
         self._drawn: DrawnAhead | None = None
@@ -63,29 +65,35 @@ class Indices:
         self._first_step = 1
         """Of the current pass."""
         self._at_begin: Any = None
-        """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
+        """The state before the first index of the current pass was drawn, from which a resumed run
+        draws the pass again."""
         self._resumed: Any = None
         """The state from which the next pass is drawn, in a run that resumes."""
         self._restored: Moment | None = None
         """What the samplers remembered when that was put back."""
         self._changed: tuple[int, Any] | None = None
-        """A step behind which that run was interrupted, within the pass, and the state that the samplers had then."""
+        """A step behind which that run was interrupted, within the pass, and the state that the
+        samplers had then."""
         self._now: Moment | None = None
-        """In a pass that resumes: what others have left in the generators that it shares with them."""
+        """In a pass that resumes: what others have left in the generators that it shares with
+        them."""
 
     @property
     def is_told(self) -> bool:
-        """Whether the source must be told which steps the loop takes, since the samplers remember something."""
+        """Whether the source must be told which steps the loop takes, since the samplers remember
+        something."""
         return not self._memory.is_empty
 
     def draw(self, epoch: int, first_step: int) -> Iterator[Any]:
-        """The indices of a pass: of each batch that is not empty, or of each item if the loader makes no batches."""
+        """The indices of a pass: of each batch that is not empty, or of each item if the loader
+        makes no batches."""
         assignment, memory = self._assignment, self._memory
         self._first_step = first_step
         resumed, self._resumed = self._resumed, None
         if resumed is not None and self._restored is not None:
             now = memory.take()
-            if memory.is_drawn_between(self._restored, now):  # others have drawn from it since, or were given back theirs
+            # others have drawn from it since, or were given back theirs
+            if memory.is_drawn_between(self._restored, now):
                 self._now = now
                 memory.load_state(resumed)
             elif self._changed is not None:  # what the script does before the pass, it has done again
@@ -103,7 +111,8 @@ class Indices:
             iterator = iter(self._sampler)
             item = next(iterator, _END)
             if item is _END and resumed is not None:
-                # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
+                # A state taken after a pass may mean the end of that pass rather than the beginning
+                # of the next.
                 iterator = iter(self._sampler)
                 item = next(iterator, _END)
             return item
@@ -130,8 +139,8 @@ class Indices:
                 yield copy.copy(item)  # a batch sampler may fill one list again and again
 
     def put_together(self, step: int, count: int | None = None, *, is_skipped: bool = False) -> None:
-        """A step consists of what was drawn up to the draw ``count``, the newest. ``is_skipped``: it was taken before the run
-        was interrupted."""
+        """A step consists of what was drawn up to the draw ``count``, the newest. ``is_skipped``:
+        it was taken before the run was interrupted."""
         if self._drawn is not None:
             self._drawn.put_together(step, count)
         if self._changed is not None and step >= self._changed[0]:
@@ -158,7 +167,8 @@ class Indices:
             self._drawn.ended()
 
     def _warn(self, changed: str) -> None:
-        """Warn once of a change that indices drawn ahead do not have. (Without workers only one process may draw ahead.)"""
+        """Warn once of a change that indices drawn ahead do not have. (Without workers only one
+        process may draw ahead.)"""
         if self._speaks:
             say(
                 f"WARNING: the script has changed {changed} during a pass, while indices had been drawn ahead of the loop: the "
@@ -206,7 +216,8 @@ class SampleSource(Source):
         fetcher = choose_fetcher(assignment.seed, loader, assignment.rank, by_row=assignment.by_row)
         self._pool = FetchPool(fetcher, loader)
         self._trail: Trail | None = None
-        """Of the indices. None: their order follows from the run's seed, the length and the generators alone."""
+        """Of the indices. None: their order follows from the run's seed, the length and the
+        generators alone."""
         own: Iterable[Any] = self._batch_sampler
         if type(own) is BatchSampler:
             own = own.sampler
@@ -237,7 +248,8 @@ class SampleSource(Source):
                 plans.append(plan)
                 if is_shared and step == first_step + skip:
                     plan.digest = digest(batches)
-                    if compared and assignment.rank > 0:  # all ranks fetch the first shard, which belongs to rank 0
+                    # all ranks fetch the first shard, which belongs to rank 0
+                    if compared and assignment.rank > 0:
                         samples = batches[0][shard_slice(0, len(batches[0]), assignment.num_shards)]
                         yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
                 for micro in plan.micro_steps:

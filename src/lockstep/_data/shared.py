@@ -1,4 +1,5 @@
-"""Values of single shards, or of single evaluation batches, on every process: predictions, rather than their averages."""
+"""Values of single shards, or of single evaluation batches, on every process: predictions, rather
+than their averages."""
 
 from __future__ import annotations
 
@@ -23,21 +24,24 @@ _REFUSED = (pickle.PicklingError, AttributeError, TypeError)
 
 
 def keep(value: Any, call: str = "batch.share()") -> Any:
-    """A copy of a value as it is when the script shares it, with tensors on the CPU: the script may overwrite it for the next
-    shard (an array that it fills again and again), and how many shards come next here depends on the number of processes.
+    """A copy of a value as it is when the script shares it, with tensors on the CPU: the script may
+    overwrite it for the next shard (an array that it fills again and again), and how many shards
+    come next here depends on the number of processes.
 
     Raises:
-        ConfigError: something in it cannot be pickled. (Found here, it is refused on one process, too.)
+        ConfigError: something in it cannot be pickled. (Found here, it is refused on one process,
+            too.)
     """
     return map_leaves(lambda leaf: _kept(leaf, call), value)
 
 
 def gather(mine: Iterable[Shared], collectives: Collectives, device: torch.device) -> list[Shared]:
-    """What all ranks have shared, in the order of the places, on every rank, with tensors on ``device``. Every rank must call
-    it; it blocks until all have.
+    """What all ranks have shared, in the order of the places, on every rank, with tensors on
+    ``device``. Every rank must call it; it blocks until all have.
 
     Raises:
-        ConfigError: a value of this rank cannot be pickled. (The other ranks raise an error after the timeout.)
+        ConfigError: a value of this rank cannot be pickled. (The other ranks raise an error after
+            the timeout.)
     """
     try:
         everyone = collectives.all_gather_object(list(mine))
@@ -49,7 +53,8 @@ def gather(mine: Iterable[Shared], collectives: Collectives, device: torch.devic
 
 def _kept(leaf: Any, call: str) -> Any:
     if isinstance(leaf, Tensor):
-        return leaf.detach().to("cpu", copy=True)  # (a view that is pickled would send its whole base)
+        # (a view that is pickled would send its whole base)
+        return leaf.detach().to("cpu", copy=True)
     if type(leaf) in _UNCHANGING:
         return leaf
     try:

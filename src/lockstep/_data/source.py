@@ -18,12 +18,14 @@ class Source(Protocol):
     reads_all: bool
     """Whether each rank reads whole global batches, of which it keeps its part."""
     plans_in_worker: bool = False
-    """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them when it begins."""
+    """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them
+    when it begins."""
 
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
-        """The steps of one pass, numbered from ``first_step``, without the first ``skip``, which were taken before the run
-        was interrupted. The first one yielded has a digest of its global batch, if there are other ranks to compare it with:
-        of the indices, where samples have them. ``compared``: of the first shard's data, too."""
+        """The steps of one pass, numbered from ``first_step``, without the first ``skip``, which
+        were taken before the run was interrupted. The first one yielded has a digest of its global
+        batch, if there are other ranks to compare it with: of the indices, where samples have them.
+        ``compared``: of the first shard's data, too."""
 
     @property
     def is_told(self) -> bool:
@@ -31,7 +33,8 @@ class Source(Protocol):
         return False
 
     def taken(self, step: int) -> None:
-        """The loop has taken a step, or has asked for it and met an error. Steps behind it may have been asked for, too."""
+        """The loop has taken a step, or has asked for it and met an error. Steps behind it may have
+        been asked for, too."""
         return
 
     def ended(self) -> None:
@@ -44,13 +47,14 @@ class Source(Protocol):
         return set()
 
     def compared(self) -> str | None:
-        """A digest of what its samplers remember, which must be the same on every rank, for any numbers of workers and ranks;
-        None: nothing that is known."""
+        """A digest of what its samplers remember, which must be the same on every rank, for any
+        numbers of workers and ranks; None: nothing that is known."""
         return None
 
     def state(self, step: int | None) -> Any:
-        """The state from which to resume after ``step``, which must be the last completed step of the current pass; None:
-        between two passes. A tree of plain values and tensors, the same on every rank."""
+        """The state from which to resume after ``step``, which must be the last completed step of
+        the current pass; None: between two passes. A tree of plain values and tensors, the same on
+        every rank."""
 
     def load_state(self, state: Any) -> None:
         """Resume from a state with the next ``steps``."""
@@ -62,7 +66,8 @@ class Source(Protocol):
         """Lines that must be the same on every rank."""
 
     def describe_samples(self) -> list[str]:
-        """Lines that must be the same in every launch. (Among ranks, the first batches are compared.)"""
+        """Lines that must be the same in every launch. (Among ranks, the first batches are
+        compared.)"""
         return []
 
 

@@ -1,8 +1,8 @@
 """Sources of global batches, from which this process's shards are taken.
 
-There are three kinds: indexed samples (a DataLoader over a map-style data set), a stream of samples (one over an
-``IterableDataset``), and ready batches (any iterable). Each yields the steps of a pass in order: this process's part of the
-step, and the samples of each of its micro-steps.
+There are three kinds: indexed samples (a DataLoader over a map-style data set), a stream of samples
+(one over an ``IterableDataset``), and ready batches (any iterable). Each yields the steps of a pass
+in order: this process's part of the step, and the samples of each of its micro-steps.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ class _ShardReader(StreamReader):
 
 
 def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> range:
-    """Positions in the pass of a micro-step's samples; ``first_sample`` is the position of its step's first sample."""
+    """Positions in the pass of a micro-step's samples; ``first_sample`` is the position of its
+    step's first sample."""
     first = first_sample + sum(sizes[: micro.part])
     return range(first + micro.rows.start, first + micro.rows.stop)
 
 
 class StreamSource(Source):
-    """A DataLoader over an ``IterableDataset``: every rank reads the whole stream and keeps its part."""
+    """A DataLoader over an ``IterableDataset``: every rank reads the whole stream and keeps its
+    part."""
 
     reads_all = True
 
@@ -126,13 +128,15 @@ class ReadySource(Source):
         dataset = getattr(batches, "dataset", batches)
         self._trail = Trail(dataset, is_compared=not assignment.allows_other_data)
         if is_torch_loader(batches):
-            # Not iterated directly, so that random numbers drawn in its workers do not depend on how many there are.
+            # Not iterated directly, so that random numbers drawn in its workers do not depend on
+            # how many there are.
             if isinstance(batches.dataset, IterableDataset):
                 key = (assignment.loader, assignment.whole)
                 self._reader = _ReadyReader(
                     batches, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate
                 )
-                self._reader.leaves_marks = False  # this class has the trail, which passes over empty batches
+                # this class has the trail, which passes over empty batches
+                self._reader.leaves_marks = False
             else:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
                 self._indices = Indices(batches, batches.sampler, assignment)
@@ -194,8 +198,9 @@ class ReadySource(Source):
     def compared(self) -> str | None:
         if self._indices is not None:
             return self._indices.compared()
-        # A stream is read ahead by a worker, in a copy. Other iterables are read as the loop asks, by every rank alike.
-        # (Deep inside there may be generators of a library's that draw no samples, such as one for pauses between attempts.)
+        # A stream is read ahead by a worker, in a copy. Other iterables are read as the loop asks,
+        # by every rank alike. (Deep inside there may be generators of a library's that draw no
+        # samples, such as one for pauses between attempts.)
         if self._reader is not None:
             return None
         if self._has_state:
@@ -243,7 +248,8 @@ class ReadySource(Source):
             try:
                 batch = next(iterator, _END)
                 if batch is _END and is_resumed and number == 0:
-                    # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
+                    # A state taken after a pass may mean the end of that pass rather than the
+                    # beginning of the next.
                     iterator = iter(batches)
                     batch = next(iterator, _END)
             except Exception as error:
@@ -257,7 +263,8 @@ class ReadySource(Source):
             yield Request(Purpose.FETCH, (self._assignment.loader, *self._key(first_step, number)), index, epoch)
 
     def _key(self, first_step: int, number: int) -> tuple[int, int, int]:
-        """The stream key of a batch of this pass: its step, and a number behind those of the shards."""
+        """The stream key of a batch of this pass: its step, and a number behind those of the
+        shards."""
         steps, part = divmod(number, self._assignment.accumulate)
         return first_step + steps, self._assignment.whole, part
 

@@ -1,8 +1,9 @@
 """The state of sample sources (samplers, streams, generators), as far as it is accessible.
 
-Objects with ``state_dict()`` and ``load_state_dict()`` provide it. Of other objects, the random generators that they hold are
-saved (that of a ``RandomSampler(generator=...)``, say, which continues from pass to pass), however deep: a stream may be made
-of other streams, and an iterable may leave its order to another object.
+Objects with ``state_dict()`` and ``load_state_dict()`` provide it. Of other objects, the random
+generators that they hold are saved (that of a ``RandomSampler(generator=...)``, say, which
+continues from pass to pass), however deep: a stream may be made of other streams, and an iterable
+may leave its order to another object.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _MOST_ITEMS = 128
 
 
 def has_state(source: Any) -> bool:
-    """Whether an object has ``state_dict()`` and ``load_state_dict(state)``. (MosaicML's StreamingDataset has a ``state_dict``
-    that must be told how many samples were used: that is another thing.)"""
+    """Whether an object has ``state_dict()`` and ``load_state_dict(state)``. (MosaicML's
+    StreamingDataset has a ``state_dict`` that must be told how many samples were used: that is
+    another thing.)"""
     take, put = getattr(source, "state_dict", None), getattr(source, "load_state_dict", None)
     if not callable(take) or not callable(put):
         return False
@@ -72,8 +74,8 @@ def generators_of(source: Any) -> dict[str, Any]:
 
 
 def generators_within(source: Any) -> dict[str, Any]:
-    """The random generators that an object holds, in its attributes and in what these hold, by path, but for those of the
-    process. Models are left out: what they draw is theirs."""
+    """The random generators that an object holds, in its attributes and in what these hold, by
+    path, but for those of the process. Models are left out: what they draw is theirs."""
     found: dict[str, Any] = {}
     for held in walk([root(source)], _is_searched, most=_MOST_OBJECTS):
         if is_generator(held.value) and id(held.value) not in OF_PROCESS:
@@ -112,7 +114,8 @@ def put_state(source: Any, state: Any) -> None:
         else:
             source.set_state(state)
     elif has_state(source):
-        source.load_state_dict(copy.deepcopy(state))  # some take theirs apart, and it may be put again
+        # some take theirs apart, and it may be put again
+        source.load_state_dict(copy.deepcopy(state))
     else:
         now = generators_within(source)
         for path, value in state.items():
@@ -123,7 +126,8 @@ def put_state(source: Any, state: Any) -> None:
 
 
 def _make(source: Any, path: str, state: Any) -> None:
-    """Leave a generator with a state where one was that the object has made since its ``__init__``, in its first pass, say."""
+    """Leave a generator with a state where one was that the object has made since its ``__init__``,
+    in its first pass, say."""
     above, _, name = path.rpartition(".")
     for held in [root(source)] if not above else walk([root(source)], _is_searched, most=_MOST_OBJECTS):
         if (not above or _path(held) == above) and hasattr(held.value, "__dict__"):

@@ -1,9 +1,9 @@
 """Random streams that belong to a key, which names a point in the run, rather than to a process.
 
-Every generator that user code can reach (torch on the CPU and on the GPU, ``numpy.random``, ``random``) is reseeded at
-each key: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So the
-numbers that user code draws depend on the run's seed and the key alone: not on the rank, nor on how many processes or
-loader workers there are.
+Every generator that user code can reach (torch on the CPU and on the GPU, ``numpy.random``,
+``random``) is reseeded at each key: a shard's training code, the fetching of its samples, the
+sampler's draws, an evaluation batch. So the numbers that user code draws depend on the run's seed
+and the key alone: not on the rank, nor on how many processes or loader workers there are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Purpose(enum.IntEnum):
 
 
 def _mix(value: int) -> int:
-    # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): changing one input bit changes half of the output bits.
+    # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): changing one input bit changes half of
+    # the output bits.
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)
@@ -56,10 +57,11 @@ def derive(*key: int) -> int:
 
 
 def script_seed() -> int | None:
-    """The seed that the script gave to ``torch.manual_seed`` before ``join``; None: none can be detected.
+    """The seed that the script gave to ``torch.manual_seed`` before ``join``; None: none can be
+    detected.
 
-    PyTorch starts with 64 random bits from the system, while seeds that people choose are below 2**32, as NumPy requires.
-    """
+    PyTorch starts with 64 random bits from the system, while seeds that people choose are below
+    2**32, as NumPy requires."""
     seed = torch.initial_seed()
     return seed if seed < 2**32 else None
 
@@ -100,7 +102,8 @@ def reseed(seed: int, purpose: Purpose, *key: int) -> None:
 
 @contextlib.contextmanager
 def preserve_rng() -> Iterator[None]:
-    """A context after which all streams continue as if nothing had been reseeded or drawn inside."""
+    """A context after which all streams continue as if nothing had been reseeded or drawn
+    inside."""
     restore = remember_rng()
     try:
         yield

@@ -34,16 +34,18 @@ def samplers_of(loader: DataLoader[Any]) -> list[Any]:
 
 
 def is_torch_loader(batches: object) -> TypeGuard[DataLoader[Any]]:
-    """Whether ``batches`` is a DataLoader with PyTorch's own ``__iter__``, which a subclass may replace."""
+    """Whether ``batches`` is a DataLoader with PyTorch's own ``__iter__``, which a subclass may
+    replace."""
     return isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__
 
 
 def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
-    """Check that a loader yields all batches, in every pass. ``call`` and ``passes`` are for the message: what it was given to,
-    and what that does with it.
+    """Check that a loader yields all batches, in every pass. ``call`` and ``passes`` are for the
+    message: what it was given to, and what that does with it.
 
     Raises:
-        DataError: it has a DistributedSampler, was made by ``resumable``, or can be iterated only once.
+        DataError: it has a DistributedSampler, was made by ``resumable``, or can be iterated only
+            once.
     """
     if getattr(batches, "is_split_over_ranks", False):
         raise DataError(
@@ -68,7 +70,8 @@ def check_not_split(batches: object) -> None:
     Raises:
         DataError: it has.
     """
-    accelerate = sys.modules.get("accelerate.data_loader")  # whoever has not imported it has prepared nothing
+    # whoever has not imported it has prepared nothing
+    accelerate = sys.modules.get("accelerate.data_loader")
     names = ("DataLoaderShard", "DataLoaderDispatcher", "BatchSamplerShard", "IterableDatasetShard")
     kinds = tuple(kind for name in names if (kind := getattr(accelerate, name, None)) is not None)
     parts = [batches, getattr(batches, "dataset", None)]
@@ -83,8 +86,9 @@ def check_not_split(batches: object) -> None:
 
 
 def _is_spent_by_a_pass(batches: Iterable[Any]) -> bool:
-    """Whether it is an iterator that cannot start over: a generator, one of Python's own (``iter(batches)``, ``zip``, ``map``),
-    or one whose ``__iter__`` does nothing but ``return self``. (One that does more returns to its beginning.)"""
+    """Whether it is an iterator that cannot start over: a generator, one of Python's own
+    (``iter(batches)``, ``zip``, ``map``), or one whose ``__iter__`` does nothing but ``return
+    self``. (One that does more returns to its beginning.)"""
     own = getattr(type(batches), "__iter__", None)
     if isinstance(own, FunctionType):
         return own.__code__.co_code == _return_self.__code__.co_code

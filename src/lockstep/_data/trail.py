@@ -10,17 +10,19 @@ from lockstep._base.errors import MismatchError
 from lockstep._base.stopping import say
 
 MAX_STEPS_AHEAD = 64
-"""The number of newest steps behind which the trail is known: by so many may workers be ahead of the loop."""
+"""The number of newest steps behind which the trail is known: by so many may workers be ahead of
+the loop."""
 
 
 def extend(trail: str, batches: Any) -> str:
-    """The trail of a pass behind one more step with these global batches; at its beginning it is empty. Equal trails: the same
-    steps in the same order."""
+    """The trail of a pass behind one more step with these global batches; at its beginning it is
+    empty. Equal trails: the same steps in the same order."""
     return digest(trail + sketch(batches))
 
 
 def say_state_is_incomplete(source: object, num_steps: int) -> None:
-    """Say that a data set, behind the state that it gave ``num_steps`` steps into a pass, has other samples than it had."""
+    """Say that a data set, behind the state that it gave ``num_steps`` steps into a pass, has other
+    samples than it had."""
     say(
         f"{_name(source)} has not come back to where it was: behind the state that it gave (state_dict) it has other samples "
         "than before the run was interrupted. (Shuffle buffers are often left out of such states.) So this pass is read again "
@@ -34,7 +36,8 @@ def _name(source: object) -> str:
 
 
 def other_samples(source: object, num_steps: int) -> MismatchError:
-    """The error for a data set or iterable that, read from the beginning of a pass, has other samples in its first steps."""
+    """The error for a data set or iterable that, read from the beginning of a pass, has other
+    samples in its first steps."""
     return MismatchError(
         f"{_name(source)} does not repeat itself: read again, the first {num_steps} steps of this pass have other samples than "
         "before the run was interrupted. If it went on, some samples would be used twice and others never. Write to no "
@@ -45,7 +48,8 @@ def other_samples(source: object, num_steps: int) -> MismatchError:
 
 
 def other_indices(sampler: object, num_steps: int) -> MismatchError:
-    """The error for a sampler that, asked again from the beginning of a pass, has other indices for its first steps."""
+    """The error for a sampler that, asked again from the beginning of a pass, has other indices for
+    its first steps."""
     return MismatchError(
         f"{_name(sampler)} does not repeat itself: asked again, it gives other indices for the first {num_steps} steps of this "
         "pass than before the run was interrupted. If it went on, some samples would be used twice and others never. What "
@@ -113,7 +117,8 @@ class Trail:
             self._refuse()
 
     def behind(self, step: int | None) -> str | None:
-        """The trail behind a step of the current pass; None: it has none. Between two passes: the one that was loaded."""
+        """The trail behind a step of the current pass; None: it has none. Between two passes: the
+        one that was loaded."""
         return self._was if step is None else self._behind.get(step) or None
 
     def _refuse(self) -> None:

@@ -1,8 +1,9 @@
-"""Samples on their way to a device, copied on a stream of its own: not behind the kernels of the step before.
+"""Samples on their way to a device, copied on a stream of its own: not behind the kernels of the
+step before.
 
-While a shard runs, the next is copied. Where loader workers fetch, so is the first of the next step, which is asked for before
-the current one runs. (Without workers the script's process fetches, whose code would run at another time.)
-"""
+While a shard runs, the next is copied. Where loader workers fetch, so is the first of the next
+step, which is asked for before the current one runs. (Without workers the script's process fetches,
+whose code would run at another time.)"""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class Upload:
             self._under_way[position] = self._uploads.copy(self.data[position])
 
     def take(self, position: int, samples: Any) -> Any:
-        """Samples on the device, for the current stream; those behind them begin to move. (An instrument may run others than
-        those at the position.)"""
+        """Samples on the device, for the current stream; those behind them begin to move. (An
+        instrument may run others than those at the position.)"""
         known = self._under_way.pop(position, None)
         if known is None or known.samples is not samples:
             known = self._uploads.copy(samples)
@@ -72,7 +73,8 @@ class Uploads:
         return next((upload for upload in self._known if upload.data is data), Upload(self, data))
 
     def one_ahead(self, steps: Iterator[StepData]) -> Iterator[StepData]:
-        """The same steps, each asked for before the script gets the one before it, so that its first samples move meanwhile."""
+        """The same steps, each asked for before the script gets the one before it, so that its
+        first samples move meanwhile."""
         coming = next(steps, None)
         try:
             while coming is not None:
@@ -91,8 +93,9 @@ class Uploads:
             self._known = []
 
     def settle(self) -> None:
-        """Before the script's loader is asked for its next batch: wait until what was copied may be changed. Copies of pinned
-        memory do not hold up the script, which may fill one buffer again and again, as it may with ``x.to(device)``."""
+        """Before the script's loader is asked for its next batch: wait until what was copied may be
+        changed. Copies of pinned memory do not hold up the script, which may fill one buffer again
+        and again, as it may with ``x.to(device)``."""
         if self._is_reading is not None:
             self._is_reading.synchronize()
             self._is_reading = None
@@ -102,7 +105,8 @@ class Uploads:
         return self.arrive(self.copy(samples))
 
     def copy(self, samples: Any) -> _Copy:
-        """Begin to copy samples: the tensors of which memory and stream are known. The rest moves when they are taken."""
+        """Begin to copy samples: the tensors of which memory and stream are known. The rest moves
+        when they are taken."""
         if self._stream is None:
             return _Copy(samples, samples, None)
         with self._stream:
@@ -122,7 +126,8 @@ class Uploads:
 
         def arrived(tensor: Tensor) -> Tensor:
             moved = tensor.to(self._device, non_blocking=not self._may_refill)
-            if _is_plain(moved):  # else its memory could be given to the next samples while the stream still reads it
+            # else its memory could be given to the next samples while the stream still reads it
+            if _is_plain(moved):
                 moved.record_stream(stream)
             return moved
 
@@ -137,14 +142,14 @@ class Uploads:
 
 
 def fetches_ahead(batches: Any) -> bool:
-    """Whether the script cannot notice when its loader is asked for a batch, since workers have fetched it by then, and no
-    ``__iter__`` of the script's own runs."""
+    """Whether the script cannot notice when its loader is asked for a batch, since workers have
+    fetched it by then, and no ``__iter__`` of the script's own runs."""
     return is_torch_loader(batches) and batches.num_workers > 0
 
 
 def _may_refill(batches: Any) -> bool:
-    """Whether the memory of batches may be the script's own: not where PyTorch's loader has pinned a copy, or got it from a
-    worker."""
+    """Whether the memory of batches may be the script's own: not where PyTorch's loader has pinned
+    a copy, or got it from a worker."""
     return not (is_torch_loader(batches) and (batches.num_workers > 0 or batches.pin_memory))
 
 

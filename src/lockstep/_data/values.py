@@ -1,7 +1,8 @@
-"""Values passed to ``add``: what is kept of each, and how those of all shards (or evaluation batches) become one. Pure.
+"""Values passed to ``add``: what is kept of each, and how those of all shards (or evaluation
+batches) become one. Pure.
 
-Each has a kind: ``mean`` (averaged by weight), ``sum``, or ``count``, a sum of integers, which stays exact.
-"""
+Each has a kind: ``mean`` (averaged by weight), ``sum``, or ``count``, a sum of integers, which
+stays exact."""
 
 from __future__ import annotations
 
@@ -20,18 +21,21 @@ _LARGEST_COUNT = 2**53
 """Integers up to which float64 is exact."""
 
 Part = tuple[str, Any, float]
-"""What one shard adds to a result: the kind; the sum of its values, means multiplied by their weights; the sum of weights."""
+"""What one shard adds to a result: the kind; the sum of its values, means multiplied by their
+weights; the sum of weights."""
 
 
 Weight = float | Tensor
-"""A weight; if a tensor, one without dimensions on a device, which is not waited for: float64, and yet to be checked."""
+"""A weight; if a tensor, one without dimensions on a device, which is not waited for: float64, and
+yet to be checked."""
 
 
 def check_weight(weight: float | Tensor | None, reduction: str | None, call: str) -> Weight | None:
     """The weight given to ``call``.
 
     Raises:
-        ConfigError: the weight is negative or infinite, the reduction is unknown, or a sum was given a weight.
+        ConfigError: the weight is negative or infinite, the reduction is unknown, or a sum was
+            given a weight.
     """
     if reduction not in (None, MEAN, SUM):
         raise unknown_name("reduction", str(reduction), (MEAN, SUM))
@@ -56,17 +60,21 @@ def checked(weight: float, call: str) -> float:
 
 
 def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight | None]) -> tuple[str, Any]:
-    """The kind of a value, and the value itself: a Python number, or a copy as a float64 or int64 tensor on its device.
-    (Tensors without dimensions stand for numbers, so that nothing waits for a GPU.)
+    """The kind of a value, and the value itself: a Python number, or a copy as a float64 or int64
+    tensor on its device. (Tensors without dimensions stand for numbers, so that nothing waits for a
+    GPU.)
 
     Args:
         name: of the value, for messages.
         value: a number or a tensor.
-        reduction: as the script has given it. None: ``mean``, and a vector has one value per sample.
-        lengths: the number of samples of the shard (or its weight), which is the length of such a vector.
+        reduction: as the script has given it. None: ``mean``, and a vector has one value per
+            sample.
+        lengths: the number of samples of the shard (or its weight), which is the length of such a
+            vector.
 
     Raises:
-        ConfigError: it is neither a number nor a tensor; or a tensor of which ``reduction`` must say what it is.
+        ConfigError: it is neither a number nor a tensor; or a tensor of which ``reduction`` must
+            say what it is.
     """
     if hasattr(value, "__array__"):
         value = torch.as_tensor(value)
@@ -110,7 +118,8 @@ def on_cpu(value: Any) -> Any:
 
 
 def all_on_cpu(values: Sequence[Tensor]) -> list[Any]:
-    """Results of ``take`` on devices as Python numbers, or tensors on the CPU. Waits for each device once."""
+    """Results of ``take`` on devices as Python numbers, or tensors on the CPU. Waits for each
+    device once."""
     by_device: dict[torch.device, list[int]] = {}
     for number, value in enumerate(values):
         by_device.setdefault(value.device, []).append(number)
@@ -160,7 +169,8 @@ class Total:
 
 
 def add_up(name: str, parts: Iterable[Part]) -> Total:
-    """Combine what the shards have added under a name. The result depends on the order of ``parts`` for tensors only.
+    """Combine what the shards have added under a name. The result depends on the order of ``parts``
+    for tensors only.
 
     Raises:
         UsageError: they are not of one kind or shape.
@@ -187,7 +197,8 @@ def add_up(name: str, parts: Iterable[Part]) -> Total:
 
 
 def combine(parts: Iterable[tuple[str, Part]]) -> dict[str, Total]:
-    """Combine what the shards have added, by name. ``parts``: names and parts, in shard (or batch) order.
+    """Combine what the shards have added, by name. ``parts``: names and parts, in shard (or batch)
+    order.
 
     Raises:
         UsageError: those of a name are not of one kind or shape.

@@ -1,8 +1,9 @@
 """What the script changes in a data set of which loader workers have copies.
 
-Workers get their copies when they start: with each pass, or, if they are persistent, once. A change that comes later reaches no
-sample, as in plain PyTorch, but without workers it reaches the next. So the result would depend on ``num_workers``. In steps
-1, 2, 4, 8, ... the data set is compared with what it was then.
+Workers get their copies when they start: with each pass, or, if they are persistent, once. A change
+that comes later reaches no sample, as in plain PyTorch, but without workers it reaches the next. So
+the result would depend on ``num_workers``. In steps 1, 2, 4, 8, ... the data set is compared with
+what it was then.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class WorkerCopies:
         # (A stream is read in one worker, whose copy is the one that counts.)
         has_copies = is_torch_loader(batches) and batches.num_workers > 0 and not isinstance(self._dataset, IterableDataset)
         self.is_looking = speaks and has_copies
-        """Whether anything is looked at. (An attribute: a pass may end while Python is shutting down.)"""
+        """Whether anything is looked at. (An attribute: a pass may end while Python is shutting
+        down.)"""
         self.next: float = 0 if self.is_looking else math.inf
         """The first step for which there is something to do."""
 
@@ -56,9 +58,11 @@ class WorkerCopies:
         self.next = max(self._looks.next, step + 1)
 
     def end_pass(self, step: int) -> None:
-        """The pass has ended with this step. The next has new copies, unless its workers are the same."""
+        """The pass has ended with this step. The next has new copies, unless its workers are the
+        same."""
         self._compare(step)
-        if not self._batches.persistent_workers or hasattr(self._dataset, "set_epoch"):  # which is called in each
+        # which is called in each
+        if not self._batches.persistent_workers or hasattr(self._dataset, "set_epoch"):
             self._before = None
 
     def _compare(self, step: int) -> None:
@@ -81,7 +85,8 @@ class WorkerCopies:
         )
 
     def _counts(self, changed: Held, before: Snapshot) -> bool:
-        """Whether samples may depend on a change: not where it is to a setting that the data set only holds (``args.step``)."""
+        """Whether samples may depend on a change: not where it is to a setting that the data set
+        only holds (``args.step``)."""
         if not _holds_settings(changed.value):
             return not _is_shared(changed.value)
         read = _names_in_code([self._dataset, getattr(self._batches, "collate_fn", None)])
@@ -98,8 +103,8 @@ def _holds_settings(value: Any) -> bool:
 
 
 def _names_in_code(things: list[Any]) -> set[Any]:
-    """The names and texts in code of the script that may run for these things: in the classes of what they hold, in functions,
-    and in the functions and classes that those name."""
+    """The names and texts in code of the script that may run for these things: in the classes of
+    what they hold, in functions, and in the functions and classes that those name."""
     functions = [f for held in walk(map(root, things), _is_no_tensor, most=_MOST_OBJECTS) for f in _functions_of(held.value)]
     names, seen = set[Any](), set[int]()
     while functions:

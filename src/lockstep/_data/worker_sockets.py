@@ -1,4 +1,5 @@
-"""Whether loader workers can hand batches over, for which PyTorch and Python make sockets where temporary files are."""
+"""Whether loader workers can hand batches over, for which PyTorch and Python make sockets where
+temporary files are."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _SURELY_SHORT = 40
 def check_room_for_sockets(num_workers: int) -> None:
     """Check that the path of the directory for temporary files is short enough for sockets in it.
 
-    Otherwise the thread that hands a batch over would fail, and the batch would be waited for without end.
+    Otherwise the thread that hands a batch over would fail, and the batch would be waited for
+    without end.
 
     Raises:
         ConfigError: it is not.
@@ -29,7 +31,8 @@ def check_room_for_sockets(num_workers: int) -> None:
     directory = tempfile.gettempdir()
     if len(directory) <= _SURELY_SHORT:
         return
-    path = f"{get_temp_dir()}{'x' * _OF_PYTHON}"  # some versions of Python make it elsewhere if the path is long
+    # some versions of Python make it elsewhere if the path is long
+    path = f"{get_temp_dir()}{'x' * _OF_PYTHON}"
     if torch.multiprocessing.get_sharing_strategy() == "file_system":  # type: ignore[no-untyped-call]
         path = max(path, f"{directory}{'x' * _OF_MANAGER}", key=len)
     if len(path) > _LONGEST:

@@ -1,4 +1,5 @@
-"""Imports what every ``join()`` needs, instruments too: the launcher's fork server imports this, so that no worker has to."""
+"""Imports what every ``join()`` needs, instruments too: the launcher's fork server imports this, so
+that no worker has to."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ class RunContext:
     is_new: bool
     """Whether no launch has used the run directory before. Valid on rank 0 only."""
     shards_given: bool
-    """Whether the script or the command line gave V. If not, it is the number of processes of the run's first launch."""
+    """Whether the script or the command line gave V. If not, it is the number of processes of the
+    run's first launch."""
     notices: Sequence[str] = ()
     """Lines that rank 0 prints at the start."""
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -217,7 +218,8 @@ class Engine:
         """The engine's own, within a stage in the order in which they are notified."""
         config, world, context, clock = self.config, self.world, self.context, self.clock
         warns = self.is_main and config.interval != "off"
-        gathers = self.sync.forward_is_collective  # whose own collectives cannot be told from the script's
+        # whose own collectives cannot be told from the script's
+        gathers = self.sync.forward_is_collective
         self.at_exit = AtExit()
         self._display = choose_display(
             config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
@@ -318,8 +320,9 @@ class Engine:
         return None if config.shards == 1 else SplitRemarks(config.shards, say)
 
     def record(self, kind: str, epoch: int, step: int, values: dict[str, float], apart: Sequence[str] = ()) -> None:
-        """Write the values of a ``step``, or the results of an evaluation (``evaluate``), to the journal and the trackers.
-        ``apart``: names of those of a step that were logged apart from it."""
+        """Write the values of a ``step``, or the results of an evaluation (``evaluate``), to the
+        journal and the trackers. ``apart``: names of those of a step that were logged apart from
+        it."""
         if values:
             self.journal.write(kind, epoch=epoch, step=step, values=values, **({"apart": list(apart)} if apart else {}))
             self.trackers.write(kind, step, values, apart)
@@ -327,7 +330,8 @@ class Engine:
             self._display.values(values)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        """Prepare objects, and compare what was prepared so far with the checkpoint to resume from. Every rank must call it."""
+        """Prepare objects, and compare what was prepared so far with the checkpoint to resume from.
+        Every rank must call it."""
         self._script_seed.take()
         prepared = self.preparation.prepare(objects)
         if self.restorer is not None and not self.restorer.is_done:

@@ -1,12 +1,13 @@
 """The seam between the engine and what looks at a run from inside: instruments.
 
-An instrument is the part of a tool, or of another package, that works within a training. It registers a class under a name of
-its own, in ``lockstep._base.extensions`` if it comes with this package, and else by an entry point of the group
-``lockstep.instruments``. ``join()`` creates one of each on every rank, and the engine knows none of them.
+An instrument is the part of a tool, or of another package, that works within a training. It
+registers a class under a name of its own, in ``lockstep._base.extensions`` if it comes with this
+package, and else by an entry point of the group ``lockstep.instruments``. ``join()`` creates one of
+each on every rank, and the engine knows none of them.
 
-One that has options registers a dataclass of them under the same name for ``lockstep.options``, whose fields are made by
-``lockstep._base.option.option``. They are then given like all settings: by ``lockstep run``, its ``--config``, and ``join()``.
-"""
+One that has options registers a dataclass of them under the same name for ``lockstep.options``,
+whose fields are made by ``lockstep._base.option.option``. They are then given like all settings: by
+``lockstep run``, its ``--config``, and ``join()``."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class Run:
     given: Mapping[str, Any]
     """The settings that the script gives itself."""
     asked: Mapping[str, Any]
-    """What the command that has started this run asks, by instrument; empty: the run is one of the user's own."""
+    """What the command that has started this run asks, by instrument; empty: the run is one of the
+    user's own."""
     hosts: tuple[str, ...]
     """The host of each rank."""
     collectives: Collectives
@@ -66,7 +68,8 @@ class Run:
     journal: EventWriter
     """Rank 0 writes it; on other ranks it takes what it is given, and writes nothing."""
 
-    # Parts of the engine, for instruments that come with this package: these may change with any version.
+    # Parts of the engine, for instruments that come with this package: these may change with any
+    # version.
     phases: Phases
     state: RunState
     sync: Sync
@@ -84,16 +87,18 @@ class Run:
 
 
 class Instrument:
-    """Base class of instruments, with methods that do nothing. They are called on every rank, in the order given here.
+    """Base class of instruments, with methods that do nothing. They are called on every rank, in
+    the order given here.
 
     Args:
-        asked: what the command that has started this run asks of this instrument, as it has given it to
-            ``lockstep._world.environment.mode``; None: nothing, so this is one of the user's own runs.
+        asked: what the command that has started this run asks of this instrument, as it has given
+            it to ``lockstep._world.environment.mode``; None: nothing, so this is one of the user's
+            own runs.
     """
 
     options: Any = None
-    """Its options: an instance of the dataclass that has registered under its name for ``lockstep.options``. Set once
-    ``given`` has been called."""
+    """Its options: an instance of the dataclass that has registered under its name for
+    ``lockstep.options``. Set once ``given`` has been called."""
 
     def __init__(self, asked: Any = None) -> None:
         self.asked = asked
@@ -103,11 +108,13 @@ class Instrument:
         return settings
 
     def settings(self, config: RunConfig) -> RunConfig:
-        """The settings of this launch, in place of what the script and the command line give together."""
+        """The settings of this launch, in place of what the script and the command line give
+        together."""
         return config
 
     def listeners(self, run: Run) -> Iterable[Listener]:
-        """Who is to be notified of the run's steps. May communicate, if it does so on every rank."""
+        """Who is to be notified of the run's steps. May communicate, if it does so on every
+        rank."""
         return ()
 
     def notices(self, run: Run) -> Iterable[str]:
@@ -122,7 +129,8 @@ def make_instruments(asked: Mapping[str, Any]) -> dict[str, Instrument]:
         asked: see ``Run``.
 
     Raises:
-        ConfigError: an instrument that something is asked of is not installed, or one cannot be imported.
+        ConfigError: an instrument that something is asked of is not installed, or one cannot be
+            imported.
     """
     names = extensions.names("instruments")
     for name in asked:

@@ -52,8 +52,8 @@ _num_joined = 0
 
 
 def _with_settings(function: Callable[..., Team]) -> Callable[..., Team]:
-    """Give ``join`` the signature that ``help()`` shows. (The options of tools are in it for type checkers, in
-    ``lockstep._tools.arguments``: importing this imports no tool.)"""
+    """Give ``join`` the signature that ``help()`` shows. (The options of tools are in it for type
+    checkers, in ``lockstep._tools.arguments``: importing this imports no tool.)"""
     signature = inspect.signature(function)
     *own, others = signature.parameters.values()
     settings = inspect.signature(RunConfig).parameters.values()
@@ -68,21 +68,22 @@ def joined_team() -> Team | None:
 
 @_with_settings
 def join(*, rank: int | None = None, world_size: int | None = None, **settings: Any) -> Team:
-    """Join the run for which this process was started, alone or as one of many. Call it once, at the top of the script.
+    """Join the run for which this process was started, alone or as one of many. Call it once, at
+    the top of the script.
 
-    Every rank must call it; it returns when all have. It opens the process group, chooses the device, sets the number of
-    threads and the random streams, and opens the run directory.
+    Every rank must call it; it returns when all have. It opens the process group, chooses the
+    device, sets the number of threads and the random streams, and opens the run directory.
 
     Args:
-        rank: the rank of this process, if it was started by hand. None: given by the launcher, or by the environment
-            variable RANK.
+        rank: the rank of this process, if it was started by hand. None: given by the launcher, or
+            by the environment variable RANK.
         world_size: the number of processes; required if and only if ``rank`` is given.
         settings: fields of ``RunConfig``, and options of tools, as for ``lockstep run``.
 
     Raises:
         ConfigError: a setting is invalid, or not available here.
-        UsageError: this process has joined before, or has opened a process group; or multiprocessing has started it from a
-            script that trains at its top level.
+        UsageError: this process has joined before, or has opened a process group; or
+            multiprocessing has started it from a script that trains at its top level.
         PeerError: the other ranks did not arrive at the rendezvous within the timeout.
         MismatchError: the ranks were started with different settings.
         CheckpointError: the run to resume has checkpoints, and all of them are damaged.
@@ -99,7 +100,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     explicit = {**settings, **environment.settings}
     config, options = settle(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
-        explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
+        # the script's seed becomes the run's: another seed means another run
+        explicit["seed"] = seed
         config = dataclasses.replace(config, seed=seed)
     for name, instrument in instruments.items():
         instrument.options = options.get(name)
@@ -132,7 +134,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         engine = Engine(config, world, devices, transport, context, list(instruments.values()))
         team = Team(engine)
     except BaseException:
-        collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
+        # the traceback would keep the group alive, and with it Gloo's thread and socket
+        collectives.release()
         close_group(failed=True)
         raise
     _joined = team

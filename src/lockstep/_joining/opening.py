@@ -1,4 +1,5 @@
-"""Determining the run of a launch: a new one, or an interrupted one and the checkpoint from which it resumes."""
+"""Determining the run of a launch: a new one, or an interrupted one and the checkpoint from which
+it resumes."""
 
 from __future__ import annotations
 
@@ -58,16 +59,19 @@ class LaunchRequest:
     world: World
 
     def begins_anew(self, path: Path) -> bool:
-        """Whether the run in a directory must not be resumed. (A restart resumes what this launch has begun.)"""
+        """Whether the run in a directory must not be resumed. (A restart resumes what this launch
+        has begun.)"""
         return self.config.fresh and not self.has_begun(path)
 
     @property
     def is_named(self) -> bool:
-        """Whether the run that it began before a restart can be distinguished from those of other launches."""
+        """Whether the run that it began before a restart can be distinguished from those of other
+        launches."""
         return bool(self.world.launch and self.world.restart) or bool(self.world.job and self.world.job.restart)
 
     def has_begun(self, path: Path) -> bool:
-        """Whether the run in a directory is that of this launch, or of this Slurm job, before a restart."""
+        """Whether the run in a directory is that of this launch, or of this Slurm job, before a
+        restart."""
         job = self.world.job
         if job is not None and job.restart > 0 and last_job(path) == job.name:
             # Concurrent steps of a batch script may have other numbers after a requeue.
@@ -75,7 +79,8 @@ class LaunchRequest:
         return self.world.restart > 0 and last_launch(path) == self.world.launch
 
     def lock(self, path: Path, *, leave_no_name: bool = False, patience_s: float | None = None) -> RunLock:
-        """Lock a directory for this launch. The lock records its name, by which a restart finds its run.
+        """Lock a directory for this launch. The lock records its name, by which a restart finds its
+        run.
 
         Raises:
             ConfigError: it is in use.
@@ -84,7 +89,8 @@ class LaunchRequest:
         names = ("", "") if leave_no_name else (self.world.launch, "" if job is None else job.name)
         if patience_s is not None:
             return RunLock(path, *names, patience_s=patience_s)
-        # A file server may be slow to release the lock of a lost machine. (The other ranks wait for this one meanwhile.)
+        # A file server may be slow to release the lock of a lost machine. (The other ranks wait for
+        # this one meanwhile.)
         after_loss_s = max(PATIENCE_S, min(_AFTER_LOSS_S, 0.8 * self.config.timeout_s))
         is_again = self.world.restart > 0 or (job is not None and job.restart > 0)
         return RunLock(path, *names, patience_s=after_loss_s if is_again else PATIENCE_S, far_patience_s=after_loss_s)
@@ -100,11 +106,13 @@ class LaunchRequest:
 def open_run(launch: LaunchRequest) -> OpenRun:
     """Find or create the run of this launch. Called on rank 0 only.
 
-    With ``run_dir``, the run in that directory is resumed, if there is one. Without, the newest interrupted run of the same
-    command is resumed that has a checkpoint, was created with settings that this launch does not contradict, and is not in use.
+    With ``run_dir``, the run in that directory is resumed, if there is one. Without, the newest
+    interrupted run of the same command is resumed that has a checkpoint, was created with settings
+    that this launch does not contradict, and is not in use.
 
     Raises:
-        ConfigError: the directory is in use or cannot be written, or a setting differs from the run's birth.
+        ConfigError: the directory is in use or cannot be written, or a setting differs from the
+            run's birth.
         CheckpointError: the run has checkpoints, but none of them is usable.
     """
     try:
@@ -167,7 +175,8 @@ def _is_in_use(path: Path) -> bool:
 
 
 def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | None:
-    """The state of an earlier run of this command; None: it is of another command, or cannot be resumed."""
+    """The state of an earlier run of this command; None: it is of another command, or cannot be
+    resumed."""
     store = Store(path)
     newest = store.newest()
     is_saved = newest is not None or store.has_unfinished()
@@ -245,8 +254,8 @@ def _is_finished(checkpoint: Path) -> bool:
 
 
 def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]) -> OpenRun | None:
-    """The run in a directory; None: there is none. Its settings are those of its newest checkpoint, which has a checksum; until
-    there is one, those of ``birth.json``."""
+    """The run in a directory; None: there is none. Its settings are those of its newest checkpoint,
+    which has a checksum; until there is one, those of ``birth.json``."""
     store = Store(path)
     store.clean()
     sound = store.newest_sound(notices.append)

@@ -41,7 +41,8 @@ _LOG_MEANS = (
 
 
 class Team(Collectives):
-    """One process's view of the run, including collectives over all its processes. Created by ``join()``."""
+    """One process's view of the run, including collectives over all its processes. Created by
+    ``join()``."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(
@@ -92,18 +93,19 @@ class Team(Collectives):
 
     @contextlib.contextmanager
     def hide_launcher(self) -> Iterator[None]:
-        """Within the block, the environment variables by which a launcher tells a process its rank (RANK, WORLD_SIZE and the
-        like, of each launcher that lockstep knows) are not set. Local.
+        """Within the block, the environment variables by which a launcher tells a process its rank
+        (RANK, WORLD_SIZE and the like, of each launcher that lockstep knows) are not set. Local.
 
-        For a library that drives training on top of lockstep, and that would open a process group of its own: it finds a single
-        process, on every rank. Processes that are started within the block do not have the variables, either.
-        """
+        For a library that drives training on top of lockstep, and that would open a process group
+        of its own: it finds a single process, on every rank. Processes that are started within the
+        block do not have the variables, either."""
         with hidden_launcher():
             yield
 
     # Preparing
 
-    # For type checkers: a loader becomes a PreparedLoader, anything else keeps its type. Less common orders return Any.
+    # For type checkers: a loader becomes a PreparedLoader, anything else keeps its type. Less
+    # common orders return Any.
     @overload
     def prepare(self, a: A, /) -> A: ...
     @overload
@@ -125,22 +127,26 @@ class Team(Collectives):
     @overload
     def prepare(self, *objects: Kept | Iterable[Any]) -> Any: ...
     def prepare(self, *objects: Any) -> Any:
-        """Prepare the script's objects for the run. Every rank must call it, with equal objects in the same order.
+        """Prepare the script's objects for the run. Every rank must call it, with equal objects in
+        the same order.
 
-        Models are moved to ``team.device`` (with several devices per process they stay where the script has placed them) and
-        receive rank 0's parameters and buffers; the returned model stands for the user's, with the same names, methods and
-        attributes. So does a loss module that has buffers only. Optimizers, schedules and ``AveragedModel`` are returned
-        themselves. A ``DataLoader``, or any iterable of ready batches, becomes a loader that yields one ``Batch`` per step,
-        holding this process's shards. Evaluation loaders are not prepared: see ``evaluate``.
+        Models are moved to ``team.device`` (with several devices per process they stay where the
+        script has placed them) and receive rank 0's parameters and buffers; the returned model
+        stands for the user's, with the same names, methods and attributes. So does a loss module
+        that has buffers only. Optimizers, schedules and ``AveragedModel`` are returned themselves.
+        A ``DataLoader``, or any iterable of ready batches, becomes a loader that yields one
+        ``Batch`` per step, holding this process's shards. Evaluation loaders are not prepared: see
+        ``evaluate``.
 
         Returns:
-            The prepared objects in the order given: a tuple, or the object itself if there is only one. For an object that was
-            prepared before, what stands for it since then.
+            The prepared objects in the order given: a tuple, or the object itself if there is only
+            one. For an object that was prepared before, what stands for it since then.
 
         Raises:
             UsageError: an object is of a kind that cannot be prepared.
-            ModelError: a model has no parameters and no buffers, is already wrapped, or is on devices of another process; or an
-                optimizer has parameters that belong to no prepared model.
+            ModelError: a model has no parameters and no buffers, is already wrapped, or is on
+                devices of another process; or an optimizer has parameters that belong to no
+                prepared model.
             DataError: a loader cannot be split into shards.
             MismatchError: the ranks gave different objects.
         """
@@ -148,16 +154,19 @@ class Team(Collectives):
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def register(self, name: str, value: Any, *, compare: bool = True) -> Any:
-        """Add an object of the script to the run's state: it is saved in every checkpoint and restored on resume.
+        """Add an object of the script to the run's state: it is saved in every checkpoint and
+        restored on resume.
 
-        Every rank must call it, before the training loop, with a value that is the same on all ranks.
+        Every rank must call it, before the training loop, with a value that is the same on all
+        ranks.
 
         Args:
             name: a unique name, the same when the run is resumed.
-            value: a tensor, a list or a dict (of tensors and plain values; restored in place), a random generator, or an
-                object with ``state_dict()`` and ``load_state_dict()``.
-            compare: whether the ranks compare its state. False: it may differ, as clocks do. Rank 0's is saved, and every rank
-                resumes with it. Nothing that is trained may depend on it.
+            value: a tensor, a list or a dict (of tensors and plain values; restored in place), a
+                random generator, or an object with ``state_dict()`` and ``load_state_dict()``.
+            compare: whether the ranks compare its state. False: it may differ, as clocks do. Rank
+                0's is saved, and every rank resumes with it. Nothing that is trained may depend on
+                it.
 
         Returns:
             ``value``.
@@ -171,8 +180,8 @@ class Team(Collectives):
         return value
 
     def state(self, **values: Any) -> ScriptState:
-        """Create a namespace for values of the script's own, such as the best accuracy so far or a counter: it is saved in
-        every checkpoint and restored on resume.
+        """Create a namespace for values of the script's own, such as the best accuracy so far or a
+        counter: it is saved in every checkpoint and restored on resume.
 
         ::
 
@@ -181,16 +190,17 @@ class Team(Collectives):
                 ...
                 state.best, state.bad = (accuracy, 0) if accuracy > state.best else (state.best, state.bad + 1)
 
-        Every rank must call it, before the training loop, and assign the same values, outside of ``batch.shards``. A name that
-        was not given here cannot be assigned.
+        Every rank must call it, before the training loop, and assign the same values, outside of
+        ``batch.shards``. A name that was not given here cannot be assigned.
 
         Args:
-            values: the initial values, by name: numbers, text, None, tensors, and lists or dicts of them. No other call of
-                ``state`` or ``register`` may have the same name.
+            values: the initial values, by name: numbers, text, None, tensors, and lists or dicts of
+                them. No other call of ``state`` or ``register`` may have the same name.
 
         Raises:
             UsageError: a name is taken.
-            ConfigError: a checkpoint cannot hold a value. (Also raised when such a value is assigned.)
+            ConfigError: a checkpoint cannot hold a value. (Also raised when such a value is
+                assigned.)
         """
         state = ScriptState(values, self._phases.check_outside)
         for name in values:
@@ -199,24 +209,28 @@ class Team(Collectives):
 
     @property
     def in_audit(self) -> bool:
-        """Whether this shard runs without effect: an audit computes it again, or ``lockstep replay --blame`` its samples.
-        Code inside ``batch.shards`` that keeps counts of its own, or writes files, should skip them then."""
+        """Whether this shard runs without effect: an audit computes it again, or ``lockstep replay
+        --blame`` its samples. Code inside ``batch.shards`` that keeps counts of its own, or writes
+        files, should skip them then."""
         return self._phases.is_aside
 
     def per_shard(self, name: str, start: Any) -> PerShard:
         """Create state that each shard carries from batch to batch, such as an RNN's hidden state.
 
-        Every rank must call it, before the training loop. In the loop over ``batch.shards``, read and set the running shard's
-        state as the returned object's ``value``; outside, ``reset()`` starts over. It is saved in every checkpoint, and does
-        not depend on the number of processes.
+        Every rank must call it, before the training loop. In the loop over ``batch.shards``, read
+        and set the running shard's state as the returned object's ``value``; outside, ``reset()``
+        starts over. It is saved in every checkpoint, and does not depend on the number of
+        processes.
 
         Args:
             name: a unique name, the same when the run is resumed.
-            start: the initial value, copied for each shard: a tensor, a plain value, or a list or dict of them.
+            start: the initial value, copied for each shard: a tensor, a plain value, or a list or
+                dict of them.
 
         Raises:
             UsageError: the name is taken.
-            ConfigError: a checkpoint cannot hold the value. (Also raised when such a value is assigned.)
+            ConfigError: a checkpoint cannot hold the value. (Also raised when such a value is
+                assigned.)
         """
         per_shard = PerShard(
             name, start, self._phases, self._engine.collectives, self._engine.blocks, take_apart, self._engine.devices
@@ -226,10 +240,12 @@ class Team(Collectives):
         return per_shard
 
     def best(self, metric: float, mode: str = "max") -> bool:
-        """Save the weights of all models to ``<run>/best`` if the metric is the best so far in this run.
+        """Save the weights of all models to ``<run>/best`` if the metric is the best so far in this
+        run.
 
-        Every rank must call it, outside of ``batch.shards``, with the same value, such as a result of ``evaluate``. The
-        weights are written while training continues; ``lockstep.load_weights(team.run_dir / "best")`` reads them.
+        Every rank must call it, outside of ``batch.shards``, with the same value, such as a result
+        of ``evaluate``. The weights are written while training continues;
+        ``lockstep.load_weights(team.run_dir / "best")`` reads them.
 
         Args:
             metric: a number. NaN is never the best.
@@ -245,12 +261,14 @@ class Team(Collectives):
 
     @property
     def best_metric(self) -> float | None:
-        """The best metric given to ``best`` so far; None: there is none. Restored on resume, and the same on every rank."""
+        """The best metric given to ``best`` so far; None: there is none. Restored on resume, and
+        the same on every rank."""
         return self._engine.state.best
 
     @property
     def best_epoch(self) -> int:
-        """The epoch, from 0, in which ``best`` was given ``best_metric``; -1: there is none. For early stopping::
+        """The epoch, from 0, in which ``best`` was given ``best_metric``; -1: there is none. For
+        early stopping::
 
             team.best(accuracy)
             if epoch - team.best_epoch == 3:  # epochs without a better one
@@ -274,7 +292,8 @@ class Team(Collectives):
             UsageError: in a loader worker.
         """
         if get_worker_info() is not None:
-            # A worker has the team as it was when the worker started, and fetches ahead of the loop.
+            # A worker has the team as it was when the worker started, and fetches ahead of the
+            # loop.
             raise UsageError(
                 f"team.step was read in a loader worker, which knows the step at which it was started ({self._loop.step}) and "
                 "not that for which it fetches: samples would depend on num_workers. Let them depend on the epoch, by a method "
@@ -289,7 +308,8 @@ class Team(Collectives):
 
     @property
     def shard(self) -> int:
-        """Number of the running shard, 0 to ``num_shards - 1``, inside ``batch.shards`` of a training batch.
+        """Number of the running shard, 0 to ``num_shards - 1``, inside ``batch.shards`` of a
+        training batch.
 
         Raises:
             UsageError: no shard is running.
@@ -300,48 +320,58 @@ class Team(Collectives):
         return micro.shard
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Iterate over the epoch numbers, 0 to ``num_epochs - 1``. Every rank must leave the loop at the same point.
+        """Iterate over the epoch numbers, 0 to ``num_epochs - 1``. Every rank must leave the loop
+        at the same point.
 
-        A resumed run begins with the epoch in which it was interrupted. To end training early, leave the loop by ``break``:
-        after an error or ``sys.exit`` in it the run is not finished, and the same command resumes it.
-        """
+        A resumed run begins with the epoch in which it was interrupted. To end training early,
+        leave the loop by ``break``: after an error or ``sys.exit`` in it the run is not finished,
+        and the same command resumes it."""
         return self._loop.epochs(num_epochs)
 
     def hosted_epochs(self, num_epochs: int) -> HostedEpochs:
-        """A loop over epochs for a host: a library that drives training by a loop of its own, and tells this object where its
-        epochs begin and end. Every rank must call it, with everything prepared and registered.
+        """A loop over epochs for a host: a library that drives training by a loop of its own, and
+        tells this object where its epochs begin and end. Every rank must call it, with everything
+        prepared and registered.
 
-        When it returns, the run has been restored, once and for good. (In a script's own loop, ``epochs`` restores it again at
-        the beginning of the pass, behind the code of the script that comes before it.) See ``HostedEpochs``. The epoch's
-        training loader is told by ``loader.finish()`` that its pass is over.
+        When it returns, the run has been restored, once and for good. (In a script's own loop,
+        ``epochs`` restores it again at the beginning of the pass, behind the code of the script
+        that comes before it.) See ``HostedEpochs``. The epoch's training loader is told by
+        ``loader.finish()`` that its pass is over.
         """
         return self._loop.hosted_epochs(num_epochs)
 
     def backward(
         self, loss: Tensor, weight: float | Tensor | None = None, *, reduction: str | None = None, **options: Any
     ) -> None:
-        """Run the backward pass of one shard, in place of ``loss.backward()``. Call it inside ``batch.shards``.
+        """Run the backward pass of one shard, in place of ``loss.backward()``. Call it inside
+        ``batch.shards``.
 
-        At the end of the phase, ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks is added to ``.grad``.
+        At the end of the phase, ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks is added
+        to ``.grad``.
 
         Args:
-            loss: a scalar: the mean over the shard's samples (or tokens, or whatever ``weight`` counts).
-            weight: the shard's weight, 0 or more; None: its number of samples. Where the loss is a mean over tokens, give the
-                number of tokens. Either all shards give a weight or none does. A tensor on a GPU is read when the phase ends.
-            reduction: ``mean`` (the default), or ``sum`` for a loss that is a sum over the shard's samples
-                (``reduction="sum"`` of PyTorch's losses): the gradients of all shards are then added without division.
+            loss: a scalar: the mean over the shard's samples (or tokens, or whatever ``weight``
+                counts).
+            weight: the shard's weight, 0 or more; None: its number of samples. Where the loss is a
+                mean over tokens, give the number of tokens. Either all shards give a weight or none
+                does. A tensor on a GPU is read when the phase ends.
+            reduction: ``mean`` (the default), or ``sum`` for a loss that is a sum over the shard's
+                samples (``reduction="sum"`` of PyTorch's losses): the gradients of all shards are
+                then added without division.
             options: ``retain_graph``, ``create_graph``, ``inputs``, as for ``Tensor.backward``.
 
         Raises:
             UsageError: called before ``prepare``, or outside of ``batch.shards``.
             ConfigError: the reduction is unknown, or ``sum`` is combined with a weight.
-            LossError: the loss is not a scalar, is NaN, or is a sum without ``reduction`` saying so.
+            LossError: the loss is not a scalar, is NaN, or is a sum without ``reduction`` saying
+                so.
             ModelError: the loss no longer depends on some parameters.
         """
         self._phases.backward(loss, weight, reduction, options)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """``torch.nn.utils.clip_grad_norm_``. Every rank must call it: with ``fsdp`` it communicates.
+        """``torch.nn.utils.clip_grad_norm_``. Every rank must call it: with ``fsdp`` it
+        communicates.
 
         Returns:
             The total norm before clipping, a scalar tensor that is the same on every rank.
@@ -351,17 +381,19 @@ class Team(Collectives):
         return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The autocast context of the run's precision, for computation outside of a prepared model's forward pass."""
+        """The autocast context of the run's precision, for computation outside of a prepared
+        model's forward pass."""
         return self._engine.precision.autocast(self.device)
 
     def log(self, **values: Any) -> None:
         """Write values to the run's journal and the progress display. Never waits for another rank.
 
-        Call it outside of ``batch.shards``, with values that are the same on every rank, as ``batch[name]`` and results of
-        evaluations are.
+        Call it outside of ``batch.shards``, with values that are the same on every rank, as
+        ``batch[name]`` and results of evaluations are.
 
         Args:
-            values: numbers, or tensors with one element, which are read from a GPU every ``log_every`` steps. None is left out.
+            values: numbers, or tensors with one element, which are read from a GPU every
+                ``log_every`` steps. None is left out.
         """
         if self._loop.resumption.is_catching_up:
             return
@@ -378,16 +410,19 @@ class Team(Collectives):
         *,
         share: bool = False,
     ) -> Evaluation:
-        """Evaluate on all processes, with the same result as on one: see ``Evaluation``. Every rank must call it.
+        """Evaluate on all processes, with the same result as on one: see ``Evaluation``. Every rank
+        must call it.
 
         Args:
             model: a model or several, which are in evaluation mode inside the block.
-            loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the original one is used.
+            loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the
+                original one is used.
             metrics: objects for ``batch.update``; needed if a process may get no batch.
-            share: whether results of single batches are read on all processes: ``batch.share`` and ``batch.shared``. Then as
-                many batches as there are processes are computed at once, in the loop over the shards of the first. So a
-                batch must not be computed with what was shared of the one before, nor with a counter of the outer loop:
-                ``batch.number`` and ``batch.num_samples``, read inside ``batch.shards``, are those of the samples.
+            share: whether results of single batches are read on all processes: ``batch.share`` and
+                ``batch.shared``. Then as many batches as there are processes are computed at once,
+                in the loop over the shards of the first. So a batch must not be computed with what
+                was shared of the one before, nor with a counter of the outer loop: ``batch.number``
+                and ``batch.num_samples``, read inside ``batch.shards``, are those of the samples.
         """
         self._loop.before_evaluation("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
@@ -413,13 +448,16 @@ class Team(Collectives):
             print(*values, **{"flush": True, **options})
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> None:
-        """Call ``torch.save`` on rank 0 only: ``team.save(model.state_dict(), "model.pt")`` writes a file for plain PyTorch.
+        """Call ``torch.save`` on rank 0 only: ``team.save(model.state_dict(), "model.pt")`` writes
+        a file for plain PyTorch.
 
-        Every rank must call it, outside of ``batch.shards``, since parameters that ``fsdp`` has sharded are gathered for it.
-        Rank 0 has written the file when it returns; the others do not wait.
+        Every rank must call it, outside of ``batch.shards``, since parameters that ``fsdp`` has
+        sharded are gathered for it. Rank 0 has written the file when it returns; the others do not
+        wait.
         """
         self._phases.check_outside("team.save()")
-        if self._engine.sync.forward_is_collective:  # fsdp: gather one tensor at a time, and keep it where it is written
+        # fsdp: gather one tensor at a time, and keep it where it is written
+        if self._engine.sync.forward_is_collective:
             value = map_tensors(self._whole_on_main, value)
         if self.is_main:
             torch.save(value, path)
@@ -430,10 +468,11 @@ class Team(Collectives):
 
     @contextlib.contextmanager
     def main_first(self) -> Iterator[None]:
-        """Run the block on rank 0 first, then on the other ranks: for work to be done once, such as a download.
+        """Run the block on rank 0 first, then on the other ranks: for work to be done once, such as
+        a download.
 
-        Every rank must enter it. If rank 0 fails in the block, the other ranks raise PeerError without running it.
-        """
+        Every rank must enter it. If rank 0 fails in the block, the other ranks raise PeerError
+        without running it."""
         self._loop.before_collective("team.main_first()")
         if not self.is_main and not self._engine.collectives.broadcast_plain(None):
             raise PeerError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
@@ -453,13 +492,15 @@ class Team(Collectives):
         return self._closed
 
     def close(self) -> None:
-        """Leave the run: write pending output and close the process group. Called automatically when the script ends.
+        """Leave the run: write pending output and close the process group. Called automatically
+        when the script ends.
 
-        Every rank must call it, unless the script has failed: then it does not communicate. Otherwise it waits for the other
-        ranks if a step was taken.
+        Every rank must call it, unless the script has failed: then it does not communicate.
+        Otherwise it waits for the other ranks if a step was taken.
 
         Raises:
-            MismatchError: the script has changed the state of the ranks in different ways since its last step.
+            MismatchError: the script has changed the state of the ranks in different ways since its
+                last step.
         """
         self._close(at_exit=False)
 
@@ -496,15 +537,17 @@ class Team(Collectives):
                 say(f"error: {error}")
             raise
         finally:
-            if failed or not at_exit:  # at exit a signal comes too late, and must not change the exit status
+            # at exit a signal comes too late, and must not change the exit status
+            if failed or not at_exit:
                 self._engine.stop_watch.end()
             self._exit_status.end()
             self.release()
             self._engine.close(self.step, failed=failed or self._loop.left_by_error is not None)
 
     def _ended_well(self) -> bool:
-        """Whether the script that is now over ended with status 0. What is not known counts only where all epochs were trained:
-        to resume a run in vain costs little, and one that is taken for finished loses what was to be trained."""
+        """Whether the script that is now over ended with status 0. What is not known counts only
+        where all epochs were trained: to resume a run in vain costs little, and one that is taken
+        for finished loses what was to be trained."""
         if hasattr(sys, "ps1"):  # a notebook or interactive session, which ends as its user likes
             return True
         end = self._exit_status.now()
@@ -515,14 +558,16 @@ class Team(Collectives):
         return end is not ScriptEnd.FAILED
 
     def close_at_exit(self) -> None:
-        """``close`` as the process exits. Python would exit with status 0 after an error here; this exits with 1."""
+        """``close`` as the process exits. Python would exit with status 0 after an error here; this
+        exits with 1."""
         try:
             self._close(at_exit=True)
         except BaseException as error:
             if isinstance(error, _OF_ALL_RANKS):  # rank 0 has said it
                 FailureRecord(summary=str(error).partition("\n")[0], report=f"error: {error}").write(failure_file())
             else:
-                sys.excepthook(type(error), error, error.__traceback__)  # silent while the launcher ends all ranks
+                # silent while the launcher ends all ranks
+                sys.excepthook(type(error), error, error.__traceback__)
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()

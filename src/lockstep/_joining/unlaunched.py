@@ -11,8 +11,8 @@ from lockstep._world.machine.open_files import free_spare, hold_spare
 
 
 def show_uncaught() -> None:
-    """Have an uncaught error be shown and explained as ``lockstep run`` does; not where the launcher or the script has a hook
-    of its own for them."""
+    """Have an uncaught error be shown and explained as ``lockstep run`` does; not where the
+    launcher or the script has a hook of its own for them."""
     if sys.excepthook is sys.__excepthook__:
         hold_spare()
         sys.excepthook = _report

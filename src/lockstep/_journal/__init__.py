@@ -1,1 +1,2 @@
-"""What a run has recorded: events and digests, as JSON lines. One schema, one writer, one reader."""
+"""What a run has recorded: events and digests, as JSON lines. One schema, one writer, one
+reader."""

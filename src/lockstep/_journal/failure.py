@@ -1,7 +1,7 @@
 """Why a program failed, for the one that started it: a file, beside what is printed for people.
 
-Who starts a program names the file in its environment (``world.FAILURE``), as it may fail before it has a run directory.
-"""
+Who starts a program names the file in its environment (``world.FAILURE``), as it may fail before it
+has a run directory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class FailureRecord:
     """All that was told of it."""
 
     def write(self, path: str | None) -> None:
-        """Write it, unless this program was given no file, or the file is there: of several processes, the first to fail is
-        most likely the cause. Never fails."""
+        """Write it, unless this program was given no file, or the file is there: of several
+        processes, the first to fail is most likely the cause. Never fails."""
         text = json.dumps({name: value[: _MOST_BYTES // 8] for name, value in dataclasses.asdict(self).items()})
         with contextlib.suppress(OSError):
             if path is not None:

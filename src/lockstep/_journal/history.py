@@ -1,7 +1,8 @@
-"""Reads a run's journal: its events, its launches, its steps as they count after all resumes, and what is new in it.
+"""Reads a run's journal: its events, its launches, its steps as they count after all resumes, and
+what is new in it.
 
-A file may be damaged, of another version, or somebody else's: it is read if it is a regular one of bounded size, and lines that
-are not as the table in ``events`` says are skipped.
+A file may be damaged, of another version, or somebody else's: it is read if it is a regular one of
+bounded size, and lines that are not as the table in ``events`` says are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from lockstep._base.regular import MOST_LINE_BYTES, MOST_LINES_BYTES, open_to_re
 from lockstep._journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
 
 _SPARE = 4
-"""Lines of a kind that are kept by a reader that wants the last: the launch may have been killed while it wrote one."""
+"""Lines of a kind that are kept by a reader that wants the last: the launch may have been killed
+while it wrote one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +68,12 @@ class Launch:
 
 
 def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order. Lines that are truncated (the launch was killed while writing) or damaged are skipped.
+    """The events of a run, in order. Lines that are truncated (the launch was killed while writing)
+    or damaged are skipped.
 
     Args:
-        damaged: a list to which the numbers of such lines, from 1, are appended; not that of a last line still being written.
+        damaged: a list to which the numbers of such lines, from 1, are appended; not that of a last
+            line still being written.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
@@ -83,7 +87,8 @@ def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dic
 
 
 def read_launches(run_dir: Path) -> list[Launch]:
-    """The launches of a run, each with the last event of every kind alone: of millions of lines, few are parsed.
+    """The launches of a run, each with the last event of every kind alone: of millions of lines,
+    few are parsed.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
@@ -134,13 +139,14 @@ def launches(events: Iterable[Event]) -> list[Launch]:
 
 
 def _begins(kind: str, seen: Collection[str]) -> bool:
-    """Whether an event of this kind is the first of a launch; ``seen``: the kinds of the launch before. One that resumes after
-    its first step is another, whose start was lost."""
+    """Whether an event of this kind is the first of a launch; ``seen``: the kinds of the launch
+    before. One that resumes after its first step is another, whose start was lost."""
     return kind == "start" or (kind == "resume" and any(old in seen for old in (kind, *REPEATED)))
 
 
 def counts_until(resumed_after: Sequence[int | None]) -> list[float]:
-    """Of each launch, the last step that counts: later ones were done again by a launch that resumed after it. Pure.
+    """Of each launch, the last step that counts: later ones were done again by a launch that
+    resumed after it. Pure.
 
     Args:
         resumed_after: of each launch; see ``Launch``.
@@ -152,7 +158,8 @@ def counts_until(resumed_after: Sequence[int | None]) -> list[float]:
 
 
 def history(events: Iterable[Event]) -> list[Event]:
-    """The events without those that were repeated after a ``resume``, as if there had been no interruption. Pure."""
+    """The events without those that were repeated after a ``resume``, as if there had been no
+    interruption. Pure."""
     return [event for launch in launches(events) for event in launch.history]
 
 
@@ -192,7 +199,8 @@ class Tail:
                     self._at += len(data)
                     *lines, self._rest = (self._rest + data).split(b"\n")
                     if self._rest[:1] != b"{" or len(self._rest) > MOST_LINE_BYTES:
-                        self._rest = self._rest and b"\0"  # no event, whatever follows until the line's end
+                        # no event, whatever follows until the line's end
+                        self._rest = self._rest and b"\0"
                     events += [event for line in lines if (event := read_event(line)) is not None]
                 return events, is_replaced
         except OSError:  # it has not begun, or the file server does not answer

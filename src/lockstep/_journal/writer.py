@@ -44,7 +44,8 @@ class LineWriter:
         self._waiting = b""
         self._has_warned = False
         size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":  # an earlier launch was killed in the middle of a line
+        # an earlier launch was killed in the middle of a line
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
             self._waiting = b"\n"
 
     def write_line(self, fields: Mapping[str, Any]) -> None:
@@ -98,6 +99,7 @@ class EventWriter:
 
 
 def _warn(what: str) -> None:
-    # Not a Python warning: it could be turned into an error, and a full disk must not end the training.
+    # Not a Python warning: it could be turned into an error, and a full disk must not end the
+    # training.
     with contextlib.suppress(OSError):  # standard error may be a file on that disk
         print(visible(f"lockstep: WARNING: {what}."), file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""Binding of processes to the CPUs near their GPUs: PyTorch's ``torch.numa``, as ``torchrun --numa-binding`` applies it."""
+"""Binding of processes to the CPUs near their GPUs: PyTorch's ``torch.numa``, as ``torchrun
+--numa-binding`` applies it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def check_binding(kind: str, config: RunConfig) -> None:
     """Check that processes of this machine can be bound, before any is started.
 
     Raises:
-        ConfigError: the kind is unknown, or there is no GPU to be near to, or PyTorch would not bind them here.
+        ConfigError: the kind is unknown, or there is no GPU to be near to, or PyTorch would not
+            bind them here.
     """
     if kind not in BINDINGS:
         raise unknown_name("binding", kind, BINDINGS)
@@ -36,7 +38,8 @@ def check_binding(kind: str, config: RunConfig) -> None:
 
 
 def bind_to_gpu(kind: str, gpu: int, rank: int) -> None:
-    """Bind this process, and what it starts from now on, to the CPUs near a GPU. Initializes CUDA. Called in the worker."""
+    """Bind this process, and what it starts from now on, to the CPUs near a GPU. Initializes CUDA.
+    Called in the worker."""
     # The names are private: public are the options alone, for torchelastic.
     from torch.numa.binding import AffinityMode, NumaOptions, _maybe_apply_numa_binding_to_current_process
 

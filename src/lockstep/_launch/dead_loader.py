@@ -1,7 +1,8 @@
-"""Errors of a rank whose loader's worker has died while the rank talked to it: which worker, and what ended it.
+"""Errors of a rank whose loader's worker has died while the rank talked to it: which worker, and
+what ended it.
 
-PyTorch's own error, raised when the signal of the death arrives, says both. A rank that meets the closed connection first knows
-neither, and the signal's error may be raised where nobody sees it.
+PyTorch's own error, raised when the signal of the death arrives, says both. A rank that meets the
+closed connection first knows neither, and the signal's error may be raised where nobody sees it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _OF_SHUTDOWN = (None, 0, -signal.SIGTERM)
 
 
 def with_its_cause(error: BaseException) -> BaseException:
-    """The error that names the worker, with the traceback of the user's loop; ``error`` itself if no worker has died. It may
-    take a second: a worker's connections are closed before it is dead."""
+    """The error that names the worker, with the traceback of the user's loop; ``error`` itself if
+    no worker has died. It may take a second: a worker's connections are closed before it is
+    dead."""
     if not isinstance(error, (OSError, EOFError)) or not (workers := _workers_in(error.__traceback__)):
         return error
     try:

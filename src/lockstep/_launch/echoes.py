@@ -1,4 +1,5 @@
-"""Exceptions that only echo the failure of another rank, and what a rank was handling when it met one. Pure."""
+"""Exceptions that only echo the failure of another rank, and what a rank was handling when it met
+one. Pure."""
 
 from __future__ import annotations
 
@@ -24,22 +25,25 @@ _NO_FAILURES = (KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIterat
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an exception looks like a consequence of another rank's failure, or was raised because of such a one."""
+    """Whether an exception looks like a consequence of another rank's failure, or was raised
+    because of such a one."""
     return any(map(_is_echo, chain(error)))
 
 
 def is_echo_in(traceback: str) -> bool:
-    """The same, of a traceback as text. Not if it shows an error of its own as well, which may be the cause."""
+    """The same, of a traceback as text. Not if it shows an error of its own as well, which may be
+    the cause."""
     blocks = traceback.split("Traceback (most recent call last):\n")[1:]
     said = ["\n".join(line for line in block.splitlines() if not line.startswith("  ")) for block in blocks]
     return bool(said) and all(any(sign in text for sign in (*_TYPES, *_TEXTS)) for text in said)
 
 
 def handled_before(error: BaseException) -> BaseException | None:
-    """The exception that a rank was handling, in a ``finally`` or ``except``, when it met the first echo; None: there is none.
+    """The exception that a rank was handling, in a ``finally`` or ``except``, when it met the first
+    echo; None: there is none.
 
-    It is mostly the cause of all: while this rank handled it, it did not take part in what the others were doing.
-    """
+    It is mostly the cause of all: while this rank handled it, it did not take part in what the
+    others were doing."""
     links = list(chain(error))
     first = max((number for number, link in enumerate(links) if _is_echo(link)), default=len(links))
     return next((link for link in links[first + 1 :] if not isinstance(link, _NO_FAILURES)), None)

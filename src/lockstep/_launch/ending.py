@@ -1,5 +1,5 @@
-"""A mark in the launch's private directory, for all of its processes: the launch is being ended, and failures from now on are
-consequences."""
+"""A mark in the launch's private directory, for all of its processes: the launch is being ended,
+and failures from now on are consequences."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ def mark(private_dir: str, *, is_stopped: bool = False) -> None:
 
 
 def is_over(private_dir: str) -> bool:
-    """Whether the launch is being ended, or has ended. For workers: the launcher may be gone, and with it the directory."""
+    """Whether the launch is being ended, or has ended. For workers: the launcher may be gone, and
+    with it the directory."""
     return not Path(private_dir, "spec.pickle").exists() or is_marked(private_dir)
 
 
 def is_marked(private_dir: str) -> bool:
-    """Whether the launch is being ended. For the launcher, before it has started workers as well."""
+    """Whether the launch is being ended. For the launcher, before it has started workers as
+    well."""
     return Path(private_dir, "ending").exists()
 
 

@@ -39,7 +39,8 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
     """Look up the rendezvous endpoint, and listen there if it is on this machine.
 
     Raises:
-        ConfigError: the host is unknown, or should be this machine and is not; or the port is in use.
+        ConfigError: the host is unknown, or should be this machine and is not; or the port is in
+            use.
     """
     addresses = _resolve(nodes)
     address = source_address(nodes.host)
@@ -50,14 +51,16 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
         return elsewhere
     at: str | None = addresses[0]
     if is_loopback(addresses[0]) and not is_loopback(nodes.host):
-        # Debian gives a machine's own name a loopback address. Others, for whom it has another one, must get through.
+        # Debian gives a machine's own name a loopback address. Others, for whom it has another one,
+        # must get through.
         at, address = None, source_address(SOMEWHERE) or address
     try:
         return dataclasses.replace(elsewhere, local_address=address, listener=listen(at, nodes.port), listens_at=at)
     except OSError as error:
         is_foreign = error.errno == errno.EADDRNOTAVAIL
         if nodes.node_rank is None and (is_foreign or error.errno == errno.EADDRINUSE):
-            return dataclasses.replace(elsewhere, local_address=address)  # of another node, or another launcher here
+            # of another node, or another launcher here
+            return dataclasses.replace(elsewhere, local_address=address)
         if is_foreign:
             raise ConfigError(
                 f"--node-rank 0, but --master-addr {nodes.host} ({addresses[0]}) is not an address of this machine: the "

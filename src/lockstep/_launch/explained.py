@@ -20,11 +20,13 @@ class ExplainedFailures:
 
     @property
     def are_consequences(self) -> bool:
-        """Whether all ranks that have failed so far seem to have done so only because others did not take part."""
+        """Whether all ranks that have failed so far seem to have done so only because others did
+        not take part."""
         return all(map(failures.lacked_peers, self.by_rank.values()))
 
     def add(self, failure: Failure, *, was_reported: bool) -> None:
-        """Add one as soon as it is known: black boxes show what the others, for which the rank waited, do now.
+        """Add one as soon as it is known: black boxes show what the others, for which the rank
+        waited, do now.
 
         ``was_reported``: whether the worker itself has reported it.
         """
@@ -45,7 +47,8 @@ class ExplainedFailures:
         self.by_rank[failure.rank] = replace(failure, remark=remark)
 
     def in_order(self, ends: Mapping[int, End], without_failure: Mapping[int, End], num_ranks: int) -> tuple[Failure, ...]:
-        """The failures, the cause first: also one that only the whole shows. For the arguments see ``failures.early_end``."""
+        """The failures, the cause first: also one that only the whole shows. For the arguments see
+        ``failures.early_end``."""
         reported = failures.in_order(list(self.by_rank.values()))
         is_consequence = bool(reported) and self.are_consequences and not any(failure.then for failure in reported)
         early = failures.early_end(reported, ends, without_failure, num_ranks)

@@ -11,12 +11,14 @@ from lockstep._launch.failures import Failure, place_of
 def reports_of(failures: Sequence[Failure]) -> Iterator[Report]:
     """A report of each. They must be in order, the cause first."""
     for failure in failures:
-        # Of a rank that ended before the others the script shows nothing: where those needed it is what to look at.
+        # Of a rank that ended before the others the script shows nothing: where those needed it is
+        # what to look at.
         shown = failures if failure.ended_early else [failure]
         yield Report(
             kind=FAILED,
             text="\n\n".join(filter(None, (failure.summary(), failure.explanation, failure.remark))),
-            ranks=() if failure.is_of_all else (failure.rank,),  # the report of what ended them says which
+            # the report of what ended them says which
+            ranks=() if failure.is_of_all else (failure.rank,),
             cause=failure.kind or ("ended early" if failure.ended_early else ""),
             places={each.rank: place for each in shown if (place := place_of(each))},
         )

@@ -1,4 +1,5 @@
-"""Failures of workers: reported by workers (``messages``), and put in order and shown to the user by the launcher."""
+"""Failures of workers: reported by workers (``messages``), and put in order and shown to the user
+by the launcher."""
 
 from __future__ import annotations
 
@@ -60,24 +61,28 @@ class Failure:
     is_consequence: bool = False
     """Whether it looks like a consequence of another rank's failure."""
     then: str = ""
-    """For a failure of its own that a rank was handling when it met such a consequence: where it did, in words."""
+    """For a failure of its own that a rank was handling when it met such a consequence: where it
+    did, in words."""
     would_recur: bool = False
     """Whether the same program would fail in the same way again."""
     ended_early: bool = False
     """Whether its program ended successfully, but while other ranks still needed it."""
     is_of_all: bool = False
-    """Whether all ranks end with it together, so that the reporting rank need not be the cause: the message names that."""
+    """Whether all ranks end with it together, so that the reporting rank need not be the cause: the
+    message names that."""
     waited: str = ""
     """Who waited for whom when this rank timed out, and what the others did (``observer``)."""
     remark: str = ""
-    """The likely cause and a remedy, if an observer knows them, and what the rank was last seen doing."""
+    """The likely cause and a remedy, if an observer knows them, and what the rank was last seen
+    doing."""
 
     def summary(self) -> str:
         """One line."""
         return self._said(first_line(self.message))
 
     def whole(self) -> str:
-        """The message, which is one line where it is explained or a whole traceback follows; and the user's frames."""
+        """The message, which is one line where it is explained or a whole traceback follows; and
+        the user's frames."""
         said = self._said(self.message.strip()) if self.frames and not self.explanation else self.summary()
         return f"{said}\n{self.frames}" if self.frames else said
 
@@ -86,8 +91,9 @@ class Failure:
 
     @property
     def distance(self) -> int:
-        """How far it is from the cause: 0: it may be that; 1: a consequence met while an own failure was handled, which is
-        the cause unless another rank has one of distance 0; 2: a mere consequence."""
+        """How far it is from the cause: 0: it may be that; 1: a consequence met while an own
+        failure was handled, which is the cause unless another rank has one of distance 0; 2: a mere
+        consequence."""
         return 1 if self.then else 2 * self.is_consequence
 
 
@@ -100,7 +106,8 @@ class End:
 
 
 def from_exception(rank: int, error: BaseException, explain: Callable[[BaseException], str] = lambda error: "") -> Failure:
-    """A failure by an exception. Called in the worker; ``explain`` puts cryptic errors into plain words."""
+    """A failure by an exception. Called in the worker; ``explain`` puts cryptic errors into plain
+    words."""
     own = handled_before(error)
     then = f", then it {what_followed(error)}" if own is not None else ""
     first = error if own is None else own
@@ -198,7 +205,8 @@ def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
 
 
 def place_of(failure: Failure) -> str:
-    """The innermost line of the user's code in its traceback, as ``FILE:LINE in FUNCTION``; empty: there is none."""
+    """The innermost line of the user's code in its traceback, as ``FILE:LINE in FUNCTION``; empty:
+    there is none."""
     places = [f"{file}:{line} in {name}" for file, line, name in _LINE.findall(failure.text) if owner(file) == "user"]
     # A traceback ends with the innermost frame, and faulthandler's begins with it.
     return places[-1 if "most recent call last" in failure.text else 0] if places else ""
@@ -227,7 +235,8 @@ def unforeseen_end() -> End:
 def early_end(
     reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, End], num_ranks: int
 ) -> Failure | None:
-    """The rank that ended successfully but too early, if the failures are consequences of that; else None.
+    """The rank that ended successfully but too early, if the failures are consequences of that;
+    else None.
 
     Args:
         reported: the failures, in order.
@@ -254,19 +263,22 @@ def early_end(
 
 
 def lacked_peers(failure: Failure) -> bool:
-    """Whether a rank seems to have failed only because others did not take part, or not within the timeout."""
+    """Whether a rank seems to have failed only because others did not take part, or not within the
+    timeout."""
     return failure.is_consequence or has_aborted(failure)
 
 
 def timed_out(failure: Failure) -> bool:
-    """Whether a rank has failed because it had waited for too long, and not because others are gone."""
+    """Whether a rank has failed because it had waited for too long, and not because others are
+    gone."""
     message = failure.message
     return failure.is_consequence and _TIMEOUT.search(message) is not None and _CLOSED.search(message) is None
 
 
 def has_aborted(failure: Failure) -> bool:
-    """Whether a communication library seems to have ended the process. They do so in threads of their own, and faulthandler
-    names the current thread only if it is one of Python's. (Another thread may crash while it writes that.)"""
+    """Whether a communication library seems to have ended the process. They do so in threads of
+    their own, and faulthandler names the current thread only if it is one of Python's. (Another
+    thread may crash while it writes that.)"""
     is_abort = failure.kind == "SIGABRT" or (failure.kind == "SIGSEGV" and "Fatal Python error: Aborted" in failure.text)
     return is_abort and "Current thread" not in failure.text
 
@@ -277,7 +289,8 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
-    """The text for the user: the first failure in full, the others in a line each. They must be in order, the cause first."""
+    """The text for the user: the first failure in full, the others in a line each. They must be in
+    order, the cause first."""
     first, *rest = failures
     are_alike = len(failures) == nproc and all(failure.summary() == first.summary() for failure in rest)
     who = f"all {nproc} ranks failed" if rest and are_alike and not first.is_of_all else _who(first, nproc)
@@ -328,7 +341,8 @@ def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an exception, from the script's first line on, without the additions of libraries."""
+    """The traceback of an exception, from the script's first line on, without the additions of
+    libraries."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
@@ -336,8 +350,9 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _without_ours(fault: str) -> str:
-    """A report of faulthandler, without the threads that lockstep's observers have started, the frames that started the script,
-    and its list of extension modules: dozens of names, whatever has crashed."""
+    """A report of faulthandler, without the threads that lockstep's observers have started, the
+    frames that started the script, and its list of extension modules: dozens of names, whatever has
+    crashed."""
     threads = [thread for thread in _MODULES.sub("", fault).split("\n\n") if not _started_by_us(thread)]
     return "\n\n".join(
         "\n".join(line for line in thread.split("\n") if not ((at := _LINE.match(line)) and _is_ours(at[1])))
@@ -346,7 +361,8 @@ def _without_ours(fault: str) -> str:
 
 
 def _started_by_us(thread: str) -> bool:
-    """Whether the outermost frame is lockstep's. The main thread's is Python's, in which the fork server runs."""
+    """Whether the outermost frame is lockstep's. The main thread's is Python's, in which the fork
+    server runs."""
     frames = _LINE.findall(thread)
     return bool(frames) and frames[-1][0].startswith(_OURS)
 

@@ -1,4 +1,5 @@
-"""The workers of one start: forked by the server, what they have told, and the signals that they are sent."""
+"""The workers of one start: forked by the server, what they have told, and the signals that they
+are sent."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class ForkedWorkers:
         self._listen = listen
         self._spec_path = spec.save()
         self._to_start = list(spec.ranks)
-        self._asked: dict[int, int] = {}  # ranks that were requested and have not ended, by the server's key
+        # ranks that were requested and have not ended, by the server's key
+        self._asked: dict[int, int] = {}
         self._receivers: dict[int, Receiver] = {}  # by rank
 
     @property
@@ -69,7 +71,8 @@ class ForkedWorkers:
         return self._receivers[rank].told
 
     def start_some(self) -> None:
-        """Request workers, a few at a time: with the queues of both sockets full, both sides would wait."""
+        """Request workers, a few at a time: with the queues of both sockets full, both sides would
+        wait."""
         while self._to_start and len(self._asked) - len(self.pids) < _MOST_ASKED:
             rank = self._to_start.pop(0)
             receiver = self._receivers[rank] = Receiver()
@@ -87,7 +90,8 @@ class ForkedWorkers:
             self._streams.handed_over()
 
     def ended(self, message: dict[str, Any]) -> tuple[int, int] | None:
-        """The rank and status of a worker that has ended, according to the server; None: it says something else.
+        """The rank and status of a worker that has ended, according to the server; None: it says
+        something else.
 
         Raises:
             LaunchError: the worker could not be forked.

@@ -1,5 +1,6 @@
-"""What makes a worker, a copy of the fork server, look like a fresh process: modules beside the script win over those that the
-server has imported, and the imported torch does what the worker's variables say."""
+"""What makes a worker, a copy of the fork server, look like a fresh process: modules beside the
+script win over those that the server has imported, and the imported torch does what the worker's
+variables say."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from lockstep._world.machine.threads import libraries, set_number
 _SHARED = frozenset(("torch", "numpy", "lockstep"))
 """Packages that stay imported whatever is beside the script: native code cannot be loaded twice."""
 at_start: frozenset[str] = frozenset()
-"""The modules that the interpreter itself had imported before the fork server did: no script can shadow those."""
+"""The modules that the interpreter itself had imported before the fork server did: no script can
+shadow those."""
 
 
 def forget_shadowed(directory: str) -> None:
-    """Forget imported modules that python would rather import from the script's directory, the first entry of ``sys.path``:
-    ``code.py`` beside the script, and not the standard library's. Whoever has imported one of them already keeps it."""
+    """Forget imported modules that python would rather import from the script's directory, the
+    first entry of ``sys.path``: ``code.py`` beside the script, and not the standard library's.
+    Whoever has imported one of them already keeps it."""
     beside = set[str]()
     with contextlib.suppress(OSError):
         beside = {entry.partition(".")[0] for entry in os.listdir(directory)}  # noqa: PTH208
@@ -34,10 +37,12 @@ def forget_shadowed(directory: str) -> None:
 
 
 def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
-    """Have the imported torch, and NumPy, do what these variables say, as far as that can be changed.
+    """Have the imported torch, and NumPy, do what these variables say, as far as that can be
+    changed.
 
-    Numbers of threads follow from the share of the cores where no variable says otherwise. (torchrun sets OMP_NUM_THREADS=1 for
-    the same reason.) For scripts that do not call ``lockstep.join``, which sets them from the run's settings.
+    Numbers of threads follow from the share of the cores where no variable says otherwise.
+    (torchrun sets OMP_NUM_THREADS=1 for the same reason.) For scripts that do not call
+    ``lockstep.join``, which sets them from the run's settings.
 
     Args:
         share: this worker's share of the cores.
@@ -47,7 +52,8 @@ def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
     if torch is not None and (nproc > 1 or asked):
         torch.set_num_threads(asked or share)
     for library in libraries():
-        # OpenBLAS, NumPy's usual one, also with one process: the server has loaded it with one thread.
+        # OpenBLAS, NumPy's usual one, also with one process: the server has loaded it with one
+        # thread.
         if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas" or asked):
             set_number(library, asked or share)
     distributed, level = sys.modules.get("torch.distributed"), environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper()

@@ -36,29 +36,35 @@ def launch(
 ) -> list[T]:
     """Run ``fn(*args)`` in each of ``nproc`` new processes, and return their results in rank order.
 
-    Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()`` and trains. The first call
-    waits for the import of torch, which takes seconds; the fork server then stays, and later calls start at once.
+    Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()``
+    and trains. The first call waits for the import of torch, which takes seconds; the fork server
+    then stays, and later calls start at once.
 
     Args:
-        fn: A function that can be imported (from a module, or from the script that calls ``launch`` under
-            ``if __name__ == "__main__":``). One typed into a notebook, a lambda or a closure needs ``cloudpickle``.
+        fn: A function that can be imported (from a module, or from the script that calls ``launch``
+            under ``if __name__ == "__main__":``). One typed into a notebook, a lambda or a closure
+            needs ``cloudpickle``.
         args: Its arguments. They and the results are pickled.
         nproc: Number of processes; None: one per CUDA GPU (or per
             ``devices_per_process`` GPUs); without GPUs, one.
-        max_restarts: Maximum number of times that all processes are restarted after one has failed. Each restart is reported
-            on standard error.
-        bind: Binds each process, and its loader workers, to CPUs near its GPU: ``node``, ``socket``, ``exclusive`` or
-            ``core-complex``, as ``torchrun --numa-binding`` does; ``none`` does not bind.
+        max_restarts: Maximum number of times that all processes are restarted after one has failed.
+            Each restart is reported on standard error.
+        bind: Binds each process, and its loader workers, to CPUs near its GPU: ``node``,
+            ``socket``, ``exclusive`` or ``core-complex``, as ``torchrun --numa-binding`` does;
+            ``none`` does not bind.
         settings: Settings of the run, as for ``lockstep run`` (fields of ``RunConfig``).
 
     Raises:
         ConfigError: a setting is invalid; nothing was started.
-        UsageError: ``fn`` cannot be pickled, or the calling script lacks ``if __name__ == "__main__":``.
-        LaunchError: a process failed, and no restart was left; the message has the first failure in full. All
-            processes have ended.
-        KeyboardInterrupt: Ctrl-C; the run was saved if it was training, and all processes have ended.
-        SystemExit: this process, or a worker, got SIGTERM or SIGUSR1, and the run was saved; the code is 75
-            (``lockstep._base.stopping.REQUEUE_STATUS``). Signals that this process handles itself are left to it.
+        UsageError: ``fn`` cannot be pickled, or the calling script lacks ``if __name__ ==
+            "__main__":``.
+        LaunchError: a process failed, and no restart was left; the message has the first failure in
+            full. All processes have ended.
+        KeyboardInterrupt: Ctrl-C; the run was saved if it was training, and all processes have
+            ended.
+        SystemExit: this process, or a worker, got SIGTERM or SIGUSR1, and the run was saved; the
+            code is 75 (``lockstep._base.stopping.REQUEUE_STATUS``). Signals that this process
+            handles itself are left to it.
     """
     if worker.importing_caller:
         raise UsageError(
@@ -109,7 +115,8 @@ def result_of(private_dir: str, rank: int) -> Any:
     Raises:
         LaunchError: the process ended with status 0 before that.
     """
-    # Classes of the calling script are pickled under this name in workers (``multiprocessing`` has the same alias).
+    # Classes of the calling script are pickled under this name in workers (``multiprocessing`` has
+    # the same alias).
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
         return pickle.loads(worker.result_path(private_dir, rank).read_bytes())

@@ -18,7 +18,8 @@ def num_gpus_here() -> int:
 
 
 def num_gpus(environ: Mapping[str, str]) -> int:
-    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves visible; 0 if the installed torch was built without CUDA."""
+    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves visible; 0 if the installed torch was
+    built without CUDA."""
     return num_visible(num_present(), environ.get("CUDA_VISIBLE_DEVICES")) if torch_has_cuda() else 0
 
 

@@ -1,7 +1,8 @@
-"""The parent death signal: a process that has set it cannot outlive its parent, even one killed with SIGKILL.
+"""The parent death signal: a process that has set it cannot outlive its parent, even one killed
+with SIGKILL.
 
-It is set in the fork server and, through a fork hook that every descendant inherits, in the workers and in all that they fork
-(loader workers too).
+It is set in the fork server and, through a fork hook that every descendant inherits, in the workers
+and in all that they fork (loader workers too).
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ def guard_descendants() -> None:
 
 
 def _note_parent() -> None:
-    # The signal is sent when the forking *thread* ends. A process forked from a helper thread must outlive that thread,
-    # so only forks of the main thread, which lives as long as the process, are guarded.
+    # The signal is sent when the forking *thread* ends. A process forked from a helper thread must
+    # outlive that thread, so only forks of the main thread, which lives as long as the process, are
+    # guarded.
     _fork.parent = os.getpid() if threading.get_native_id() == os.getpid() else None
 
 
@@ -38,5 +40,6 @@ def _guard_child() -> None:
     if parent is None:
         return
     die_with_parent()
-    if os.getppid() != parent:  # it ended between the fork and the call above: no signal will be sent
+    # it ended between the fork and the call above: no signal will be sent
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

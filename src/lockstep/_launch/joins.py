@@ -1,9 +1,10 @@
-"""The settings that a script gives to ``lockstep.join()``, as far as its text tells: so that what ``join()`` would refuse on
-every rank is refused before any process is started, or any job is submitted.
+"""The settings that a script gives to ``lockstep.join()``, as far as its text tells: so that what
+``join()`` would refuse on every rank is refused before any process is started, or any job is
+submitted.
 
-Told, not guessed: of a call that is not made by every start of the script (behind an ``if``, or an early ``return``, or in a
-function that may not be called), of two different calls, and of what is no constant nothing is said.
-"""
+Told, not guessed: of a call that is not made by every start of the script (behind an ``if``, or an
+early ``return``, or in a function that may not be called), of two different calls, and of what is
+no constant nothing is said."""
 
 from __future__ import annotations
 
@@ -76,8 +77,8 @@ class _ReturnError(Exception):
 
 
 class _SureCalls:
-    """The calls that the program makes whatever its arguments are: from the top, through functions of the script, up to where
-    it may have ended."""
+    """The calls that the program makes whatever its arguments are: from the top, through functions
+    of the script, up to where it may have ended."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.calls: list[ast.Call] = []
@@ -107,13 +108,15 @@ class _SureCalls:
         for call in calls:
             self.calls.append(call)
             name = call.func.id if isinstance(call.func, ast.Name) else ""
-            if (function := self._functions.pop(name, None)) is not None:  # a second call tells nothing new
+            # a second call tells nothing new
+            if (function := self._functions.pop(name, None)) is not None:
                 with contextlib.suppress(_ReturnError):
                     self._follow(function.body)
 
 
 def _inside(node: ast.AST, but: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
-    """The node and all below it that run as it does; ``but``: not what these kinds of nodes contain."""
+    """The node and all below it that run as it does; ``but``: not what these kinds of nodes
+    contain."""
     if isinstance(node, (*_DEFINITIONS, *but)):
         return
     for child in ast.iter_child_nodes(node):

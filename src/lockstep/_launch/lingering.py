@@ -33,7 +33,8 @@ class Lingering:
             self.next_look = math.inf
 
     def look(self, now: float) -> None:
-        """Report those that do not end, once. (What keeps one may not be known at the first look.)"""
+        """Report those that do not end, once. (What keeps one may not be known at the first
+        look.)"""
         self.next_look = now + _LOOK_S
         late = [rank for rank, over_at in self._over_at.items() if now - over_at >= LINGERS_S]
         for rank in self._observers.ask(lambda each: each.linger(late)) or ():

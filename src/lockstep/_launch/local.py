@@ -24,9 +24,11 @@ from lockstep._world.machine.cores import num_cores
 
 
 def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> int:
-    """The number of processes for a number, ``cpu``, ``gpu``, ``auto`` or None (one per GPU, else one).
+    """The number of processes for a number, ``cpu``, ``gpu``, ``auto`` or None (one per GPU, else
+    one).
 
-    With several devices per process, ``gpu`` means one per so many GPUs; with a strategy for one process, None means one.
+    With several devices per process, ``gpu`` means one per so many GPUs; with a strategy for one
+    process, None means one.
 
     Raises:
         ConfigError: it is invalid, or means none.
@@ -56,7 +58,8 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
 
 
 def check_fit(config: RunConfig, nproc: int, num_others: int = 0, where: str = "") -> None:
-    """Check that settings can work with ``nproc`` processes here and at least ``num_others`` elsewhere, before any is started.
+    """Check that settings can work with ``nproc`` processes here and at least ``num_others``
+    elsewhere, before any is started.
 
     Args:
         where: the line of the script that gives the number of shards; empty: none does.
@@ -102,10 +105,11 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0, where: str = "
 
 @contextmanager
 def reserved_port(asked: int = 0) -> Iterator[int]:
-    """A context in which a port is reserved, but a worker's TCP store can listen on it. ``asked``: which; 0: any.
+    """A context in which a port is reserved, but a worker's TCP store can listen on it. ``asked``:
+    which; 0: any.
 
-    A socket is bound and does not listen: with SO_REUSEADDR on both sides (the TCP store sets it) the kernel lets the store
-    bind the same port, and gives it to nobody who requests any free one.
+    A socket is bound and does not listen: with SO_REUSEADDR on both sides (the TCP store sets it)
+    the kernel lets the store bind the same port, and gives it to nobody who requests any free one.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,16 +123,19 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
 
 
 def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
-    """Run a program in workers of this machine to its end. Afterwards all processes have ended, and all output is written.
+    """Run a program in workers of this machine to its end. Afterwards all processes have ended, and
+    all output is written.
 
-    If a worker fails, all are restarted, at most ``launch.max_restarts`` times. Restarts are reported on standard error.
+    If a worker fails, all are restarted, at most ``launch.max_restarts`` times. Restarts are
+    reported on standard error.
 
     Raises:
         ConfigError: the requested port is not free.
         LaunchError: the workers could not be started.
     """
     for restart in itertools.count():
-        start_dir = Path(launch.private_dir, f"start-{restart}")  # the file of a rendezvous cannot be used again
+        # the file of a rendezvous cannot be used again
+        start_dir = Path(launch.private_dir, f"start-{restart}")
         start_dir.mkdir(mode=0o700)
         with reserved_port(launch.master_port) as port:
             spec = dataclasses.replace(launch, private_dir=str(start_dir), master_port=port, restart=restart)
@@ -146,7 +153,8 @@ def _starts_again(outcome: Outcome) -> bool:
 
 
 def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
-    """Run the workers of one start to their end. Afterwards all processes have ended, and all output is written.
+    """Run the workers of one start to their end. Afterwards all processes have ended, and all
+    output is written.
 
     Raises:
         LaunchError: they could not be started.

@@ -1,4 +1,5 @@
-"""Messages from a worker to its launcher, over a pipe for each worker: lines of JSON, each with a field of ``Told``."""
+"""Messages from a worker to its launcher, over a pipe for each worker: lines of JSON, each with a
+field of ``Told``."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import Any
 from lockstep._launch.failures import End, Failure
 
 _MOST_BYTES = 1 << 20
-"""Read from a pipe at once: all that it can hold, so that nothing is left of a worker that has ended."""
+"""Read from a pipe at once: all that it can hold, so that nothing is left of a worker that has
+ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,23 +28,26 @@ class Told:
     failure: Failure | None = None
     """The failure of its program. Its exit handlers have not run yet, and may hang."""
     stopped_with: int | None = None
-    """The exit status of its run, which was asked to stop, and saved itself or could not: see ``lockstep._base.stopping``."""
+    """The exit status of its run, which was asked to stop, and saved itself or could not: see
+    ``lockstep._base.stopping``."""
     is_unsaved: bool = False
     """Whether its run came to its end, and that could not be saved."""
     end: End | None = None
-    """The successful end of its program. Its exit handlers have not run yet, and may wait for other ranks."""
+    """The successful end of its program. Its exit handlers have not run yet, and may wait for other
+    ranks."""
 
     @property
     def is_over(self) -> bool:
-        """Whether its program has ended without a failure, so that only threads, exit handlers and children are left."""
+        """Whether its program has ended without a failure, so that only threads, exit handlers and
+        children are left."""
         return self.end is not None or self.stopped_with is not None
 
 
 class Sender:
     """A worker's end of its pipe. Processes that the worker starts send nothing.
 
-    Processes that it forks inherit the pipe and may outlive it, so the end of the pipe does not mean the end of the worker.
-    """
+    Processes that it forks inherit the pipe and may outlive it, so the end of the pipe does not
+    mean the end of the worker."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
@@ -54,7 +59,8 @@ class Sender:
         """Send one field of ``Told``. Blocks while the launcher is suspended and the pipe full.
 
         Returns:
-            False if this process is not the worker, or the launcher is gone, or the script has closed the pipe.
+            False if this process is not the worker, or the launcher is gone, or the script has
+            closed the pipe.
         """
         if os.getpid() != self._pid:
             return False
@@ -102,7 +108,8 @@ class Receiver:
         os.close(self._fd)
 
     def _note(self, line: bytes | bytearray) -> None:
-        # A line may be empty or cut off, or written by a script that took the descriptor for its own.
+        # A line may be empty or cut off, or written by a script that took the descriptor for its
+        # own.
         with contextlib.suppress(ValueError, TypeError):
             message = json.loads(line)
             for name, kind in (("failure", Failure), ("end", End)):

@@ -1,4 +1,5 @@
-"""The machines of a run according to the command line: how many, which of them this is, and their rendezvous endpoint."""
+"""The machines of a run according to the command line: how many, which of them this is, and their
+rendezvous endpoint."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ _DEFAULT_RUN = "none"
 _COUNT = re.compile(r"(\d+)(?::(\d+))?")
 
 GATHER_S = 30.0
-"""Seconds for which the first rendezvous of an elastic run waits for the maximum number of machines."""
+"""Seconds for which the first rendezvous of an elastic run waits for the maximum number of
+machines."""
 LOST_S = 10.0
-"""Seconds of silence after which a machine counts as lost, if the run can continue without it and nothing else shows the loss
-(its power or link was cut, and no other machine's process has failed because of it). If it cannot: the run's timeout."""
+"""Seconds of silence after which a machine counts as lost, if the run can continue without it and
+nothing else shows the loss (its power or link was cut, and no other machine's process has failed
+because of it). If it cannot: the run's timeout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The machines of a run. (Each launcher counts as one: two of them on one machine are two nodes.)"""
+    """The machines of a run. (Each launcher counts as one: two of them on one machine are two
+    nodes.)"""
 
     least: int
     most: int

@@ -1,9 +1,10 @@
-"""What observes a launch, in the launcher's process: the seam between the launcher and what explains a run.
+"""What observes a launch, in the launcher's process: the seam between the launcher and what
+explains a run.
 
-The launcher knows processes: their start, their signals, their end. What they were doing is for observers to say. These are
-extensions of the kind ``observers``, called with a ``Launch`` for each start of workers. There need not be any: failures are
-then reported with what the workers themselves have told. What observes a worker in its own process: ``process_observer``.
-"""
+The launcher knows processes: their start, their signals, their end. What they were doing is for
+observers to say. These are extensions of the kind ``observers``, called with a ``Launch`` for each
+start of workers. There need not be any: failures are then reported with what the workers themselves
+have told. What observes a worker in its own process: ``process_observer``."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Launch:
     ranks: Sequence[int]
     """Of this machine."""
     end: Callable[[Failure], None]
-    """Ends the launch, with this as its failure, unless it is ending already. May be called from any thread."""
+    """Ends the launch, with this as its failure, unless it is ending already. May be called from
+    any thread."""
 
 
 class JoinedRun(NamedTuple):
@@ -41,8 +43,9 @@ class JoinedRun(NamedTuple):
 
 
 class Observer:
-    """Base class of observers, with methods that do nothing, and know nothing. They are called in the launcher's thread while
-    workers run, so they must not block for long; an ``Exception`` that one raises is dropped: the workers matter more.
+    """Base class of observers, with methods that do nothing, and know nothing. They are called in
+    the launcher's thread while workers run, so they must not block for long; an ``Exception`` that
+    one raises is dropped: the workers matter more.
 
     Args:
         launch: none of its workers has started yet.
@@ -60,8 +63,8 @@ class Observer:
     # Why ranks have failed
 
     def with_cause(self, failure: Failure) -> Failure | None:
-        """A failure with its likely cause and a remedy, which its own message does not name. (Not one that only says that other
-        ranks were missing.)"""
+        """A failure with its likely cause and a remedy, which its own message does not name. (Not
+        one that only says that other ranks were missing.)"""
         return None
 
     def last_seen(self, rank: int) -> str:
@@ -69,11 +72,13 @@ class Observer:
         return ""
 
     def who_waits(self, echoes: Collection[int]) -> str:
-        """Which ranks wait for which others now; ``echoes`` have just failed because they had waited for too long."""
+        """Which ranks wait for which others now; ``echoes`` have just failed because they had
+        waited for too long."""
         return ""
 
     def mismatch(self, reported: Sequence[Failure]) -> str:
-        """Which collectives ranks had called whose communication has failed, if these do not belong together."""
+        """Which collectives ranks had called whose communication has failed, if these do not belong
+        together."""
         return ""
 
     def joined(self) -> JoinedRun | None:
@@ -83,5 +88,6 @@ class Observer:
     # Workers whose program is over, and whose process does not end
 
     def linger(self, ranks: Collection[int]) -> Collection[int]:
-        """Tell the user what keeps these ranks from ending; returns those that this could tell of."""
+        """Tell the user what keeps these ranks from ending; returns those that this could tell
+        of."""
         return ()

@@ -32,11 +32,13 @@ class LaunchOptions:
     pass_local_rank: str = option("auto", group=PROCESSES, metavar=one_of(PASS_LOCAL_RANK))
     """Pass the local rank to the script as this option. auto: if the script defines one of the two.  [default: auto]"""
     spawns: str = option("auto", group=PROCESSES, metavar=one_of(SPAWNS))
-    """Whether the script starts its own processes (mp.spawn); if so it is run once, as by python. auto: determined from its
+    """Whether the script starts its own processes (mp.spawn); if so it is run once, as by python.
+    auto: determined from its
     source.  [default: auto]"""
 
     nnodes: str | None = option(None, group=MACHINES, metavar="N|MIN:MAX")
-    """Number of machines. Run the same command on each, except for --node-rank. With MIN:MAX, machines may join and
+    """Number of machines. Run the same command on each, except for --node-rank. With MIN:MAX,
+    machines may join and
     leave.  [default: 1]"""
     node_rank: int | None = option(None, group=MACHINES, metavar="R")
     """Number of this machine, from 0."""
@@ -46,11 +48,13 @@ class LaunchOptions:
     """TCP port on machine 0 where the others connect.  [default: 29500; with one machine, a free one, passed to scripts in
     MASTER_PORT]"""
     rdzv_endpoint: str | None = option(None, group=MACHINES, metavar="HOST:PORT")
-    """Rendezvous of machines without --node-rank, the same on each: the address of one of them, and a free port there."""
+    """Rendezvous of machines without --node-rank, the same on each: the address of one of them, and
+    a free port there."""
     rdzv_id: str | None = option(None, group=MACHINES, metavar="NAME")
     """Name that distinguishes runs that share a rendezvous endpoint.  [default: none]"""
     rdzv_backend: str | None = option(None, group=MACHINES, metavar="[c10d|static]")
-    """Accepted for torchrun compatibility: c10d goes with --rdzv-endpoint, static with --node-rank and --master-addr."""
+    """Accepted for torchrun compatibility: c10d goes with --rdzv-endpoint, static with --node-rank
+    and --master-addr."""
     rdzv_secret_file: str | None = option(None, group=MACHINES, metavar="FILE")
     """File with the secret shared by the launchers of the run (or set LOCKSTEP_SECRET).  [default: a new secret, in a file
     beside the run directory, which all machines must be able to read]"""
@@ -60,8 +64,8 @@ class LaunchOptions:
     tee: bool = option(False, group=OUTPUT)
     """Prefix each line with its rank; with --log-dir, also show it on the terminal."""
     reports: Path | None = option(None, group=OUTPUT, metavar="FILE")
-    """Append each warning about a stuck or slow rank, and each failure, to FILE as a line of JSON: kind, ranks, cause,
-    places."""
+    """Append each warning about a stuck or slow rank, and each failure, to FILE as a line of JSON:
+    kind, ranks, cause, places."""
     attach: int | None = option(None, group=OUTPUT, metavar="RANK")
     """Connect this rank to the terminal, so that breakpoint() works.  [default: none]"""
 
@@ -74,7 +78,8 @@ class LaunchOptions:
     tee_streams: str | None = option(None, "-t", group=TORCHRUN, metavar="3")
     """Same as --tee."""
     standalone: bool = option(False, group=TORCHRUN)
-    """Accepted for torchrun compatibility; no effect: processes of one machine need no rendezvous options."""
+    """Accepted for torchrun compatibility; no effect: processes of one machine need no rendezvous
+    options."""
     role: str | None = option(None, group=TORCHRUN, metavar="NAME")
     """Accepted for torchrun compatibility; no effect: all workers have one role."""
     monitor_interval: float | None = option(None, group=TORCHRUN, metavar="SECONDS")
@@ -88,7 +93,8 @@ class LaunchOptions:
         for name, value, valid in (
             ("--pass-local-rank", self.pass_local_rank, PASS_LOCAL_RANK),
             ("--spawns", self.spawns, SPAWNS),
-            ("-r", self.redirects, (None, "0", "3")),  # none or both; torchrun also takes single streams and ranks
+            # none or both; torchrun also takes single streams and ranks
+            ("-r", self.redirects, (None, "0", "3")),
             ("-t", self.tee_streams, (None, "0", "3")),
         ):
             if value not in valid:

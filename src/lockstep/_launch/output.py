@@ -1,4 +1,5 @@
-"""The destinations of the workers' output: the launcher's own, log files, or lines prefixed with ranks."""
+"""The destinations of the workers' output: the launcher's own, log files, or lines prefixed with
+ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class OutputPlan:
     tee: bool = False
     """Whether lines go to the terminal, each with its rank, also if there is a log directory."""
     attach: int | None = None
-    """The rank that gets the terminal, input and output. None: rank 0 gets the input, if that is no terminal."""
+    """The rank that gets the terminal, input and output. None: rank 0 gets the input, if that is no
+    terminal."""
     sink: Sink | None = None
     """Receives lines instead of the terminal (for notebooks, whose cells are not files)."""
 
@@ -47,7 +49,8 @@ class OutputPlan:
 
 
 class Streams:
-    """The standard streams of workers. Enter it, pass ``for_rank`` to each worker, call ``handed_over``, then ``drain``.
+    """The standard streams of workers. Enter it, pass ``for_rank`` to each worker, call
+    ``handed_over``, then ``drain``.
 
     Args:
         plan: the requested output.
@@ -84,8 +87,8 @@ class Streams:
         plan = self._plan
         if rank == plan.attach:
             return (0, 1, 2)
-        # A pipe or a file goes to rank 0, which may pass its contents on. A terminal goes to a rank only on request: otherwise
-        # a breakpoint() on all ranks would stop one of them.
+        # A pipe or a file goes to rank 0, which may pass its contents on. A terminal goes to a rank
+        # only on request: otherwise a breakpoint() on all ranks would stop one of them.
         has_input = rank == 0 and plan.attach is None and plan.sink is None and not os.isatty(0)
         stdin = 0 if has_input else self._null
         if plan.tee or plan.sink is not None:
@@ -96,17 +99,18 @@ class Streams:
         return (stdin, 1, 2)
 
     def handed_over(self) -> None:
-        """Close the workers' descriptors here, once they have them, so that pipes end when workers do; start reading."""
+        """Close the workers' descriptors here, once they have them, so that pipes end when workers
+        do; start reading."""
         self._close_given()
         if self._pump.takers:
             self._pump.start()
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Wait until all that the workers have written is passed on, however slow the terminal; at most a second once
-        ``give_up()`` is true.
+        """Wait until all that the workers have written is passed on, however slow the terminal; at
+        most a second once ``give_up()`` is true.
 
-        They have ended: processes that they left on purpose, and that hold the pipes open, are not waited for.
-        """
+        They have ended: processes that they left on purpose, and that hold the pipes open, are not
+        waited for."""
         self._pump.finish()
         deadline = math.inf
         while self._pump.is_alive() and time.monotonic() < deadline:
@@ -147,7 +151,8 @@ class Streams:
 
 
 class _Pump(threading.Thread):
-    """Reads pipes and passes on complete lines. (A thread, since a terminal may block: Ctrl-S, a pager.)"""
+    """Reads pipes and passes on complete lines. (A thread, since a terminal may block: Ctrl-S, a
+    pager.)"""
 
     def __init__(self) -> None:
         super().__init__(name="lockstep-output", daemon=True)
@@ -191,7 +196,8 @@ class _Pump(threading.Thread):
             os.close(fd)
 
     def _pass_on(self, fd: int, data: bytes, *, is_last: bool) -> bytes:
-        """Pass on complete lines; returns the rest. The carriage return of a progress bar ends a line too."""
+        """Pass on complete lines; returns the rest. The carriage return of a progress bar ends a
+        line too."""
         end = 0
         for match in _LINE.finditer(data):
             self._take(fd, match.group())
@@ -203,13 +209,15 @@ class _Pump(threading.Thread):
         return rest
 
     def _take(self, fd: int, line: bytes) -> None:
-        # A closed terminal (`| head`) or a full disk must not stop the reading: workers would block.
+        # A closed terminal (`| head`) or a full disk must not stop the reading: workers would
+        # block.
         with contextlib.suppress(OSError, ValueError):
             self.takers[fd](line)
 
 
 def leave_bar(*, is_killed: bool) -> None:
-    """Undo what the progress bar of a worker that was killed leaves on the terminal: a hidden cursor, at the end of the bar."""
+    """Undo what the progress bar of a worker that was killed leaves on the terminal: a hidden
+    cursor, at the end of the bar."""
     with contextlib.suppress(OSError):
         os.write(1, b"\x1b[?25h\n" if is_killed else b"\x1b[?25h")
 

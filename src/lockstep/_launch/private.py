@@ -1,4 +1,5 @@
-"""The private directory of a launch, and removal of those left by launchers that were killed with SIGKILL.
+"""The private directory of a launch, and removal of those left by launchers that were killed with
+SIGKILL.
 
 Its name says whose it is: by the launcher's process id, and where that is valid.
 """
@@ -26,7 +27,8 @@ _NAME = re.compile(r"lockstep-([0-9a-f]{8})-(\d{1,10})-\w+")
 def private_directory() -> Iterator[str]:
     """A context with a new directory that only this user can enter, removed at the end.
 
-    A launcher that is killed cannot remove its directory, so this also removes those that earlier ones of this user left.
+    A launcher that is killed cannot remove its directory, so this also removes those that earlier
+    ones of this user left.
 
     Raises:
         ConfigError: it cannot be made.
@@ -69,8 +71,8 @@ def _launches(parent: str) -> Iterator[tuple[int, Path]]:
 
 
 def _processes_here() -> str:
-    """Eight digits that are the same where a process id means the same process: on this host, in this PID namespace. (Hosts and
-    containers may share the directory.)"""
+    """Eight digits that are the same where a process id means the same process: on this host, in
+    this PID namespace. (Hosts and containers may share the directory.)"""
     namespace = ""
     with contextlib.suppress(OSError):  # not Linux
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path

@@ -11,14 +11,16 @@ from pathlib import Path
 
 
 def kill_worker(pid: int) -> None:
-    """Kill a worker and its process group at once; other processes that it started are left to ``sweep``."""
+    """Kill a worker and its process group at once; other processes that it started are left to
+    ``sweep``."""
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def state_of(pid: int) -> str:
-    """The state of a process, in psutil's words; ``dead`` if it has ended, also if its parent has not reaped it yet.
+    """The state of a process, in psutil's words; ``dead`` if it has ended, also if its parent has
+    not reaped it yet.
 
     (A zombie may stay for good, in a container without an init process.)
     """
@@ -32,10 +34,11 @@ def state_of(pid: int) -> str:
 
 
 def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *, succeeded: bool = False) -> None:
-    """Kill every process of these sessions, and every one with the launch's private directory in its environment.
+    """Kill every process of these sessions, and every one with the launch's private directory in
+    its environment.
 
-    The second condition finds programs that were started in a session of their own. If the launch went well, they were left
-    on purpose, as a TensorBoard may be, and stay.
+    The second condition finds programs that were started in a session of their own. If the launch
+    went well, they were left on purpose, as a TensorBoard may be, and stay.
 
     Processes still there after ``timeout_s`` are held by the kernel, and cannot be ended.
     """
@@ -62,7 +65,7 @@ def _find(sessions: Collection[int], mark: str | None) -> list[int]:
 
 
 def _is_marked(pid: int, mark: str) -> bool:
-    # This user's processes only: root could read those of all. Not by psutil, whose environ() ends at an empty entry, and takes
-    # five times as long, for every process of the machine.
+    # This user's processes only: root could read those of all. Not by psutil, whose environ() ends
+    # at an empty entry, and takes five times as long, for every process of the machine.
     is_own = os.stat(f"/proc/{pid}").st_uid == os.getuid()  # noqa: PTH116
     return is_own and mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()

@@ -1,4 +1,5 @@
-"""Checking the user's script before anything is started: whether it exists, and how it must be started."""
+"""Checking the user's script before anything is started: whether it exists, and how it must be
+started."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
     """The file that ``target`` names; None: it is a program, or a module that is elsewhere.
 
     Raises:
-        ConfigError: there is no such script or program. (A module that does not exist is for the worker to report.)
+        ConfigError: there is no such script or program. (A module that does not exist is for the
+            worker to report.)
     """
     if is_executable:
         _find_program(target, is_module=is_module)
@@ -43,8 +45,8 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
 def check_script(target: str, source: Source | None, args: Sequence[str], options: LaunchOptions) -> Script:
     """What the workers are to run, as far as the options and the script's source tell.
 
-    A script that could start its processes itself, or be launched, is launched if the options give a number of processes or
-    machines. ``source``: None: the script is not plain Python.
+    A script that could start its processes itself, or be launched, is launched if the options give
+    a number of processes or machines. ``source``: None: the script is not plain Python.
     """
     option = options.local_rank_option if options.local_rank_option in LOCAL_RANK_OPTIONS else None
     script = Script(
@@ -110,7 +112,8 @@ def _find_program(target: str, *, is_module: bool) -> None:
 
 
 def _find_module(name: str) -> Path | None:
-    """A module under the working directory, where ``python -m`` looks first; None: it is elsewhere, and for the worker to find.
+    """A module under the working directory, where ``python -m`` looks first; None: it is elsewhere,
+    and for the worker to find.
 
     (Looking elsewhere would import parent packages, which may import torch, or do anything.)
     """

@@ -49,7 +49,8 @@ def last_error(
     stopped_by: signal.Signals | None = None,
     joined: JoinedRun | None = None,
 ) -> LaunchError:
-    """The error for a launch whose last start has failed. ``joined``: the run that the same command would resume."""
+    """The error for a launch whose last start has failed. ``joined``: the run that the same command
+    would resume."""
     text = failures.report(reported, spec.world_size, attached=attached)
     was_killed = reported[0].exit_status > 128
     if joined is not None and not reported[0].is_of_all and (joined.newest is not None or was_killed):
@@ -60,7 +61,8 @@ def last_error(
 
 
 def why_not(cause: Failure | None, max_restarts: int, stopped_by: signal.Signals | None = None) -> str:
-    """The end of a message about failures without another restart, after a blank line; empty: restarts were not requested."""
+    """The end of a message about failures without another restart, after a blank line; empty:
+    restarts were not requested."""
     if not max_restarts:
         return ""
     if stopped_by is not None:

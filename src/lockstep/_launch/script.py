@@ -40,7 +40,8 @@ from lockstep._world.machine.addresses import check_loopback
 
 @dataclass(frozen=True, kw_only=True)
 class Interruption:
-    """The end of a launch without failures that was stopped by a signal, or whose run could not be saved."""
+    """The end of a launch without failures that was stopped by a signal, or whose run could not be
+    saved."""
 
     status: int
     """The exit status for the command."""
@@ -55,9 +56,11 @@ def run_script(
     settings: Mapping[str, Any],
     asked: Mapping[str, Any] | None = None,
 ) -> Interruption | None:
-    """Run a script in several processes to its end; returns what kept it from a full success, or None if nothing did.
+    """Run a script in several processes to its end; returns what kept it from a full success, or
+    None if nothing did.
 
-    A script that starts its processes itself runs once. With several machines, this runs the processes of one.
+    A script that starts its processes itself runs once. With several machines, this runs the
+    processes of one.
 
     Args:
         target: path of the script, name of the module, or a program.
@@ -67,7 +70,8 @@ def run_script(
 
     Raises:
         ConfigError: an option or setting is invalid here; nothing was started.
-        LaunchError: a worker failed, and no restart was left; the message has the first failure, and who else failed.
+        LaunchError: a worker failed, and no restart was left; the message has the first failure,
+            and who else failed.
     """
     config = RunConfig.merge(settings, {})
     nodes = plan_nodes(options)
@@ -75,7 +79,8 @@ def run_script(
     source = None if path is None else Source.read(path, Path.cwd() if options.is_module else None)
     script = check_script(target, source, args, options)
     starts_itself = options.nproc_per_node is None and script.starter is not None
-    # A trial may be asked for other settings than those in the script, and each process of a starter's is told its own.
+    # A trial may be asked for other settings than those in the script, and each process of a
+    # starter's is told its own.
     joining = Joining() if asked or script.starter is not None else joining_of(source)
     known = joining.merged(settings)
     count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, known)
@@ -146,10 +151,12 @@ def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> Out
 
 def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, Interrupts], Outcome]:
     """The counterpart of ``run_workers`` for several machines."""
-    # In this process alone, whose environment the workers have copied: otherwise PyTorch writes pages about a lost connection.
+    # In this process alone, whose environment the workers have copied: otherwise PyTorch writes
+    # pages about a lost connection.
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ})
     introduce(endpoint)
-    from lockstep._launch.elastic.run import run_on_nodes  # imports torch, which one machine need not wait for
+    # imports torch, which one machine need not wait for
+    from lockstep._launch.elastic.run import run_on_nodes
 
     return functools.partial(run_on_nodes, endpoint)
 

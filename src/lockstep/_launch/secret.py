@@ -1,8 +1,10 @@
-"""The secret shared by the launchers of a run, with which they sign what they write into their store.
+"""The secret shared by the launchers of a run, with which they sign what they write into their
+store.
 
-Without it, whoever reaches the store's port could direct launchers to other hosts. Unless the user gives one, the launcher that
-keeps the store creates it, in a file beside the run that only its user can read, and removes it at the end; the others read it
-there. Signatures are HMACs (RFC 2104) with SHA-256.
+Without it, whoever reaches the store's port could direct launchers to other hosts. Unless the user
+gives one, the launcher that keeps the store creates it, in a file beside the run that only its user
+can read, and removes it at the end; the others read it there. Signatures are HMACs (RFC 2104) with
+SHA-256.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class SharedSecret:
     """The file of the launcher that keeps the store."""
 
     def look(self) -> Secret | None:
-        """The secret; None: there is no file yet, or it is not this user's, or others can read or write it."""
+        """The secret; None: there is no file yet, or it is not this user's, or others can read or
+        write it."""
         if self.given is not None:
             return self.given
         try:
@@ -80,7 +83,8 @@ class SharedSecret:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A context in which the file exists, if it is needed. For the launcher that keeps the store.
+        """A context in which the file exists, if it is needed. For the launcher that keeps the
+        store.
 
         Raises:
             ConfigError: it cannot be written.
@@ -105,7 +109,8 @@ class SharedSecret:
                     self.path.unlink()
 
     def not_shared(self, keeper: str) -> ConfigError:
-        """The error if ``keeper``, as the user knows it, has another secret, or this launcher knows none."""
+        """The error if ``keeper``, as the user knows it, has another secret, or this launcher knows
+        none."""
         if self.given is not None:
             why = f"has a different secret from this launcher, which was given one by {SECRET} or {OPTION}"
         else:

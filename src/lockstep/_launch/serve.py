@@ -1,7 +1,7 @@
 """The fork server's process: imports torch once, then forks a worker for every request.
 
-It never starts a parallel region and never initializes CUDA: neither survives a fork. Its protocol is JSON over a Unix socket
-that keeps message boundaries::
+It never starts a parallel region and never initializes CUDA: neither survives a fork. Its protocol
+is JSON over a Unix socket that keeps message boundaries::
 
     launcher -> server   {"key": K, "rank": R, "spec": PATH}   with open files: stdin, stdout, stderr, pipe of ``messages``
                          {"warm": true}                         import modules that later workers may need, now
@@ -37,27 +37,33 @@ from lockstep._launch.worker import Request, run_worker
 from lockstep._world.machine.threads import libraries
 
 PRELOAD = ("torch", "torch.distributed", "lockstep._joining.ahead", "lockstep._sync.ddp", "lockstep._sync.exact")
-"""Modules imported before the first worker, which each of them delays: only those that nearly every script needs."""
+"""Modules imported before the first worker, which each of them delays: only those that nearly every
+script needs."""
 PRELOAD_LATER = ("torch._dynamo",)
-"""Modules imported on request: before the first workers if they will need them, else later, for workers that may follow.
-(PyTorch imports this one with the first optimizer or DistributedDataParallel, which takes a second or two.)"""
+"""Modules imported on request: before the first workers if they will need them, else later, for
+workers that may follow. (PyTorch imports this one with the first optimizer or
+DistributedDataParallel, which takes a second or two.)"""
 MAX_MESSAGE_BYTES = 65536
 _statuses: dict[int, int] = {}
 """Exit status by process id: in a worker its own, else empty."""
 
 
 def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
-    """Serve until the launcher closes its end; in a forked child, run the worker and exit with its status.
+    """Serve until the launcher closes its end; in a forked child, run the worker and exit with its
+    status.
 
     ``at_start``: the modules that the interpreter itself had imported.
     """
     fresh.at_start = frozenset(at_start)
-    # Registered first, so that it runs last, also after the exit handlers of preloaded modules (multiprocessing waits for the
-    # processes that a script has started; weakref and logging finalize).
+    # Registered first, so that it runs last, also after the exit handlers of preloaded modules
+    # (multiprocessing waits for the processes that a script has started; weakref and logging
+    # finalize).
     atexit.register(_leave)
-    # Signals that ask a run to stop may be sent to every process of a job; they are for the launcher, which ends this one.
+    # Signals that ask a run to stop may be sent to every process of a job; they are for the
+    # launcher, which ends this one.
     dispositions: dict[signal.Signals, Any] = {
-        signal.SIGINT: signal.default_int_handler,  # a background job inherits "ignored", and workers must not
+        # a background job inherits "ignored", and workers must not
+        signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
         signal.SIGUSR1: signal.getsignal(signal.SIGUSR1),
     }
@@ -70,7 +76,8 @@ def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
     _preload(PRELOAD)
     guard_descendants()
     request = _serve(control)
-    # Only a child gets here, with nothing of the server on its stack: from now on it is an ordinary process.
+    # Only a child gets here, with nothing of the server on its stack: from now on it is an ordinary
+    # process.
     for number, disposition in dispositions.items():
         signal.signal(number, disposition)
     _run_to_end(request)
@@ -85,7 +92,8 @@ def _is_abandoned(control: socket.socket) -> bool:
 
 
 def _run_to_end(request: Request) -> NoReturn:
-    """Run the worker, and exit as usual, except that the interpreter is not finalized: see ``_leave``."""
+    """Run the worker, and exit as usual, except that the interpreter is not finalized: see
+    ``_leave``."""
     worker = os.getpid()
     _statuses[worker] = 1
     try:
@@ -97,10 +105,11 @@ def _run_to_end(request: Request) -> NoReturn:
 
 
 def _leave() -> None:
-    """End a worker, whose non-daemon threads and other exit handlers have ended, without finalizing the interpreter.
+    """End a worker, whose non-daemon threads and other exit handlers have ended, without finalizing
+    the interpreter.
 
-    That would take a fifth of a second, and native threads that need the interpreter meanwhile (Gloo's, with the tensors of
-    the last collective) would abort the process.
+    That would take a fifth of a second, and native threads that need the interpreter meanwhile
+    (Gloo's, with the tensors of the last collective) would abort the process.
     """
     if os.getpid() not in _statuses:  # a process that the script forked
         return
@@ -113,24 +122,26 @@ def _leave() -> None:
 def _preload(modules: tuple[str, ...]) -> None:
     gc.disable()  # collections during imports find nothing, and cost a tenth of the time
     for name in modules:
-        # An import that fails here fails again in the worker, where the error belongs to the script that needs it.
+        # An import that fails here fails again in the worker, where the error belongs to the script
+        # that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     libraries()  # looked up once for all workers
     process_observer.installed()
     _keep_at_exit()
-    # A collection in a worker must not write to, and so copy, every page shared with the others. Garbage is kept: collecting it
-    # would take a tenth of a second before the first worker.
+    # A collection in a worker must not write to, and so copy, every page shared with the others.
+    # Garbage is kept: collecting it would take a tenth of a second before the first worker.
     gc.freeze()
     gc.enable()
 
 
 def _keep_at_exit() -> None:
-    """Disable the finalizers of preloaded modules at exit: PyTorch would remove its operators from its dispatcher one by one,
-    which takes 30 ms of each worker's processor time, and copies 30 MB of pages shared with the others.
+    """Disable the finalizers of preloaded modules at exit: PyTorch would remove its operators from
+    its dispatcher one by one, which takes 30 ms of each worker's processor time, and copies 30 MB
+    of pages shared with the others.
 
-    Finalizers created by a script run as usual. (The registry is private; the property of its entries is public.)
-    """
+    Finalizers created by a script run as usual. (The registry is private; the property of its
+    entries is public.)"""
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
 
@@ -141,7 +152,8 @@ def _serve(control: socket.socket) -> Request:
     wake_r.setblocking(False)
     wake_w.setblocking(False)
     signal.set_wakeup_fd(wake_w.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
+    # a handler must exist for the wake-up to be written
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     keys: dict[int, int] = {}  # by process id
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -179,18 +191,21 @@ def _answer(control: socket.socket, keys: dict[int, int]) -> Request | None:
 
 
 def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, Any], fds: list[int]) -> Request | None:
-    # Blocked until the worker can report them (see run_worker): they must not interrupt Python's own work after a fork.
+    # Blocked until the worker can report them (see run_worker): they must not interrupt Python's
+    # own work after a fork.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *SIGNALS})
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns about forking with threads. Any here belong to a BLAS, which stops them for the fork.
+            # Python 3.12 warns about forking with threads. Any here belong to a BLAS, which stops
+            # them for the fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError as error:
         _tell(control, key=asked["key"], error=f"fork failed: {error}")
         pid = -1
     if pid == 0:
-        # The worker sends its pid itself: it may end the server before that could, and the launcher must know the pid.
+        # The worker sends its pid itself: it may end the server before that could, and the launcher
+        # must know the pid.
         *streams, pipe = fds
         return Request(spec_path=asked["spec"], rank=asked["rank"], streams=tuple(streams), sender=Sender(pipe))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})

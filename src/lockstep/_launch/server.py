@@ -18,8 +18,8 @@ from typing import Any
 from lockstep._base.errors import LaunchError
 from lockstep._launch.spec import HASH_SEED
 
-# The working directory, which -c puts first, must not hide modules of the same names. The directory of this lockstep comes
-# last, so that it hides nothing either; usually it is there already.
+# The working directory, which -c puts first, must not hide modules of the same names. The directory
+# of this lockstep comes last, so that it hides nothing either; usually it is there already.
 _BOOT = """
 import sys
 at_start = tuple(sys.modules)
@@ -34,12 +34,13 @@ main(int(sys.argv[1]), at_start)
 class ForkServer:
     """A process that has imported torch and forks workers.
 
-    ``multiprocessing`` has a fork server, but one per process (shared with other uses by the caller), which imports the
-    caller's script again for each worker, does not let the environment be set, and whose workers are no ordinary main
-    processes (exit handlers, start methods, standard input).
+    ``multiprocessing`` has a fork server, but one per process (shared with other uses by the
+    caller), which imports the caller's script again for each worker, does not let the environment
+    be set, and whose workers are no ordinary main processes (exit handlers, start methods, standard
+    input).
 
-    Starting returns at once; requests wait in the socket until imports are complete. All processes that the server forked die
-    with it, and it dies with the thread that created it.
+    Starting returns at once; requests wait in the socket until imports are complete. All processes
+    that the server forked die with it, and it dies with the thread that created it.
 
     Args:
         import_path: added at the end of ``sys.path``.
@@ -72,7 +73,8 @@ class ForkServer:
         self._next_key = 0
         self.is_ready = False
         self.serves_calls = bool(import_path)
-        """Whether it was started for function calls, and not for ``lockstep run``, which knows what the script imports."""
+        """Whether it was started for function calls, and not for ``lockstep run``, which knows what
+        the script imports."""
 
     @property
     def pid(self) -> int:
@@ -88,12 +90,13 @@ class ForkServer:
         return self._socket.fileno()
 
     def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
-        """Request a worker; returns its key in the messages from ``receive``. Does not block, nor fail: if the server is gone,
-        ``receive`` raises the error.
+        """Request a worker; returns its key in the messages from ``receive``. Does not block, nor
+        fail: if the server is gone, ``receive`` raises the error.
 
         Args:
             spec_path: what it runs.
-            fds: its standard input, output and error, and the pipe for its messages; they may be closed afterwards.
+            fds: its standard input, output and error, and the pipe for its messages; they may be
+                closed afterwards.
         """
         self._next_key += 1
         message = json.dumps({"key": self._next_key, "rank": rank, "spec": spec_path}).encode()
@@ -102,8 +105,10 @@ class ForkServer:
         return self._next_key
 
     def warm(self) -> None:
-        """Have the server import now what most training scripts need. Does not block; workers requested later wait for it."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # ``receive`` raises the error
+        """Have the server import now what most training scripts need. Does not block; workers
+        requested later wait for it."""
+        # ``receive`` raises the error
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.send(json.dumps({"warm": True}).encode())
 
     def receive(self) -> dict[str, Any]:
@@ -127,7 +132,8 @@ class ForkServer:
         return message
 
     def close(self) -> None:
-        """End the server and all processes that it forked, also workers not yet reported. May be called again."""
+        """End the server and all processes that it forked, also workers not yet reported. May be
+        called again."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -138,7 +144,8 @@ _kept: ForkServer | None = None
 
 
 def start_early() -> ForkServer:
-    """Start the server for the next ``take_server``, before the rest of the launcher is imported. The caller must close it."""
+    """Start the server for the next ``take_server``, before the rest of the launcher is imported.
+    The caller must close it."""
     server = ForkServer()
     keep_server(server)
     return server
@@ -192,13 +199,16 @@ def _end_of(status: int) -> str:
 
 
 def _server_environ() -> dict[str, str]:
-    """The environment in which the server loads libraries, which workers cannot change any more. They get one of their own."""
+    """The environment in which the server loads libraries, which workers cannot change any more.
+    They get one of their own."""
     environ = dict(os.environ)
-    # NumPy's BLAS creates its threads when it is loaded: here it needs none, and each worker sets their number.
+    # NumPy's BLAS creates its threads when it is loaded: here it needs none, and each worker sets
+    # their number.
     environ["OPENBLAS_NUM_THREADS"] = "1"
     if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
-        # Idle threads of OpenMP spin. If the cores have other work, such as loader workers, a small step then takes 15 to 30 ms
-        # instead of 1, and now and then 200. If they sleep, a step on idle cores takes half a millisecond longer.
+        # Idle threads of OpenMP spin. If the cores have other work, such as loader workers, a small
+        # step then takes 15 to 30 ms instead of 1, and now and then 200. If they sleep, a step on
+        # idle cores takes half a millisecond longer.
         environ |= {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
     environ.setdefault("PYTHONHASHSEED", HASH_SEED)
     return environ

@@ -17,11 +17,12 @@ STOPPING = (signal.SIGINT, signal.SIGHUP, *stopping.SIGNALS)
 
 
 class Interrupts:
-    """A context in which the given signals are recorded in ``received``, and make ``fileno()`` readable.
+    """A context in which the given signals are recorded in ``received``, and make ``fileno()``
+    readable.
 
-    A signal that this process ignores (``nohup``, a background job) stays ignored. Outside the main thread, where Python can
-    set no handlers, no signal is caught. Signals count once if they follow each other closely: see
-    ``stopping.is_same``.
+    A signal that this process ignores (``nohup``, a background job) stays ignored. Outside the main
+    thread, where Python can set no handlers, no signal is caught. Signals count once if they follow
+    each other closely: see ``stopping.is_same``.
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = STOPPING) -> None:
@@ -64,7 +65,8 @@ class Interrupts:
         os.read(self._read_fd, 4096)
 
     def tell(self, number: int) -> None:
-        """Act as if a signal had arrived, unless the context was left. May be called from any thread."""
+        """Act as if a signal had arrived, unless the context was left. May be called from any
+        thread."""
         with self._lock:  # the pipe may be closed, and another file have its descriptor by now
             if not self._is_over:
                 self._note(number, None)

@@ -12,7 +12,8 @@ from pathlib import Path
 from lockstep._base.errors import ConfigError
 
 LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
-"""Options that ``torch.distributed.launch`` passes to its scripts: the first until PyTorch 1.13, the second since."""
+"""Options that ``torch.distributed.launch`` passes to its scripts: the first until PyTorch 1.13,
+the second since."""
 
 _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswith"}
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
@@ -44,7 +45,8 @@ class Source:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the workers will show them
                 tree = ast.parse(text, str(path))
-                compile(tree, str(path), "exec", dont_inherit=True)  # some errors ('return' outside a function) show here
+                # some errors ('return' outside a function) show here
+                compile(tree, str(path), "exec", dont_inherit=True)
         except SyntaxError as error:
             where = f"{path}, line {error.lineno}" if error.lineno else str(path)
             line = f"\n    {error.text.strip()}" if error.text else ""
@@ -56,7 +58,8 @@ class Source:
         return Source(path=path, root=root or path.resolve().parent, text=text, tree=tree)
 
     def local_rank_option(self) -> tuple[str, str] | None:
-        """The spelling of the option for the local rank, and where it is defined; None: the script takes none."""
+        """The spelling of the option for the local rank, and where it is defined; None: the script
+        takes none."""
         for source in (self, *self._imported(b"local")):
             for node in ast.walk(source.tree):
                 for option in _options_in(node):
@@ -64,11 +67,13 @@ class Source:
         return None
 
     def starter(self) -> str | None:
-        """How the script starts processes of its own that train together, and where; None: it starts none.
+        """How the script starts processes of its own that train together, and where; None: it
+        starts none.
 
-        Scripts start processes for other things too, to prepare data or write logs. So a ``multiprocessing.Process`` counts
-        only beside a process group that is opened by rank; and neither it nor ``mp.spawn`` counts if the script calls
-        ``lockstep.join()`` without a rank: it is then told who it is, and so started by us.
+        Scripts start processes for other things too, to prepare data or write logs. So a
+        ``multiprocessing.Process`` counts only beside a process group that is opened by rank; and
+        neither it nor ``mp.spawn`` counts if the script calls ``lockstep.join()`` without a rank:
+        it is then told who it is, and so started by us.
         """
         calls = self.calls()
         says_rank = any(name.endswith("init_process_group") and _has_rank(node) for node, name in calls)
@@ -81,15 +86,18 @@ class Source:
         return None
 
     def asks_launcher(self) -> bool:
-        """Whether the script or a module of its own reads environment variables that a launcher sets."""
+        """Whether the script or a module of its own reads environment variables that a launcher
+        sets."""
         return any(_asks(source.tree) for source in (self, *self._imported(b"RANK")))
 
     def has_optimizer(self) -> bool:
-        """Whether the word ``optim`` is in the script or a module of its own. (Only the duration of a start depends on it.)"""
+        """Whether the word ``optim`` is in the script or a module of its own. (Only the duration of
+        a start depends on it.)"""
         return any(_OPTIM.search(source.text) for source in (self, *self._imported(b"optim")))
 
     def lacks(self, args: Iterable[str]) -> list[str]:
-        """Those of the script's arguments that are options of launchers, and of which the script itself says nothing."""
+        """Those of the script's arguments that are options of launchers, and of which the script
+        itself says nothing."""
         names = {arg: arg.lstrip("-").replace("-", "_") for arg in args if arg.replace("_", "-") in _OF_LAUNCHES}
         text = self.text.replace(b"-", b"_")
         return [arg for arg, name in names.items() if name.encode() not in text]
@@ -124,7 +132,8 @@ class Source:
             elif isinstance(node, ast.ImportFrom) and node.level <= len(parents):
                 base = parents[node.level - 1] if node.level else self.root
                 inside = [node.module] if node.module else []
-                paths = (inside, *([*inside, alias.name] for alias in node.names))  # the module, or what it contains
+                # the module, or what it contains
+                paths = (inside, *([*inside, alias.name] for alias in node.names))
                 modules = [(base, ".".join(parts)) for parts in paths if parts]
             for base, module in modules:
                 path = base.joinpath(*module.split("."))
@@ -157,11 +166,13 @@ def _full_name(node: ast.expr, names: Mapping[str, str]) -> str:
 
 
 def _options_in(node: ast.AST) -> Iterator[str]:
-    """The options for the local rank that a node itself defines or looks for. (In a list, they are for another program.)"""
+    """The options for the local rank that a node itself defines or looks for. (In a list, they are
+    for another program.)"""
     values: list[ast.expr] = []
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        is_flag = any(keyword.arg in ("action", "is_flag") for keyword in node.keywords)  # takes no value
+        # takes no value
+        is_flag = any(keyword.arg in ("action", "is_flag") for keyword in node.keywords)
         values = node.args if name in _DEFINES_OPTIONS and not is_flag else []
     elif isinstance(node, ast.Compare):
         values = [node.left, *node.comparators]

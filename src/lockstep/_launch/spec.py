@@ -27,15 +27,18 @@ class Script:
     is_module: bool = False
     args: tuple[str, ...] = ()
     local_rank_option: str | None = None
-    """An option for the local rank, put before ``args``, for scripts of ``torch.distributed.launch``."""
+    """An option for the local rank, put before ``args``, for scripts of
+    ``torch.distributed.launch``."""
     starter: str | None = None
-    """How the script starts its processes itself; None: it does not, and the workers are its processes."""
+    """How the script starts its processes itself; None: it does not, and the workers are its
+    processes."""
     is_executable: bool = False
     """Whether ``target`` is a program, found as a shell would find it."""
     has_optimizer: bool = False
     """Whether each worker will import what PyTorch imports with the first optimizer."""
     guesses: tuple[str, ...] = ()
-    """What was concluded from the script's source, and what overrides it: a line each, for the user."""
+    """What was concluded from the script's source, and what overrides it: a line each, for the
+    user."""
 
     def arguments(self, local_rank: int) -> list[str]:
         """The arguments on its command line."""
@@ -49,7 +52,8 @@ class Call:
 
     payload: bytes
     main_path: str | None = None
-    """The caller's script, if the payload refers to definitions there: it is imported first, as ``__mp_main__``."""
+    """The caller's script, if the payload refers to definitions there: it is imported first, as
+    ``__mp_main__``."""
     main_module: str | None = None
     """The same for a caller that was started with ``python -m``."""
     sys_path: tuple[str, ...] = ()
@@ -72,7 +76,8 @@ class Node:
     master_addr: str
     """Of rank 0's machine."""
     store: str
-    """The rendezvous of lockstep scripts' workers, in the launchers' store: ``tcp://HOST:PORT/PREFIX``."""
+    """The rendezvous of lockstep scripts' workers, in the launchers' store:
+    ``tcp://HOST:PORT/PREFIX``."""
     run_id: str
     """The user's name for the run."""
     interface: str
@@ -83,12 +88,14 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """What the workers of a launch have in common. Each start replaces the fields that differ between starts."""
+    """What the workers of a launch have in common. Each start replaces the fields that differ
+    between starts."""
 
     program: Script | Call
     nproc: int
     private_dir: str
-    """A directory that only this user can enter, for the workers' rendezvous, failures and results. New for each start."""
+    """A directory that only this user can enter, for the workers' rendezvous, failures and results.
+    New for each start."""
     name: str = ""
     """Unique to this launch: that of its first private directory. Restarts keep it."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -149,16 +156,17 @@ class LaunchSpec:
 
 
 HASH_SEED = "0"
-"""Python draws a seed for the hashes of text in every process, and with it the order of a set. A script that numbers words by
-``enumerate(set(words))`` would give them other numbers on another host and after a resume. (Forked workers have the seed of
-their fork server; the variable is for what they start themselves.)"""
+"""Python draws a seed for the hashes of text in every process, and with it the order of a set. A
+script that numbers words by ``enumerate(set(words))`` would give them other numbers on another host
+and after a resume. (Forked workers have the seed of their fork server; the variable is for what
+they start themselves.)"""
 
 
 def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
     """The environment of a worker: the launcher's, with the variables that torchrun would set.
 
-    A script that starts its processes itself gets none with ranks, which it, or its processes, would take for their own.
-    """
+    A script that starts its processes itself gets none with ranks, which it, or its processes,
+    would take for their own."""
     program, node = spec.program, spec.node
     of_launchers = [STORE, LAUNCH, CALL, CORES]  # this launcher may be a worker of another
     if STORE in spec.environ:
@@ -191,10 +199,12 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        # Deterministic products of cuBLAS need it, before the first of them: without it they are refused.
+        # Deterministic products of cuBLAS need it, before the first of them: without it they are
+        # refused.
         "CUBLAS_WORKSPACE_CONFIG": spec.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": spec.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        # With one machine, no port of Gloo may be reachable from others, unless the user wants that.
+        # With one machine, no port of Gloo may be reachable from others, unless the user wants
+        # that.
         "GLOO_SOCKET_IFNAME": spec.environ.get("GLOO_SOCKET_IFNAME") or (node.interface if node else "lo"),
         STORE: node.store if node else os.path.join(spec.private_dir, "store"),  # noqa: PTH118
         LAUNCH: spec.name,

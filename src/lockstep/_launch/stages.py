@@ -1,4 +1,5 @@
-"""The stages of a launch, and the transitions between them. Pure: ``supervise`` carries out the actions."""
+"""The stages of a launch, and the transitions between them. Pure: ``supervise`` carries out the
+actions."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 ECHO_S = 0.5
-"""Seconds that the rank that failed first gets to report it, once others have failed because of it."""
+"""Seconds that the rank that failed first gets to report it, once others have failed because of
+it."""
 KILL_S = 60.0
-"""Seconds that a killed worker gets to end, and the server to report it, which may be importing modules. (The kernel may hold a
-process for ever.)"""
+"""Seconds that a killed worker gets to end, and the server to report it, which may be importing
+modules. (The kernel may hold a process for ever.)"""
 
 
 class Stage(Enum):
@@ -18,7 +20,8 @@ class Stage(Enum):
 
     RUNNING = auto()
     ECHO = auto()
-    """Ranks have failed only because another did, which is about to report why and must not be interrupted."""
+    """Ranks have failed only because another did, which is about to report why and must not be
+    interrupted."""
     SAVING = auto()
     """The workers are saving the run, and then end by themselves."""
     ENDING = auto()
@@ -34,7 +37,8 @@ class Event(Enum):
     ECHOED = auto()
     """A worker failed, like all before it, only because of another rank."""
     SAVED = auto()
-    """A worker ended after it had saved the run, or could not. All were asked to, so the others follow."""
+    """A worker ended after it had saved the run, or could not. All were asked to, so the others
+    follow."""
     ASKED_TO_SAVE = auto()
     """The launcher got a signal on which all workers save the run."""
     ASKED_TO_END = auto()

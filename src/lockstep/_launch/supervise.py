@@ -31,14 +31,15 @@ from lockstep._launch.spec import LaunchSpec
 from lockstep._launch.stages import Action, Event, Stage, State, transition
 
 GRACE_S = 3.0
-"""Seconds that workers get to end by themselves once one of them has failed, or Ctrl-C was pressed."""
+"""Seconds that workers get to end by themselves once one of them has failed, or Ctrl-C was
+pressed."""
 SAVING_GRACE_S = 30.0
 """The same if a worker handles the signal that stopped the launcher: it may have a state to save.
 
-Runs that called ``lockstep.join`` get as long as ``--timeout`` if that is more: they finish their step or evaluation first,
-and within that time a rank that waits for others times out anyway. (This is the last resort: whoever sent the signal
-has a limit as well. Slurm kills KillWait, 30 s, after SIGTERM at a time limit; preempted jobs have GraceTime;
-``--signal=USR1@120`` leaves 120 s.)
+Runs that called ``lockstep.join`` get as long as ``--timeout`` if that is more: they finish their
+step or evaluation first, and within that time a rank that waits for others times out anyway. (This
+is the last resort: whoever sent the signal has a limit as well. Slurm kills KillWait, 30 s, after
+SIGTERM at a time limit; preempted jobs have GraceTime; ``--signal=USR1@120`` leaves 120 s.)
 """
 RESTART_GRACE_S = 0.3
 """The same if all are restarted afterwards."""
@@ -53,20 +54,23 @@ class Outcome:
     stopped_by: signal.Signals | None
     """The signal that stopped the launcher; None: none did, or the run finished all the same."""
     stopped_with: int | None = None
-    """The exit status of a run that was asked to stop, and saved itself or could not: see ``lockstep._base.stopping``."""
+    """The exit status of a run that was asked to stop, and saved itself or could not: see
+    ``lockstep._base.stopping``."""
     is_unsaved: bool = False
     """Whether the run came to its end, and that could not be saved."""
     was_cut_short: bool = False
-    """Whether the launcher stopped waiting for a run to save itself: after a second signal, or a timeout."""
+    """Whether the launcher stopped waiting for a run to save itself: after a second signal, or a
+    timeout."""
     joined: JoinedRun | None = None
-    """The run, of a launch that has failed or was stopped; None: there is none, or that is not known."""
+    """The run, of a launch that has failed or was stopped; None: there is none, or that is not
+    known."""
     spec: LaunchSpec
     """Of the last start."""
 
 
 def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
-    """Run all workers of ``spec`` until they have ended. Afterwards none of their processes exist, except those that the script
-    left on purpose if all went well (see ``sweep``).
+    """Run all workers of ``spec`` until they have ended. Afterwards none of their processes exist,
+    except those that the script left on purpose if all went well (see ``sweep``).
 
     Raises:
         LaunchError: a worker could not be forked, or the server died.
@@ -90,7 +94,8 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
 
 
 class _Watch:
-    """A running launch: turns events into transitions (``stages``), and carries out their actions."""
+    """A running launch: turns events into transitions (``stages``), and carries out their
+    actions."""
 
     def __init__(self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> None:
         self.stopped_with: int | None = None
@@ -207,7 +212,8 @@ class _Watch:
             message = self._server.receive()
         except LaunchError:
             if self._interrupts.received and not was_ready:
-                raise _StoppedEarlyError from None  # the server got the signal too, before it ignored signals
+                # the server got the signal too, before it ignored signals
+                raise _StoppedEarlyError from None
             raise
         if (ended := self.workers.ended(message)) is not None:
             self._on_end(*ended)
@@ -219,7 +225,8 @@ class _Watch:
         self._observers.tell(lambda observer: observer.ended(rank, status))
         was_killed = self._state.stage is Stage.KILLED and status == -signal.SIGKILL
         if told.stopped_with is not None and (status == told.stopped_with or was_killed):
-            self.stopped_with = told.stopped_with  # as it was asked to: now all workers end, whatever they are doing
+            # as it was asked to: now all workers end, whatever they are doing
+            self.stopped_with = told.stopped_with
             self._on(Event.SAVED)
         elif status != 0 or told.failure is not None:
             self._note_failure(rank, status)
@@ -230,9 +237,12 @@ class _Watch:
         told, is_ending = self.workers.told(rank), self._state.was_cut_short
         failure = told.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT, 1):
-            return  # by our own signal (as a program reports it, a shell, or Python that was interrupted as it exited)
+            # by our own signal (as a program reports it, a shell, or Python that was interrupted as
+            # it exited)
+            return
         if failure is not None and failure.kind == "KeyboardInterrupt" and (is_ending or self._is_interrupted):
-            self._on(Event.ASKED_TO_END)  # if it was not yet, or no longer, in a loop that is saved: so are all
+            # if it was not yet, or no longer, in a loop that is saved: so are all
+            self._on(Event.ASKED_TO_END)
             return
         if failure is None:
             failure = failures.from_status(rank, status, self._spec.private_dir, end=told.end)
@@ -318,14 +328,16 @@ class _Watch:
         return RESTART_GRACE_S if restart_follows else GRACE_S
 
     def _stop_signal(self, rank: int, pid: int) -> int:
-        """The signal that asks a worker to end: SIGINT, on which ``finally`` blocks run; or the launcher's own, if the script
-        handles it. (Not if its handler is lockstep's: by now the run cannot save itself any more.)"""
+        """The signal that asks a worker to end: SIGINT, on which ``finally`` blocks run; or the
+        launcher's own, if the script handles it. (Not if its handler is lockstep's: by now the run
+        cannot save itself any more.)"""
         asked = self._interrupts.received[:1]
         is_handled = bool(asked) and asked[0] not in self.workers.told(rank).watches and catches(pid, asked[0])
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:
-        if rank not in self.failures.by_rank:  # else it is ending, and its exit handlers should not be interrupted
+        # else it is ending, and its exit handlers should not be interrupted
+        if rank not in self.failures.by_rank:
             self.workers.send(self._stop_signal(rank, pid), [rank])
 
 

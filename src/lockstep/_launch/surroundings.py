@@ -1,4 +1,5 @@
-"""Other launchers that have started ``lockstep run``: an error if several trainings would run instead of one, else a notice."""
+"""Other launchers that have started ``lockstep run``: an error if several trainings would run
+instead of one, else a notice."""
 
 from __future__ import annotations
 
@@ -15,17 +16,18 @@ _STARTS_COMMANDS = {"mpirun": "mpirun", "horovodrun": "horovodrun", "slurm": "sr
 def check_surroundings(
     environ: Mapping[str, str] | None = None, *, on_nodes: bool, is_typed: bool | None = None
 ) -> str | None:
-    """A notice about another launcher that has started this command; None: there is none. (A worker of lockstep or torchrun may
-    launch another script.)
+    """A notice about another launcher that has started this command; None: there is none. (A worker
+    of lockstep or torchrun may launch another script.)
 
     Args:
         environ: of the command; None: this process's.
         on_nodes: whether this is a launch on several machines.
-        is_typed: whether standard input is a terminal (None: find out): of the tasks of ``srun --pty bash``, that is the one in
-            which the user types commands.
+        is_typed: whether standard input is a terminal (None: find out): of the tasks of ``srun
+            --pty bash``, that is the one in which the user types commands.
 
     Raises:
-        ConfigError: it has started this command several times, and each would be a training of its own, in the same files.
+        ConfigError: it has started this command several times, and each would be a training of its
+            own, in the same files.
     """
     if on_nodes:
         return None
@@ -36,7 +38,8 @@ def check_surroundings(
     launcher, number = world.launcher, world.world_size
     if number == 1 or launcher not in (*_STARTS_COMMANDS, "env"):
         return None
-    is_typed = launcher == "slurm" and os.isatty(0) if is_typed is None else is_typed  # other launchers give it to all
+    # other launchers give it to all
+    is_typed = launcher == "slurm" and os.isatty(0) if is_typed is None else is_typed
     if launcher in _STARTS_COMMANDS and not is_typed:
         name = _STARTS_COMMANDS[launcher]
         raise ConfigError(

@@ -74,13 +74,15 @@ class _LauncherAbove(Launcher):
 
 
 def run_worker(request: Request) -> int:
-    """Run the program in this process, and return its exit status. ``SystemExit`` of the program is raised again."""
+    """Run the program in this process, and return its exit status. ``SystemExit`` of the program is
+    raised again."""
     spec: LaunchSpec | None = None
     sender = request.sender
     try:
         spec = _settle(request)
         under(_LauncherAbove(request, spec))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})  # blocked before the fork
+        # blocked before the fork
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})
         program, local_rank = spec.program, spec.local_rank(request.rank)
         if isinstance(program, Script) and program.is_executable:
             _become_program(program, local_rank)
@@ -123,9 +125,11 @@ def _tell_end(end: failures.End, sender: Sender) -> None:
 
 def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
     """End a program that has ended itself, and not well."""
-    # The launcher may interrupt this process before it knows that it is ending, and so its exit handlers.
+    # The launcher may interrupt this process before it knows that it is ending, and so its exit
+    # handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Otherwise exit handlers could not see that this is a failure, and would mark the run as finished.
+    # Otherwise exit handlers could not see that this is a failure, and would mark the run as
+    # finished.
     _leave_traces(error)
     if isinstance(error, AuditFailed):
         failure = failures.from_audit(request.rank, error)
@@ -147,13 +151,15 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
     failure = failures.from_exception(request.rank, cause, process_observer.in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
-        # The script may have installed its own hook. Ours, and that of torch.distributed around it, are silent by now.
+        # The script may have installed its own hook. Ours, and that of torch.distributed around it,
+        # are silent by now.
         sys.excepthook(type(error), error, error.__traceback__)
     return failure.exit_status
 
 
 def _leave_traces(error: BaseException) -> None:
-    """Record an uncaught exception for exit handlers, as the interpreter does, and for observers."""
+    """Record an uncaught exception for exit handlers, as the interpreter does, and for
+    observers."""
     free_spare()
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     process_observer.tell(lambda observer: observer.fail(failures.traceback_of(error)))
@@ -162,8 +168,9 @@ def _leave_traces(error: BaseException) -> None:
 def _install_hooks(private_dir: str) -> None:
     """Silence Python's hooks for uncaught exceptions while the launch is being ended.
 
-    By then they would only report that processes lose each other, and are interrupted wherever they are (in a generator that is
-    being closed, say). Loader workers inherit the hooks, and cause most of these reports.
+    By then they would only report that processes lose each other, and are interrupted wherever they
+    are (in a generator that is being closed, say). Loader workers inherit the hooks, and cause most
+    of these reports.
     """
 
     def unless_ending(hook: Callable[..., Any]) -> Callable[..., None]:
@@ -182,7 +189,8 @@ def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> bool:
     """Report a failure to the launcher at once: this process may still hang in its exit handlers.
 
     Returns:
-        False if it cannot be reported (see ``Sender``), as in a fork of the worker: such a process ends as under python.
+        False if it cannot be reported (see ``Sender``), as in a fork of the worker: such a process
+        ends as under python.
     """
     is_told = sender.send(failure=failure)
     if is_told:
@@ -208,7 +216,8 @@ def _settle(request: Request) -> LaunchSpec:
         file = failures.fault_path(spec.private_dir, request.rank).open("w", encoding="utf-8")
         faulthandler.enable(file=file)
     if "numpy.random" in sys.modules:
-        # Python reseeds `random` after a fork. NumPy and torch do not, and ranks that set no seed must draw different numbers.
+        # Python reseeds `random` after a fork. NumPy and torch do not, and ranks that set no seed
+        # must draw different numbers.
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
@@ -222,7 +231,8 @@ def _settle(request: Request) -> LaunchSpec:
 
 
 def _reopen_streams() -> None:
-    """Open the standard streams anew, with line buffering, so that lines of different ranks do not mix."""
+    """Open the standard streams anew, with line buffering, so that lines of different ranks do not
+    mix."""
     for fd, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         old = getattr(sys, f"__{name}__")
         new = io.open(  # noqa: SIM115, UP020
@@ -239,7 +249,8 @@ def _reopen_streams() -> None:
 
 def _become_program(script: Script, local_rank: int) -> NoReturn:
     """Replace this process by a program that need not be Python."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs expect them to end them
+    # Python ignores them, and programs expect them to end them
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.execvp(script.target, [script.target, *script.arguments(local_rank)])
 
@@ -262,7 +273,8 @@ def _run_script(script: Script, local_rank: int) -> None:
 def _exec_as_main(
     code: CodeType, script: Script, local_rank: int, *, path: str, spec: importlib.machinery.ModuleSpec | None
 ) -> None:
-    """Run code as the module ``__main__``, which exists until the end of the process: exit handlers may need it."""
+    """Run code as the module ``__main__``, which exists until the end of the process: exit handlers
+    may need it."""
     main = ModuleType("__main__")
     main.__dict__.update(
         __file__=path,
@@ -295,7 +307,8 @@ def result_path(private_dir: str, rank: int) -> Path:
 
 
 importing_caller = False
-"""True while a worker imports the script that called ``launch``, where another call would recurse endlessly."""
+"""True while a worker imports the script that called ``launch``, where another call would recurse
+endlessly."""
 
 
 def _run_call(call: Call, rank: int, private_dir: str) -> None:
@@ -324,7 +337,8 @@ def _run_call(call: Call, rank: int, private_dir: str) -> None:
 
 
 def _become_caller(names: dict[str, Any]) -> None:
-    """Make the caller's script available as both ``__main__`` and ``__mp_main__``, as ``multiprocessing`` does."""
+    """Make the caller's script available as both ``__main__`` and ``__mp_main__``, as
+    ``multiprocessing`` does."""
     module = ModuleType("__mp_main__")
     module.__dict__.update(names)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -1,1 +1,2 @@
-"""The training loop: epochs, passes, steps and phases, the numbers that ranks exchange, and ``team.prepare``."""
+"""The training loop: epochs, passes, steps and phases, the numbers that ranks exchange, and
+``team.prepare``."""

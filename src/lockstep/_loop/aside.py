@@ -1,9 +1,10 @@
-"""Runs a shard aside: the body of the script's loop over ``batch.shards`` runs for it, without any effect on the run.
+"""Runs a shard aside: the body of the script's loop over ``batch.shards`` runs for it, without any
+effect on the run.
 
-An instrument gives ``Phases.runs`` a generator that yields the micro-steps of the shard in the context ``Aside.shard``, before
-or after those that count. Nothing of them is recorded or exchanged, and when they have run, gradients, buffers, random streams
-and what the shard carries from batch to batch are as before. What cannot be undone is what the script itself keeps: see
-``Team.in_audit``.
+An instrument gives ``Phases.runs`` a generator that yields the micro-steps of the shard in the
+context ``Aside.shard``, before or after those that count. Nothing of them is recorded or exchanged,
+and when they have run, gradients, buffers, random streams and what the shard carries from batch to
+batch are as before. What cannot be undone is what the script itself keeps: see ``Team.in_audit``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Aside:
 
     Args:
         phases: of the run.
-        sync: of the run. Its backward pass must not communicate, or else every rank must run a shard aside.
+        sync: of the run. Its backward pass must not communicate, or else every rank must run a
+            shard aside.
         state: of the run.
     """
 
@@ -42,7 +44,8 @@ class Aside:
         self._state = state
 
     def carried(self, shard: int) -> list[Any]:
-        """What a shard of this rank carries from batch to batch: its value of each ``team.per_shard``."""
+        """What a shard of this rank carries from batch to batch: its value of each
+        ``team.per_shard``."""
         return [item.of(shard) for item in self._per_shard()]
 
     def _per_shard(self) -> list[PerShard]:
@@ -120,7 +123,8 @@ class _Dropped(ShardSync):
 
 
 def _remember_buffers(models: Iterable[nn.Module]) -> Callable[[], None]:
-    """Returns a function that restores the buffers to their present values, including those that are None."""
+    """Returns a function that restores the buffers to their present values, including those that
+    are None."""
     before: list[tuple[dict[str, Any], str, Tensor | None, Tensor | None]] = [
         (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
         for model in models

@@ -13,10 +13,12 @@ from lockstep._listener import Listener, Stage
 
 
 class AtExit(Listener):
-    """Closes the run at exit, before the exit handlers that other libraries had registered when training began.
+    """Closes the run at exit, before the exit handlers that other libraries had registered when
+    training began.
 
-    Python calls exit handlers in reverse order, and a tracker's library registers its own when it is opened, at the beginning
-    of the first pass: it would be closed before the last values are written to it.
+    Python calls exit handlers in reverse order, and a tracker's library registers its own when it
+    is opened, at the beginning of the first pass: it would be closed before the last values are
+    written to it.
     """
 
     stage = Stage.LATE
@@ -28,12 +30,14 @@ class AtExit(Listener):
         """Register the function that closes the run as the process exits. It must not raise."""
         self._act = act
         atexit.register(act)
-        if multiprocessing.parent_process() is not None:  # multiprocessing children do not run atexit callbacks
+        # multiprocessing children do not run atexit callbacks
+        if multiprocessing.parent_process() is not None:
             Finalize(None, act, exitpriority=100)
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        if (act := self._act) is not None:  # this listener is the last one, so trackers are open by now
+        # this listener is the last one, so trackers are open by now
+        if (act := self._act) is not None:
             atexit.unregister(act)
             atexit.register(act)
 

@@ -1,8 +1,9 @@
-"""Shards move from processes that are slower than the others to those that wait for them. The answer stays the same.
+"""Shards move from processes that are slower than the others to those that wait for them. The
+answer stays the same.
 
-The ranks exchange how long they were busy with the numbers of each phase (``loop.ledger``), whether shards move or not. So all
-of them come to the same decision without a word, and it applies to steps that nobody has planned yet.
-"""
+The ranks exchange how long they were busy with the numbers of each phase (``loop.ledger``), whether
+shards move or not. So all of them come to the same decision without a word, and it applies to steps
+that nobody has planned yet."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class Balance(Listener):
         num_shards: V.
         clock: measures this rank.
         journal: is told of moves.
-        registered: the adapters of what the script has registered, among it what its shards carry from step to step.
+        registered: the adapters of what the script has registered, among it what its shards carry
+            from step to step.
     """
 
     def __init__(
@@ -67,17 +69,19 @@ class Balance(Listener):
         self._registered = registered
         self._num_loaders = 0
         self.stays = False
-        """Whether nothing may move, since the steps of a whole pass are planned where no move is known."""
+        """Whether nothing may move, since the steps of a whole pass are planned where no move is
+        known."""
         self._reads_all = False
-        """Whether each rank reads the data of all shards, so that getting them takes as long whatever its shards are."""
+        """Whether each rank reads the data of all shards, so that getting them takes as long
+        whatever its shards are."""
         self._step = self._ended = 0
         """The step that has begun last, and the one that has ended."""
         self._since_s = 0.0
         """When this rank last reported, or its pass began."""
         self._phase_began_s = 0.0
         self._in_pass = self._begins_pass = False
-        """Whether a pass is under way, of which steps are planned, and whether it is in its first step, which does not count,
-        since loader workers start for it."""
+        """Whether a pass is under way, of which steps are planned, and whether it is in its first
+        step, which does not count, since loader workers start for it."""
         self._rows: Sequence[Row] = ()
         """Those of the step's last phase."""
 
@@ -152,11 +156,13 @@ class Balance(Listener):
 
     @override
     def flush(self) -> None:
-        if self.moves.is_pending and not self._in_pass:  # what was planned of the pass is never taken
+        # what was planned of the pass is never taken
+        if self.moves.is_pending and not self._in_pass:
             self._settle()
 
     def _settle(self) -> None:
-        """The next step begins with other blocks: what shards carry from step to step goes to where they are then."""
+        """The next step begins with other blocks: what shards carry from step to step goes to where
+        they are then."""
         for adapter in self._registered():
             if isinstance(adapter.target, PerShard):
                 adapter.target.share()

@@ -18,26 +18,31 @@ _STATEMENTS = ("break", "return")
 
 @dataclass(frozen=True)
 class Departure:
-    """The end of a pass over a prepared loader on one rank. Plain values: a black box records them."""
+    """The end of a pass over a prepared loader on one rank. Plain values: a black box records
+    them."""
 
     step: int
     """The last step that counts."""
     cause: str
-    """``break``, ``return``, ``sys.exit``, ``exception``; ``its own end``: the loader has no more batches; ``continue``: it is
-    not left, but the step had no loop over ``batch.shards``. Empty: unknown (the script has dropped an iterator)."""
+    """``break``, ``return``, ``sys.exit``, ``exception``; ``its own end``: the loader has no more
+    batches; ``continue``: it is not left, but the step had no loop over ``batch.shards``. Empty:
+    unknown (the script has dropped an iterator)."""
     place: str
     """The script's line: ``train.py:9 in main``; empty: unknown."""
     next_step: int
-    """Of the phase that would have come next: its step, and the number of phases before it in that."""
+    """Of the phase that would have come next: its step, and the number of phases before it in
+    that."""
     next_phase: int
 
 
 def departure(step: int, comes_next: tuple[int, int], *, exhausted: bool) -> Departure:
-    """How the loop is being left: to be asked by its iterator, as that ends or is dropped. Never raises.
+    """How the loop is being left: to be asked by its iterator, as that ends or is dropped. Never
+    raises.
 
     Args:
         step: the last one that counts.
-        comes_next: the step of the phase that would have come next, and the number of phases before it in that.
+        comes_next: the step of the phase that would have come next, and the number of phases before
+            it in that.
         exhausted: whether the loader has no more batches.
     """
     cause, place = ENDED if exhausted else "", ""
@@ -60,7 +65,8 @@ def _place(code: CodeType, line: int) -> str:
 
 
 def _statement(frame: FrameType) -> str:
-    """The statement at whose instruction a frame stands, if it leaves a loop; empty: it is another one."""
+    """The statement at whose instruction a frame stands, if it leaves a loop; empty: it is another
+    one."""
     first, _, begin, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     text = linecache.getline(frame.f_code.co_filename, first or frame.f_lineno)
     words = (text.encode()[begin:].decode(errors="replace") if begin is not None else text).split(maxsplit=1)
@@ -70,8 +76,8 @@ def _statement(frame: FrameType) -> str:
 def _error_in(frame: FrameType) -> tuple[str, str] | None:
     """The cause and the place of the error that is leaving a frame; None: no error is.
 
-    It has left a traceback that ends at the very instruction where the frame stands (see ``base.unwinding``). Looks at all
-    objects that Python's garbage collector knows.
+    It has left a traceback that ends at the very instruction where the frame stands (see
+    ``base.unwinding``). Looks at all objects that Python's garbage collector knows.
     """
     traces = (each for each in gc.get_objects() if type(each) is TracebackType)
     trace = next((each for each in traces if each.tb_frame is frame and each.tb_lasti == frame.f_lasti), None)

@@ -13,13 +13,15 @@ from lockstep._base.unwinding import frame_left_by_error, may_be_caught
 
 
 class EpochLoop(Iterator[int]):
-    """A loop over epochs, as the script holds it. A ``for`` loop alone holds the one that it has made of an ``Epochs``, so that
-    this is dropped, and knows it, as soon as the loop is left; whatever else is held by the script, ``Loop`` ends in time.
+    """A loop over epochs, as the script holds it. A ``for`` loop alone holds the one that it has
+    made of an ``Epochs``, so that this is dropped, and knows it, as soon as the loop is left;
+    whatever else is held by the script, ``Loop`` ends in time.
 
     Args:
         turns: gives the epochs; closed when the loop is left early. Its first turn begins the loop.
         begin: called before the first turn.
-        leave_by_error: called when the loop is left by an error, before ``turns`` is closed, with the frame of the ``for``.
+        leave_by_error: called when the loop is left by an error, before ``turns`` is closed, with
+            the frame of the ``for``.
     """
 
     is_unclear = True
@@ -38,8 +40,9 @@ class EpochLoop(Iterator[int]):
 
     @property
     def unclear_at(self) -> str | None:
-        """The line of a loop that the script has left and still holds, if an error that was caught may have left it; None: it
-        was left by ``break`` or ``return``, if the script has ended well."""
+        """The line of a loop that the script has left and still holds, if an error that was caught
+        may have left it; None: it was left by ``break`` or ``return``, if the script has ended
+        well."""
         return self._unclear_at if self._is_open else None
 
     @override
@@ -80,8 +83,8 @@ class EpochLoop(Iterator[int]):
 
 
 class Epochs(Iterator[int]):
-    """The epochs 0 to ``num_epochs - 1``, less those that an earlier launch has done. Each loop over it goes through those that
-    are left."""
+    """The epochs 0 to ``num_epochs - 1``, less those that an earlier launch has done. Each loop
+    over it goes through those that are left."""
 
     def __init__(self, num_epochs: int, make_loop: Callable[[Epochs], EpochLoop]) -> None:
         self.num_epochs = num_epochs

@@ -21,8 +21,9 @@ class Turns(Protocol):
 
 
 class HostedEpochs:
-    """A loop over epochs that belongs to a host: a library that drives training, and calls this object where
-    ``for epoch in team.epochs(n)`` would begin an epoch and end. Created by ``team.hosted_epochs``.
+    """A loop over epochs that belongs to a host: a library that drives training, and calls this
+    object where ``for epoch in team.epochs(n)`` would begin an epoch and end. Created by
+    ``team.hosted_epochs``.
 
     Args:
         num_epochs: their number.
@@ -41,11 +42,11 @@ class HostedEpochs:
         self.first = first
         """The first epoch to run. ``num_epochs`` or more: all were run by an earlier launch."""
         self.is_within = is_within
-        """Whether the run was interrupted in the pass over the training loader of that epoch, and resumes there: what comes
-        before the pass has been done."""
+        """Whether the run was interrupted in the pass over the training loader of that epoch, and
+        resumes there: what comes before the pass has been done."""
         self.is_past = is_past
-        """Whether the run was interrupted in a later loop, and resumes there: what was prepared is not as it was at the end of
-        this one, although code behind it runs again."""
+        """Whether the run was interrupted in a later loop, and resumes there: what was prepared is
+        not as it was at the end of this one, although code behind it runs again."""
         self._turns = turns
         self._current: int | None = None
         self._is_over = False

@@ -1,9 +1,10 @@
-"""The numbers of a phase: the shards' weights and the values that the script added, exchanged between ranks at its end.
+"""The numbers of a phase: the shards' weights and the values that the script added, exchanged
+between ranks at its end.
 
-Nearly always the ranks can predict the form of this data: as many backward calls as the last time, of the same kinds, and
-values of the same names. Then a single message of fixed length per rank suffices. A rank whose data has another form (the
-script has added a tensor, say) sets a flag in that message, upon which all ranks exchange pickled pages.
-"""
+Nearly always the ranks can predict the form of this data: as many backward calls as the last time,
+of the same kinds, and values of the same names. Then a single message of fixed length per rank
+suffices. A rank whose data has another form (the script has added a tensor, say) sets a flag in
+that message, upon which all ranks exchange pickled pages."""
 
 from __future__ import annotations
 
@@ -45,16 +46,19 @@ from lockstep._world.comm.waiter import has_timed_out
 from lockstep._world.machine.sizes import name_ranks
 
 KINDS = ("samples", "weight", "sum")
-"""The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""
+"""The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by
+the script, or 1."""
 
 _REMEMBERED = 50
-"""Phases of one number after which a name that none of them has used is no longer foreseen. A script may have a name for each
-of a thousand tasks, or for each step, and each takes room in the message of every rank."""
+"""Phases of one number after which a name that none of them has used is no longer foreseen. A
+script may have a name for each of a thousand tasks, or for each step, and each takes room in the
+message of every rank."""
 _MOST_PHASES = 1 << 20
 """Of a step."""
 _MARK = math.pi
-"""What a line begins with; none of its bytes is zero. Gloo accepts a message that is too short: what a rank has sent in another
-collective overwrites the beginning of its line, behind which is what that memory held before, such as an earlier line."""
+"""What a line begins with; none of its bytes is zero. Gloo accepts a message that is too short:
+what a rank has sent in another collective overwrites the beginning of its line, behind which is
+what that memory held before, such as an earlier line."""
 Gather = Callable[[list[float]], list[list[float]] | None]
 """See ``Sync.gather``."""
 Name = tuple[str, str]
@@ -110,7 +114,8 @@ class _Foreseen:
         return not has_more and page.kinds == self.kinds[: len(page.kinds)]
 
     def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
-        """Foresee what all ranks have had. ``kinds``: of the rank that made the most backward calls."""
+        """Foresee what all ranks have had. ``kinds``: of the rank that made the most backward
+        calls."""
         if len(kinds) >= len(self.kinds) or kinds != self.kinds[: len(kinds)]:
             self.kinds = kinds
         used: set[Name] = set().union(*(page.names for page in pages))
@@ -128,16 +133,16 @@ class Clock(Protocol):
         """This rank has waited for its device to compute the values of the phase."""
 
     def report(self, num_samples: int) -> list[float]:
-        """The measurements of this rank, which is about to wait for the others: equally many numbers on every rank.
-        ``num_samples``: its samples in the phase so far."""
+        """The measurements of this rank, which is about to wait for the others: equally many
+        numbers on every rank. ``num_samples``: its samples in the phase so far."""
 
     def receive(self, rows: Sequence[Sequence[float]]) -> None:
         """Take the measurements of all ranks, by rank."""
 
 
 class Teller(Protocol):
-    """Adds numbers of its own to those that the ranks exchange at the end of a phase: no message more. What is exchanged may
-    depend on nothing but what is equal on all ranks."""
+    """Adds numbers of its own to those that the ranks exchange at the end of a phase: no message
+    more. What is exchanged may depend on nothing but what is equal on all ranks."""
 
     def tell(self) -> list[float]:
         """The numbers of this rank for the phase that ends: equally many on every rank."""
@@ -172,18 +177,21 @@ class Ledger:
         self._added: list[tuple[str, str, Any, Weight | None]] = []
         """Names, kinds, values and weights of the current micro-step."""
         self._on_device: list[tuple[str, int, str, Any, Weight]] = []
-        """Names, micro-steps, kinds, values and weights, of which one or the other is yet to be read."""
+        """Names, micro-steps, kinds, values and weights, of which one or the other is yet to be
+        read."""
         self._given: dict[tuple[int, int], Tensor] = {}
         """Weights on a device that the script has given, like those of the page."""
         self._first_data: list[str] = []
         """Descriptions of first batches, which the ranks compare with the next exchange."""
 
     def blank(self) -> Ledger:
-        """A ledger for micro-steps of the current phase that do not count: nothing of it is ever exchanged."""
+        """A ledger for micro-steps of the current phase that do not count: nothing of it is ever
+        exchanged."""
         return Ledger(self._collectives, self._accumulate, self._clock)
 
     def compare_data(self, description: str) -> None:
-        """Compare descriptions of the first samples that each rank has read. Every rank must call it.
+        """Compare descriptions of the first samples that each rank has read. Every rank must call
+        it.
 
         Raises:
             MismatchError: the descriptions differ.
@@ -194,8 +202,8 @@ class Ledger:
         compare_ranks("data", [description], self._collectives, remedy)
 
     def note_data(self, description: str) -> None:
-        """Compare descriptions of the first samples of a pass with the next exchange, which costs no message. Every rank must
-        call it."""
+        """Compare descriptions of the first samples of a pass with the next exchange, which costs
+        no message. Every rank must call it."""
         self._first_data.append(description)
 
     def drop(self) -> None:
@@ -204,7 +212,8 @@ class Ledger:
         self.num_calls, self._weight = 0, None
 
     def weight_of(self, micro: MicroStep) -> Weight:
-        """The current micro-step's weight so far: that given to its last backward call, or else its number of samples."""
+        """The current micro-step's weight so far: that given to its last backward call, or else its
+        number of samples."""
         return float(micro.num_samples) if self._weight is None else self._weight
 
     def call(self, weight: Weight | None, reduction: str | None, micro: MicroStep) -> Weight:
@@ -235,15 +244,18 @@ class Ledger:
         """Record values of the current micro-step.
 
         Raises:
-            ConfigError: a value is neither a number nor a tensor of one value per sample, and no ``reduction`` says what it is.
+            ConfigError: a value is neither a number nor a tensor of one value per sample, and no
+                ``reduction`` says what it is.
         """
         of_values = check_weight(weight, reduction, "batch.add")
-        lengths = (micro.num_samples, self.weight_of(micro), of_values)  # in this order: a weight may be one to wait for
+        # in this order: a weight may be one to wait for
+        lengths = (micro.num_samples, self.weight_of(micro), of_values)
         for name, value in values.items():
             self._added.append((name, *take(name, value, reduction, lengths), of_values))
 
     def end_shard(self, micro: MicroStep) -> None:
-        """End the micro-step. Only now is its weight known: ``backward`` may have been called after ``add``."""
+        """End the micro-step. Only now is its weight known: ``backward`` may have been called after
+        ``add``."""
         for name, kind, value, given in self._added:
             weight = self.weight_of(micro) if given is None else given
             if is_on_device(value) or is_on_device(weight):
@@ -253,7 +265,8 @@ class Ledger:
         self._added, self.num_calls, self._weight = [], 0, None
 
     def _wait_for_devices(self) -> None:
-        """Note what is on devices: the only place that waits for them, once for all values and weights."""
+        """Note what is on devices: the only place that waits for them, once for all values and
+        weights."""
         entries: list[Any] = [
             item for *_, value, weight in self._on_device for item in (value, weight) if is_on_device(item)
         ]
@@ -281,7 +294,8 @@ class Ledger:
     def settle(
         self, plan: StepPlan, phase: int, new_keys: Sequence[Hashable], gather: Gather, step: int, beside: int = 0
     ) -> tuple[Outcome, dict[str, Total]]:
-        """Exchange the numbers of the phase with the other ranks. Every rank must call it; it blocks until all have.
+        """Exchange the numbers of the phase with the other ranks. Every rank must call it; it
+        blocks until all have.
 
         Args:
             plan: of the step.
@@ -292,13 +306,14 @@ class Ledger:
             beside: ``Outcome.beside`` of this rank, which the others are told.
 
         Returns:
-            The outcome of the backward calls, and for each name what the shards have added under it: both independent of the
-            number of processes.
+            The outcome of the backward calls, and for each name what the shards have added under
+            it: both independent of the number of processes.
 
         Raises:
             DataError: the ranks have read different data: in number, or at the beginning of a pass.
             PeerError: a rank did not arrive within the timeout.
-            UsageError: the ranks' backward calls are of different kinds, or the shards' values of different kinds or shapes.
+            UsageError: the ranks' backward calls are of different kinds, or the shards' values of
+                different kinds or shapes.
             LossError: the weights of all shards sum to zero.
             ConfigError: a weight that was on a device is negative or infinite.
         """
@@ -370,11 +385,13 @@ class Ledger:
         return [self._read(row, first, form, weighted, slots) for row in lines]
 
     def _data_number(self) -> float:
-        """A number that is the same on all ranks if they have begun their passes with the same batches."""
+        """A number that is the same on all ranks if they have begun their passes with the same
+        batches."""
         return float(zlib.crc32("\n".join(self._first_data).encode())) if self._first_data else 0.0
 
     def _refuse_first_data(self) -> NoReturn:
-        """Raise the error for passes that have begun with different batches. Every rank must call it."""
+        """Raise the error for passes that have begun with different batches. Every rank must call
+        it."""
         mine = "; ".join(self._first_data) or "no pass has begun"
         everyone = self._collectives.all_gather_plain(mine)
         ranks: defaultdict[str, list[int]] = defaultdict(list)

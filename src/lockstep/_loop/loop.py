@@ -32,12 +32,14 @@ _BOTH_WAYS = (
 
 
 class Loop:
-    """Holds and advances the position of this process in the run. Implements Driver for the prepared loaders.
+    """Holds and advances the position of this process in the run. Implements Driver for the
+    prepared loaders.
 
     Args:
         phases: runs the phases of each step.
         saver: saves checkpoints, at positions that the loop decides.
-        divergence: checks now and then, and before each checkpoint, that the ranks have not diverged.
+        divergence: checks now and then, and before each checkpoint, that the ranks have not
+            diverged.
         restorer: restores the checkpoint from which the run resumes; None: the run is new.
         listeners: notified of passes and steps.
         meetings: those of this process with the other ranks.
@@ -78,17 +80,21 @@ class Loop:
         self._resumed_after = 0
         """The step after which this launch has resumed."""
         self._end: tuple[int, int] | None = None
-        """The step at the end of the last loop over epochs, and the digest of the state saved there."""
+        """The step at the end of the last loop over epochs, and the digest of the state saved
+        there."""
         self.has_run_out = False
         """Whether the last loop over epochs came to its end, and nothing was trained since."""
         self.left_by_error: str | None = None
-        """The line of the loop over epochs that an error has left, if nothing was trained since; None: there is none."""
+        """The line of the loop over epochs that an error has left, if nothing was trained since;
+        None: there is none."""
         self._was_ended = False
         """Whether an instrument has ended the script."""
         self._open_epochs: weakref.ref[EpochLoop] | None = None
-        """The newest loop over epochs, which the script may have left although it still holds it."""
+        """The newest loop over epochs, which the script may have left although it still holds
+        it."""
         self._hosted: HostedEpochs | None = None
-        """The newest that a host drives. (Held: it is over when the host says so, not when nobody holds it any more.)"""
+        """The newest that a host drives. (Held: it is over when the host says so, not when nobody
+        holds it any more.)"""
         self._listeners = listeners
         self._is_main = is_main
         self._has_warned = False
@@ -99,11 +105,13 @@ class Loop:
         self._num_in_pass = 0
         self._num_passes = 0
         self._beside: dict[PreparedLoader, int] = {}
-        """Open passes beside the leading one, with the number of the leading pass in which each last yielded a batch. Between
-        two leading passes it is unknown whether the script will continue or restart them, so no checkpoint is saved there."""
+        """Open passes beside the leading one, with the number of the leading pass in which each
+        last yielded a batch. Between two leading passes it is unknown whether the script will
+        continue or restart them, so no checkpoint is saved there."""
         self._has_warned_of_idle = False
         self._owes_tick = False
-        """Whether the last step's ``tick`` is still due, because the loop was left within that step."""
+        """Whether the last step's ``tick`` is still due, because the loop was left within that
+        step."""
         self._error_before = getattr(sys, "last_value", None)
 
     @property
@@ -118,13 +126,15 @@ class Loop:
         self._restorer.apply(is_final=is_final)
         if is_final:
             idle = [loader for loader in self._restorer.state.loaders if loader.is_idle]
-            self._beside.update(dict.fromkeys(idle, self._num_passes))  # abandoned with the pass, as they would have been
+            # abandoned with the pass, as they would have been
+            self._beside.update(dict.fromkeys(idle, self._num_passes))
         self.phases.step = self._resumed_after = self._restorer.checkpoint.manifest.step
 
     # Epochs
 
     def epochs(self, num_epochs: int) -> Epochs:
-        """The epochs that are left; all of this process's code between two of them belongs to the earlier one."""
+        """The epochs that are left; all of this process's code between two of them belongs to the
+        earlier one."""
         if num_epochs < 0:
             raise ConfigError(f"epochs({num_epochs}): it must be 0 or more")
         return Epochs(num_epochs, lambda epochs: EpochLoop(self._turns(epochs), self._begin_loop, self._leave_by_error))
@@ -154,7 +164,8 @@ class Loop:
                 self.begin_epoch(epoch, num_epochs)
                 yield epoch
                 self.end_epoch(epoch)
-            if self.resumption.target is None:  # else what is left of it may be that of a later loop
+            # else what is left of it may be that of a later loop
+            if self.resumption.target is None:
                 epochs.next = num_epochs
             completed = True
         finally:
@@ -165,7 +176,8 @@ class Loop:
         self._open_epochs = weakref.ref(loop)
 
     def _end_open_epochs(self) -> None:
-        """End the loop over epochs that the script has left and still holds (by ``iterator = iter(team.epochs(n))``)."""
+        """End the loop over epochs that the script has left and still holds (by ``iterator =
+        iter(team.epochs(n))``)."""
         if (loop := self._open_loop()) is not None:
             loop.leave()
 
@@ -179,7 +191,8 @@ class Loop:
             self.left_by_error = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
     def begin_epoch(self, epoch: int, num_epochs: int) -> None:
-        """Begin an epoch with a random stream of its own, so that one that runs again draws the same numbers."""
+        """Begin an epoch with a random stream of its own, so that one that runs again draws the
+        same numbers."""
         self.num_epochs = num_epochs
         self.epoch = self.epoch_shown = epoch
         self.resumption.begin_epoch(epoch)
@@ -204,7 +217,8 @@ class Loop:
             self._divergence.compare(self.step, "after the last epoch")
             if self._saver.save_end(self.resumption.end(), self.step, self.epoch_shown):
                 self._end = (self.step, self._divergence.digest())
-        self._reseed_between(0)  # a launch that resumes behind the loop has not drawn the numbers drawn inside it
+        # a launch that resumes behind the loop has not drawn the numbers drawn inside it
+        self._reseed_between(0)
 
     def _reseed_between(self, epoch: int) -> None:
         if self._leader is None:
@@ -212,8 +226,9 @@ class Loop:
             reseed(self.phases.seed, Purpose.EPOCH, section, epoch)
 
     def _reseed_after_pass(self) -> None:
-        """Begin the random stream of the code after a pass. It belongs to the pass, not to its last step, which a launch that
-        skips the pass does not know: the numbers drawn there may decide what later passes learn."""
+        """Begin the random stream of the code after a pass. It belongs to the pass, not to its last
+        step, which a launch that skips the pass does not know: the numbers drawn there may decide
+        what later passes learn."""
         reseed(self.phases.seed, Purpose.TAIL, *self.resumption.newest_pass())
 
     # Passes
@@ -224,7 +239,8 @@ class Loop:
         return self._leader is None and self.resumption.next_is_done
 
     def skips(self) -> bool:
-        """Whether the next pass was completed before the run was interrupted: it is counted, and not made."""
+        """Whether the next pass was completed before the run was interrupted: it is counted, and
+        not made."""
         if self._leader is not None or not self.resumption.skips():
             return False
         if not self.resumption.is_in_epochs:
@@ -242,7 +258,8 @@ class Loop:
             )
 
     def enter(self, loader: Any) -> bool:
-        """Begin a pass over a prepared loader. False: it runs beside one that leads, and counts no steps."""
+        """Begin a pass over a prepared loader. False: it runs beside one that leads, and counts no
+        steps."""
         if self._leader is loader:  # the script has dropped its earlier iterator unfinished
             self.leave(loader, exhausted=False, failed=False)
         if self._leader is not None:
@@ -255,7 +272,8 @@ class Loop:
         self._num_passes += 1
         self._num_in_pass = done = loader.num_skipped
         length = length_of(loader)
-        if not self.resumption.is_in_epochs:  # the script counts them itself: each pass over a loader is one
+        # the script counts them itself: each pass over a loader is one
+        if not self.resumption.is_in_epochs:
             self.epoch_shown, self.num_epochs = loader.next_pass, None
         try:
             self._listeners.begin_pass(self.epoch_shown, self.num_epochs, length, done)
@@ -279,7 +297,8 @@ class Loop:
         comes_next = (self.step, self.phases.num_done) if self.phases.in_step else (self.step + 1, 0)
         if self.phases.in_step and self.phases.leave_step(failed=failed):
             self._num_in_pass += 1
-            # `break`, or an error that ends the script: indistinguishable here, and after an error no rank may be waited for.
+            # `break`, or an error that ends the script: indistinguishable here, and after an error
+            # no rank may be waited for.
             self._owes_tick = True
         self._leader = None
         if failed:
@@ -319,12 +338,12 @@ class Loop:
         self.phases.begin_step(plan)
 
     def _may_save(self) -> bool:
-        """Whether a checkpoint may be saved in this pass: whether it is known which iterator of a loader beside this one the
-        script will go on with.
+        """Whether a checkpoint may be saved in this pass: whether it is known which iterator of a
+        loader beside this one the script will go on with.
 
-        One that was made before the pass is made again by a script that resumes, so it is known by that. One that was made
-        within an earlier pass, and has yielded nothing yet in this, may be continued or replaced. (A run that is to stop is
-        saved all the same.)
+        One that was made before the pass is made again by a script that resumes, so it is known by
+        that. One that was made within an earlier pass, and has yielded nothing yet in this, may be
+        continued or replaced. (A run that is to stop is saved all the same.)
         """
         idle = [loader for loader, newest in self._beside.items() if newest < self._num_passes]
         unclear = [loader for loader in idle if loader.made_inside]
@@ -342,8 +361,8 @@ class Loop:
         return True
 
     def begin_step_beside(self, loader: PreparedLoader) -> None:
-        """A loader beside the leading one yields a batch, too, or has none left: fetching it may have drawn from the random
-        stream."""
+        """A loader beside the leading one yields a batch, too, or has none left: fetching it may
+        have drawn from the random stream."""
         self._beside[loader] = self._num_passes
         self.phases.resume_stream()
 
@@ -367,21 +386,23 @@ class Loop:
             raise
 
     def _save_due(self) -> None:
-        """Save the checkpoint that is due, between two steps: the next batch may have been fetched, but its step has not
-        begun."""
+        """Save the checkpoint that is due, between two steps: the next batch may have been fetched,
+        but its step has not begun."""
         self._divergence.before_save(self.step)
         self._saver.save_due(self.resumption.here(), self.step, self.epoch_shown)
 
     # Between passes
 
     def before_collective(self, call: str) -> None:
-        """Check that this rank is outside of ``batch.shards``; after a pass that was left early, meet the other ranks, too."""
+        """Check that this rank is outside of ``batch.shards``; after a pass that was left early,
+        meet the other ranks, too."""
         self.phases.check_outside(call)
         if self.meetings.is_due:
             self.meetings.meet(call, self.step)
 
     def before_evaluation(self, call: str) -> None:
-        """Check that this rank is outside of ``batch.shards``, and meet the other ranks. Every rank must call it."""
+        """Check that this rank is outside of ``batch.shards``, and meet the other ranks. Every rank
+        must call it."""
         self.phases.check_outside(call)
         self.meetings.meet(call, self.step)
 
@@ -404,10 +425,11 @@ class Loop:
         return True
 
     def script_failed(self) -> bool:
-        """Whether an uncaught exception is ending the script: the interpreter sets ``sys.last_value`` before closing anything.
+        """Whether an uncaught exception is ending the script: the interpreter sets
+        ``sys.last_value`` before closing anything.
 
-        Exceptions from before the run do not count; nor do any in a notebook or interactive session, which continues.
-        """
+        Exceptions from before the run do not count; nor do any in a notebook or interactive
+        session, which continues."""
         if self.phases.found_wrong:
             return True
         if hasattr(sys, "ps1"):
@@ -415,8 +437,8 @@ class Loop:
         return getattr(sys, "last_value", None) is not self._error_before
 
     def close(self, *, failed: bool) -> bool:
-        """End the run; returns whether all that was to be saved is. Unless the script failed or was stopped, every rank must
-        call it."""
+        """End the run; returns whether all that was to be saved is. Unless the script failed or was
+        stopped, every rank must call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
         is_unclear = False
@@ -433,7 +455,8 @@ class Loop:
         if not failed:
             self.flush("the end of the run")
         if self.left_by_error is not None and not failed:
-            # Not saved, either: the script's state is one that an undisturbed run never has between two steps.
+            # Not saved, either: the script's state is one that an undisturbed run never has between
+            # two steps.
             self._saver.wait_until_written()
             self._say_unfinished(is_unclear=is_unclear)
             failed = True
@@ -454,8 +477,9 @@ class Loop:
             say(f"WARNING: {missed}: it has not resumed, and no checkpoint is written.")
 
     def say_end_unknown(self) -> None:
-        """Say that the script has ended with a status that cannot be seen, and what becomes of the run. Its end is not saved: a
-        run that an exit has left within a pass, or behind one, would go on in the wrong place. Local."""
+        """Say that the script has ended with a status that cannot be seen, and what becomes of the
+        run. Its end is not saved: a run that an exit has left within a pass, or behind one, would
+        go on in the wrong place. Local."""
         trained = self.step > self._resumed_after and not self.resumption.is_catching_up
         if not trained or not self._is_main or self._was_ended or self.left_by_error is not None or self.script_failed():
             return

@@ -1,9 +1,11 @@
-"""Where the ranks meet before what all of them must do outside of their steps: an evaluation, the end of a pass or of the run.
+"""Where the ranks meet before what all of them must do outside of their steps: an evaluation, the
+end of a pass or of the run.
 
-A rank that has left its loop while others go on would call a collective that is not theirs: Gloo then aborts one of them
-because the sizes differ, or all wait until the timeout. So ranks first count themselves in the store by which they have found
-each other. It takes a tenth of a millisecond, has no size that could differ, and a rank that waits here can look where the
-others are.
+A rank that has left its loop while others go on would call a collective that is not theirs: Gloo
+then aborts one of them because the sizes differ, or all wait until the timeout. So ranks first
+count themselves in the store by which they have found each other. It takes a tenth of a
+millisecond, has no size that could differ, and a rank that waits here can look where the others
+are.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from lockstep._base.errors import PartedError, PeerError
 from lockstep._loop.departure import Departure
 
 _ARRIVED, _MET = "lockstep/arrived", "lockstep/met"
-"""Keys of the store: the sum of what the ranks have added as they came, and the number of meetings at which all did."""
+"""Keys of the store: the sum of what the ranks have added as they came, and the number of meetings
+at which all did."""
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.0001, 0.02
 _MOST_ASKED_PER_S = 2000
-"""How often one store is asked by all ranks together that wait for the last: it also serves their rendezvous."""
+"""How often one store is asked by all ranks together that wait for the last: it also serves their
+rendezvous."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 60.0
 
 
@@ -61,8 +65,8 @@ class Meetings:
         self.is_due = False
         """Whether a pass was left early since the last meeting."""
         self.look: Callable[[float], Parting | None] = lambda waited_s: None
-        """Says whether the ranks have parted, given how long this one has waited: set by an instrument, which can see where
-        the others are."""
+        """Says whether the ranks have parted, given how long this one has waited: set by an
+        instrument, which can see where the others are."""
         self._sum = 0
         """What ``_ARRIVED`` is if all ranks have come to the same meetings."""
         self._world_size = world_size
@@ -98,8 +102,8 @@ class Meetings:
             return
         number = self.place.number + 1
         self.place = Place(number, call)
-        # The last rank knows by the sum that all have come to the same place, and tells the others. If they have not, nobody
-        # is told, and each looks where the others are.
+        # The last rank knows by the sum that all have come to the same place, and tells the others.
+        # If they have not, nobody is told, and each looks where the others are.
         mine = (1 << 16) + zlib.crc32(f"{call} {step}".encode()) % (1 << 16)
         self._sum += mine * self._world_size
         try:
@@ -119,7 +123,8 @@ class Meetings:
         while int(store.get(_MET)) < number:
             waited_s = time.monotonic() - began
             if waited_s >= look_s:
-                # More and more seldom: a rank that is seen to do something does not count as waiting.
+                # More and more seldom: a rank that is seen to do something does not count as
+                # waiting.
                 look_s = waited_s + min(look_s, _LONGEST_LOOK_S)
                 if (parting := self.look(waited_s)) is not None:
                     raise PartedError(parting.text, is_told_here=parting.is_told_here)

@@ -1,4 +1,5 @@
-"""The phases of a step: loops over ``batch.shards``, each of which ends by combining gradients, buffers and values."""
+"""The phases of a step: loops over ``batch.shards``, each of which ends by combining gradients,
+buffers and values."""
 
 from __future__ import annotations
 
@@ -96,21 +97,26 @@ class Phases:
         self.may_warn_of_loader = False
         """Whether this process is one of several, and the one to say that a loader is missing."""
         self.evaluated: list[EvaluationBatch] = []
-        """The batches of evaluations over whose shards loops run, in the order in which these began."""
+        """The batches of evaluations over whose shards loops run, in the order in which these
+        began."""
         self._sync = sync
         self._ledger = ledger
         self.trained, self.guards = trained, guards
         self._listeners = listeners
         self._methods = listeners.methods
         self._combines = not sync.is_plain
-        """Whether what shards compute is combined. A single one's gradients and buffers are left where they are."""
+        """Whether what shards compute is combined. A single one's gradients and buffers are left
+        where they are."""
         self._has_streams = num_shards > 1
-        """Whether shards have random streams of their own, after which the step's begins again. With V = 1 that of the step
-        simply continues, as in any script: starting one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
+        """Whether shards have random streams of their own, after which the step's begins again.
+        With V = 1 that of the step simply continues, as in any script: starting one costs some 10
+        µs, most of it for ``random`` and ``numpy.random``."""
         self.runs = own_runs
-        """See PhaseDriver. An instrument that runs shards aside has its own (see ``loop.aside``)."""
+        """See PhaseDriver. An instrument that runs shards aside has its own (see
+        ``loop.aside``)."""
         self.found_wrong = False
-        """Whether an instrument has found a result of the run wrong, so that nothing may be saved any more."""
+        """Whether an instrument has found a result of the run wrong, so that nothing may be saved
+        any more."""
         self.own = Sinks(ledger, sync, listeners.methods, mark)
         """Those of micro-steps that count."""
         self.sinks = self.own
@@ -128,12 +134,13 @@ class Phases:
         self._has_warned = False
         """Whether that was said of one that may be a sum."""
         self._has_refused = False
-        """Whether an error was raised already for a call that does not belong in the current phase."""
+        """Whether an error was raised already for a call that does not belong in the current
+        phase."""
         self._settled: tuple[Outcome, dict[str, Total]] | None = None
         """What the ranks have exchanged at the end of the current phase, if they have."""
         self._cut_short: BaseException | None = None
-        """The error that has ended a backward pass of the running micro-step. It counts only if the script catches it and goes
-        on."""
+        """The error that has ended a backward pass of the running micro-step. It counts only if the
+        script catches it and goes on."""
 
     # The step
 
@@ -183,8 +190,8 @@ class Phases:
             notify(step, num_samples)
 
     def leave_step(self, *, failed: bool) -> bool:
-        """Leave the loop's body by ``break`` or an error. Returns whether the step counts: it does if a phase was completed
-        and none is open."""
+        """Leave the loop's body by ``break`` or an error. Returns whether the step counts: it does
+        if a phase was completed and none is open."""
         if not failed and self._batch is None and self.num_done > 0:
             self.end_step()
             return True
@@ -197,7 +204,8 @@ class Phases:
             self._sync.drop()
             self._ledger.drop()
             self.guards.gradients.drop()
-            detach_grads(self.trained.parameters)  # of a single shard, whose gradients are where autograd has left them
+            # of a single shard, whose gradients are where autograd has left them
+            detach_grads(self.trained.parameters)
             put_back(self._carried)
         self._batch = self.micro = self._cut_short = self._settled = None
         self._carried = {}
@@ -247,7 +255,8 @@ class Phases:
         )
 
     def check_scaler(self, call: str) -> None:
-        """``check_outside`` for a call of the script's GradScaler, which fails where there are no gradients.
+        """``check_outside`` for a call of the script's GradScaler, which fails where there are no
+        gradients.
 
         Raises:
             UsageError: like ``check_outside``, or there are none.
@@ -257,7 +266,8 @@ class Phases:
             self.guards.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
-        """Give back the random stream of this position, after something else has drawn from another."""
+        """Give back the random stream of this position, after something else has drawn from
+        another."""
         micro = self.micro
         if micro is not None:
             reseed(self.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)
@@ -346,9 +356,10 @@ class Phases:
         mark((ENDING, perf_counter()))
 
     def settle(self) -> None:
-        """Exchange the numbers of the phase, once the shards of this process have run. Every rank must call it; it blocks until
-        all have. ``end_phase`` does unless it was done: by an instrument that runs shards aside after it has heard of the
-        others' numbers, while buffers are still those that all shards began with."""
+        """Exchange the numbers of the phase, once the shards of this process have run. Every rank
+        must call it; it blocks until all have. ``end_phase`` does unless it was done: by an
+        instrument that runs shards aside after it has heard of the others' numbers, while buffers
+        are still those that all shards began with."""
         batch, sync = self._batch, self._sync
         assert batch is not None
         if self.guards.is_strict:
@@ -389,8 +400,9 @@ class Phases:
             self.resume_stream()
 
     def _beside(self, plan: StepPlan) -> int:
-        """The loops that have run side by side with the one that leads, a bit for each of ``opened``, if there are ranks to be
-        told: without samples, a loop over both ends before the second is asked for any, as if it were to come later."""
+        """The loops that have run side by side with the one that leads, a bit for each of
+        ``opened``, if there are ranks to be told: without samples, a loop over both ends before the
+        second is asked for any, as if it were to come later."""
         if plan.num_active_ranks == len(plan.blocks.by_rank):
             return 0
         return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_beside)
@@ -471,15 +483,18 @@ class Phases:
         self.sinks.ledger.add(weight, values, micro, reduction)
 
     def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
-        """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.
+        """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the
+        process.
 
         Args:
             optimizer: any.
-            args: of the call, the optimizer first. With another one, or with options, it may compute gradients itself.
+            args: of the call, the optimizer first. With another one, or with options, it may
+                compute gradients itself.
             options: of the call.
 
         Raises:
-            UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were not synchronized.
+            UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were
+                not synchronized.
         """
         if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
             raise UsageError(
@@ -508,7 +523,8 @@ class Phases:
             notify(optimizer)
 
     def _check_loader(self, optimizer: Optimizer) -> None:
-        """Warn once of a step with gradients where no loader was prepared. (Without, it only makes the optimizer's state.)"""
+        """Warn once of a step with gradients where no loader was prepared. (Without, it only makes
+        the optimizer's state.)"""
         if (
             self.has_loader
             or not self.may_warn_of_loader

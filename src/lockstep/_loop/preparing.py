@@ -76,7 +76,8 @@ class Preparation:
         self._device = devices[0]
         is_split = len(devices) > 1 and STRATEGIES[config.strategy].devices == "several"
         self._model_devices = devices if is_split else ()
-        """The devices on which the script places parts of its models; empty: models are moved to the single device."""
+        """The devices on which the script places parts of its models; empty: models are moved to
+        the single device."""
         self._assign = assignment
         self._sync = sync
         self._loop = loop
@@ -84,11 +85,12 @@ class Preparation:
         self._trained, self._guards = trained, guards
         self._state = state
         self._prepared: dict[int, tuple[Any, Any]] = {}
-        """For each object that was prepared, and each that stands for one, by its ``id``: itself, and what stands for it.
-        (Kept: an id is unique only among living objects.)"""
+        """For each object that was prepared, and each that stands for one, by its ``id``: itself,
+        and what stands for it. (Kept: an id is unique only among living objects.)"""
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        """Return the prepared objects in the order given. Every rank must call it. See ``Team.prepare``."""
+        """Return the prepared objects in the order given. Every rank must call it. See
+        ``Team.prepare``."""
         self._check(objects)
         given, new = objects, {id(item): item for item in objects if id(item) not in self._prepared}
         objects = list(new.values())

@@ -1,4 +1,5 @@
-"""The errors for calls of the script that do not belong where they stand, in words; and whether a loss is a sum."""
+"""The errors for calls of the script that do not belong where they stand, in words; and whether a
+loss is a sum."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def step_is_over(step: int) -> UsageError:
 
 
 def abandoned(call: str, step: int, error: BaseException) -> AbandonedError:
-    """A call that this rank makes alone, while it handles an error that has ended its loop over the shards."""
+    """A call that this rank makes alone, while it handles an error that has ended its loop over the
+    shards."""
     return AbandonedError(
         f"{call}, while this rank handles {type(error).__name__}: it has left the loop over batch.shards in step "
         f"{step}, and the other ranks do not make this call. In a `finally` or `except`, call nothing of the kind"
@@ -133,8 +135,8 @@ _SUM = 2
 def is_sum(loss: Tensor, num_samples: int) -> bool:
     """Whether the last operation of a loss was a sum over something with one row per sample.
 
-    PyTorch documents the saved values of graph nodes (``grad_fn._saved_*``). Sums followed by other operations are not detected
-    here, but by ``lockstep verify``.
+    PyTorch documents the saved values of graph nodes (``grad_fn._saved_*``). Sums followed by other
+    operations are not detected here, but by ``lockstep verify``.
     """
     node: Any = loss.grad_fn
     if node is None or num_samples < 2:
@@ -145,7 +147,8 @@ def is_sum(loss: Tensor, num_samples: int) -> bool:
 
 
 def may_be_sum(loss: Tensor, num_samples: int) -> bool:
-    """Whether it was a sum over as many stacked losses as there are samples: they may be one per sample, or one per task."""
+    """Whether it was a sum over as many stacked losses as there are samples: they may be one per
+    sample, or one per task."""
     node: Any = loss.grad_fn
     return node is not None and num_samples > 1 and _sums_one_per_sample(node, num_samples) and _is_of_a_stack(node)
 

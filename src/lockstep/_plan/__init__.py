@@ -1,1 +1,2 @@
-"""The plan of what each process computes: pure functions of integers, without communication, randomness or state."""
+"""The plan of what each process computes: pure functions of integers, without communication,
+randomness or state."""

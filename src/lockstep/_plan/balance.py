@@ -1,9 +1,10 @@
-"""Blocks that suit processes of unequal speed. Pure: from the same measurements all ranks come to the same blocks.
+"""Blocks that suit processes of unequal speed. Pure: from the same measurements all ranks come to
+the same blocks.
 
-A process that is slower than the others is given fewer shards. What each rank takes for a shard is measured, and what it does
-once a step. So it is known what steps would have taken with other blocks: as long as the slowest rank. Blocks that suit a
-window of steps are tried on those of the next, on paper, before a shard moves; and once it has, steps must be shorter.
-"""
+A process that is slower than the others is given fewer shards. What each rank takes for a shard is
+measured, and what it does once a step. So it is known what steps would have taken with other
+blocks: as long as the slowest rank. Blocks that suit a window of steps are tried on those of the
+next, on paper, before a shard moves; and once it has, steps must be shorter."""
 
 from __future__ import annotations
 
@@ -20,20 +21,24 @@ from lockstep._plan.blocks import Blocks, blocks_of
 LEAST_GAIN = 0.05
 """Shards move if steps would have become shorter by this share, and..."""
 _STANDARD_ERRORS = 4
-"""... by so many times what is uncertain about it, since some rank always seems slower than the others."""
+"""... by so many times what is uncertain about it, since some rank always seems slower than the
+others."""
 _PIECES, _PIECE_S = 8, 0.25
-"""A window has at least so many pieces: a piece is a step, or as many as keep the busiest rank busy for so long. (A rank with a
-quota of processor time runs at full speed, then not at all, in turns of a tenth of a second: short steps do not show it.)"""
+"""A window has at least so many pieces: a piece is a step, or as many as keep the busiest rank busy
+for so long. (A rank with a quota of processor time runs at full speed, then not at all, in turns of
+a tenth of a second: short steps do not show it.)"""
 _MOST_WINDOWS = 16
-"""A window becomes longer as long as there seems to be a gain that may be noise, but at most so many times as long."""
+"""A window becomes longer as long as there seems to be a gain that may be noise, but at most so
+many times as long."""
 _MOST_VAIN = 2
 """After so many moves that were in vain nothing moves any more."""
 _HALVINGS = 60
 
 SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9)
-"""What each rank reports in each phase: its samples, the seconds for getting and computing them, those of the script's other
-code, all these together, those of them that it spent on its shards (the others are the same whatever its shards), those since
-the phase before in which it was not busy, and the last step that its loaders may have planned."""
+"""What each rank reports in each phase: its samples, the seconds for getting and computing them,
+those of the script's other code, all these together, those of them that it spent on its shards (the
+others are the same whatever its shards), those since the phase before in which it was not busy, and
+the last step that its loaders may have planned."""
 Row = Sequence[float]
 
 
@@ -76,7 +81,8 @@ def _affine(constant: float, number: int, factor: float) -> float:
 
 
 def fair_sizes(num: int, each_s: Sequence[float], once_s: Sequence[float]) -> list[int]:
-    """Numbers of equal things for workers of these speeds, at least one each, so that the last is ready as early as possible.
+    """Numbers of equal things for workers of these speeds, at least one each, so that the last is
+    ready as early as possible.
 
     Args:
         num: how many there are: at least one for each worker.
@@ -137,7 +143,8 @@ class Balancer:
 
     def __init__(self, blocks: Blocks) -> None:
         self._num_moves = 0
-        """Windows become longer with each, so that shards do not move forever where a rank is slow by turns."""
+        """Windows become longer with each, so that shards do not move forever where a rank is slow
+        by turns."""
         self._newest: _Move | None = None
         """Until steps have turned out to be shorter."""
         self._num_vain = 0
@@ -175,7 +182,8 @@ class Balancer:
         paces, newest = self._paces, self._newest
         pace, self._newest = usual(paces), None
         if newest is not None and pace.step_s >= newest.step_s:
-            self._num_vain += 1  # exchanging gradients takes longer, say, since there are more subtrees to send
+            # exchanging gradients takes longer, say, since there are more subtrees to send
+            self._num_vain += 1
             return self._propose(newest.away_from, 1 - newest.step_s / pace.step_s)
         gains = [each.gain(self._blocks, self._tried) for each in paces]
         gain, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))

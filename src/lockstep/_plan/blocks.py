@@ -1,8 +1,8 @@
 """Blocks of shards: which process runs which shards of a step.
 
-No answer depends on them: sums go through one tree over shard numbers (``plan.tree``), and any contiguous blocks will do. A run
-begins with blocks that are as even as possible; where a process is slower than others, they may change (``plan.balance``).
-"""
+No answer depends on them: sums go through one tree over shard numbers (``plan.tree``), and any
+contiguous blocks will do. A run begins with blocks that are as even as possible; where a process is
+slower than others, they may change (``plan.balance``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from lockstep._plan.tree import roots
 
 
 def block(rank: int, world_size: int, num_shards: int) -> range:
-    """The shards that a process owns in even blocks, which are contiguous, in rank order, and at least one shard long.
+    """The shards that a process owns in even blocks, which are contiguous, in rank order, and at
+    least one shard long.
 
     Raises:
         ConfigError: there are more processes than shards.
@@ -31,9 +32,11 @@ def block(rank: int, world_size: int, num_shards: int) -> range:
     return range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size)
 
 
-@dataclass(frozen=True, eq=False)  # by identity, since every step looks plans up by its blocks: see ``blocks_of``
+# by identity, since every step looks plans up by its blocks: see ``blocks_of``
+@dataclass(frozen=True, eq=False)
 class Blocks:
-    """The shards of every process: contiguous blocks in rank order, at least one shard each, all of them together."""
+    """The shards of every process: contiguous blocks in rank order, at least one shard each, all of
+    them together."""
 
     bounds: tuple[int, ...]
     """The first shard of each rank; then V."""
@@ -81,7 +84,8 @@ class Blocks:
         return bisect_right(self.bounds, shard) - 1
 
     def num_active(self, num_filled: int) -> int:
-        """Number of ranks with samples if the first ``num_filled`` shards have some: the ranks below it have."""
+        """Number of ranks with samples if the first ``num_filled`` shards have some: the ranks
+        below it have."""
         return bisect_left(self.bounds, num_filled, hi=self.world_size)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 
 class PowersOfTwo:
-    """Chooses the first step of a launch, the second, the fourth, the eighth and so on: what a script does wrong it nearly
-    always does from the first step on, and the looks cost nothing on average."""
+    """Chooses the first step of a launch, the second, the fourth, the eighth and so on: what a
+    script does wrong it nearly always does from the first step on, and the looks cost nothing on
+    average."""
 
     def __init__(self) -> None:
         self._first: int | None = None
         self.next = 0
-        """The first step for which ``take`` may be true. (In every step, reading this is faster than asking.)"""
+        """The first step for which ``take`` may be true. (In every step, reading this is faster
+        than asking.)"""
 
     def take(self, step: int) -> bool:
         """Whether to look in this step, which is at or after those asked for before."""

@@ -1,10 +1,12 @@
-"""Sums over W ranks in few messages: round by round, each with the ranks that differ in one digit of their number.
+"""Sums over W ranks in few messages: round by round, each with the ranks that differ in one digit
+of their number.
 
-The digits have bases whose product is W. In the first round each group of adjacent ranks sums its nodes of the tree
-(``plan.tree``), every rank a slice of them; in the next, ranks of adjacent groups that have the same slice sum theirs, and so
-on. So a rank exchanges with ``sum(base - 1)`` others rather than ``W - 1``, and sends as much as in a ring. For a power of two
-in base 2 this is recursive halving (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-MPICH", 2005). The ranks of a host come first: only its slices leave it, once.
+The digits have bases whose product is W. In the first round each group of adjacent ranks sums its
+nodes of the tree (``plan.tree``), every rank a slice of them; in the next, ranks of adjacent groups
+that have the same slice sum theirs, and so on. So a rank exchanges with ``sum(base - 1)`` others
+rather than ``W - 1``, and sends as much as in a ring. For a power of two in base 2 this is
+recursive halving (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+Operations in MPICH", 2005). The ranks of a host come first: only its slices leave it, once.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ def equal_hosts(hosts: Sequence[str]) -> int:
 
 
 def _group(number: int) -> list[int]:
-    """A product of few factors, each of at most ``_LARGEST`` where the number allows. Powers of two come first: the
-    subtrees of 4 ranks add up to one, those of 3 to two."""
+    """A product of few factors, each of at most ``_LARGEST`` where the number allows. Powers of two
+    come first: the subtrees of 4 ranks add up to one, those of 3 to two."""
     found = [1]
     factor = 2
     while number > 1:

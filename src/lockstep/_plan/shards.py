@@ -1,8 +1,9 @@
 """Splitting a global batch into shards, and assigning shards to processes.
 
-A global batch of ``n`` samples is split into ``V`` shards as evenly as possible: their sizes differ by at most one, larger
-ones come first, and the last ones are empty only if ``n < V``. Neither the split nor a shard's weight depends on the number
-of processes. Each process has a block of shards (``plan.blocks``).
+A global batch of ``n`` samples is split into ``V`` shards as evenly as possible: their sizes differ
+by at most one, larger ones come first, and the last ones are empty only if ``n < V``. Neither the
+split nor a shard's weight depends on the number of processes. Each process has a block of shards
+(``plan.blocks``).
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ def num_filled(sizes: Sequence[int], num_shards: int) -> int:
 
 @dataclass(slots=True)
 class MicroStep:
-    """One run of a shard within a phase, on the process that owns it. Exists only for shards that are not empty.
+    """One run of a shard within a phase, on the process that owns it. Exists only for shards that
+    are not empty.
 
-    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard runs once for each of them, consecutively.
-    (Treated as immutable, but for ``samples``; a frozen dataclass takes four times as long to create.)
-    """
+    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard runs once for each
+    of them, consecutively. (Treated as immutable, but for ``samples``; a frozen dataclass takes
+    four times as long to create.)"""
 
     step: int
     """Number of the step, as counted by its loader."""
@@ -59,7 +61,8 @@ class MicroStep:
     rows: slice
     """Its samples within the global batch."""
     samples: Sequence[Any] = ()
-    """The identity of its samples: the sampler's indices, or positions in the pass over a stream or ready batches."""
+    """The identity of its samples: the sampler's indices, or positions in the pass over a stream or
+    ready batches."""
 
 
 @dataclass(slots=True)
@@ -69,7 +72,8 @@ class StepPlan:
     number: int
     """Number of the step, as counted by its loader."""
     sizes: tuple[int, ...]
-    """Number of samples in each of its global batches (one, unless ``accumulate`` is used). The same on every rank."""
+    """Number of samples in each of its global batches (one, unless ``accumulate`` is used). The
+    same on every rank."""
     micro_steps: list[MicroStep]
     """In the order in which they run; empty if all of this process's shards are."""
     num_active_ranks: int
@@ -79,7 +83,8 @@ class StepPlan:
     blocks: Blocks
     """The shards of all ranks in this step. The same on every rank."""
     digest: str = ""
-    """Digest of the samples read, for steps in which the ranks compare them: the same on every rank."""
+    """Digest of the samples read, for steps in which the ranks compare them: the same on every
+    rank."""
     was_passed_over: bool = False
     """Whether the step has ended without a phase."""
 
@@ -92,8 +97,8 @@ def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) ->
 
 @functools.lru_cache(maxsize=256)  # nearly all batches of a run have the same size
 def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tuple[Any, ...], ...], int]:
-    """The fields of each MicroStep after ``step``, and the number of ranks with samples. A shard's parts are consecutive, so
-    that they have a sum of their own."""
+    """The fields of each MicroStep after ``step``, and the number of ranks with samples. A shard's
+    parts are consecutive, so that they have a sum of their own."""
     num_shards = blocks.num_shards
     filled = num_filled(sizes, num_shards)
     owned = [
@@ -112,5 +117,6 @@ def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tupl
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:
-    """The items of a process when ``num_items`` (evaluation batches) are assigned to processes in turn."""
+    """The items of a process when ``num_items`` (evaluation batches) are assigned to processes in
+    turn."""
     return range(rank, num_items, world_size)

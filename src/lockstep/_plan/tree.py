@@ -1,11 +1,12 @@
-"""The fixed binary tree over shard numbers in which everything that must be bit-identical is summed.
+"""The fixed binary tree over shard numbers in which everything that must be bit-identical is
+summed.
 
-Its leaves are the shards. A node of size ``s`` (a power of two) stands for the shards ``[a, a+s)`` with ``a`` a multiple
-of ``s``, and is the sum of its two halves; a half without leaves is skipped, not added as zeros. So the order of
-additions depends on the shard numbers alone. A process with the shards ``[a, b)`` can sum only whole subtrees, which leaves
-the ``roots`` of its block: at most ``2 log2(b - a)`` of them, and one if the block is aligned. Given the roots of all
-processes, the summation continues in the same way, and the remaining nodes are folded from the right.
-"""
+Its leaves are the shards. A node of size ``s`` (a power of two) stands for the shards ``[a, a+s)``
+with ``a`` a multiple of ``s``, and is the sum of its two halves; a half without leaves is skipped,
+not added as zeros. So the order of additions depends on the shard numbers alone. A process with the
+shards ``[a, b)`` can sum only whole subtrees, which leaves the ``roots`` of its block: at most ``2
+log2(b - a)`` of them, and one if the block is aligned. Given the roots of all processes, the
+summation continues in the same way, and the remaining nodes are folded from the right."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def push(stack: list[Node[T]], node: Node[T], add: Callable[[T, T], T]) -> None:
 
 
 def fold(stack: list[Node[T]], add: Callable[[T, T], T]) -> T:
-    """The value of the root. The last leaves may be missing (V is not a power of two, or the last shards are empty).
+    """The value of the root. The last leaves may be missing (V is not a power of two, or the last
+    shards are empty).
 
     Args:
         stack: the stack after the last ``push``; not empty. It is consumed.

@@ -1,1 +1,2 @@
-"""Preparing models, optimizers, schedules and registered objects: checks, wrappers, and their state in checkpoints."""
+"""Preparing models, optimizers, schedules and registered objects: checks, wrappers, and their state
+in checkpoints."""

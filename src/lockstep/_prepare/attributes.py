@@ -1,8 +1,10 @@
-"""What an optimizer keeps in attributes, of which PyTorch's ``state_dict`` knows nothing: a count of steps, a list of momenta.
+"""What an optimizer keeps in attributes, of which PyTorch's ``state_dict`` knows nothing: a count
+of steps, a list of momenta.
 
-An attribute that is what it was when the optimizer was prepared needs no saving: its constructor makes it again, perhaps from
-an argument that has been changed. One that has changed since belongs to the state. A class that overrides ``state_dict`` says
-itself what its state is, and is believed; only what that seems to leave out is noted.
+An attribute that is what it was when the optimizer was prepared needs no saving: its constructor
+makes it again, perhaps from an argument that has been changed. One that has changed since belongs
+to the state. A class that overrides ``state_dict`` says itself what its state is, and is believed;
+only what that seems to leave out is noted.
 """
 
 from __future__ import annotations
@@ -27,16 +29,19 @@ from lockstep._data.states import is_generator, put_state, take_state
 from lockstep._world.comm.dtensors import distribute_like, is_dtensor
 
 _PARAMETER, _GENERATOR = "lockstep: parameter", "lockstep: generator"
-"""The first items of tuples that stand for a parameter of the optimizer, by its number, and for a generator, with its state."""
+"""The first items of tuples that stand for a parameter of the optimizer, by its number, and for a
+generator, with its state."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic, set, frozenset)
 _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.Size)
 _CODE = (
     *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type, functools.partial),
-    *(Optimizer, nn.Module, torch.optim.lr_scheduler.LRScheduler),  # watched and saved in other ways
+    # watched and saved in other ways
+    *(Optimizer, nn.Module, torch.optim.lr_scheduler.LRScheduler),
 )
 """Kinds of objects that are no state of an optimizer."""
 _STRANGERS = {*sys.stdlib_module_names, "torch", "numpy", "lockstep"} - {"__main__"}
-"""Packages of which an object that changes (a logger, a clock) is nothing that the script computes with."""
+"""Packages of which an object that changes (a logger, a clock) is nothing that the script computes
+with."""
 _LARGE_BYTES = 1 << 26
 _MOST_ITEMS = 1000
 _LATER = ("_opt_called", "_step_count")
@@ -57,13 +62,13 @@ class Attributes:
         return type(self._optimizer).state_dict is not Optimizer.state_dict or "state_dict" in vars(self._optimizer)
 
     def changed(self) -> dict[str, Any]:
-        """Trees of what has changed, with tuples in the place of parameters and generators. What no checkpoint can hold is in
-        them as it is."""
+        """Trees of what has changed, with tuples in the place of parameters and generators. What no
+        checkpoint can hold is in them as it is."""
         return {} if self._has_state_dict else self._changed()
 
     def omitted(self) -> dict[str, Any]:
-        """Where the class says itself what its state is: what has changed, and of which there are neither the name nor the
-        values in what it says."""
+        """Where the class says itself what its state is: what has changed, and of which there are
+        neither the name nor the values in what it says."""
         if not self._has_state_dict:
             return {}
         stated, changed = _Leaves(self._optimizer.state_dict()), self._changed()
@@ -75,8 +80,8 @@ class Attributes:
         """Put back what ``changed`` returned, in place where that can be.
 
         Args:
-            shared: the tensors in the optimizer's own state, by the id of what each was restored from: attributes may be the
-                same tensors.
+            shared: the tensors in the optimizer's own state, by the id of what each was restored
+                from: attributes may be the same tensors.
         """
         restoring = _Restoring(self._optimizer, shared)
         attributes = vars(self._optimizer)
@@ -90,7 +95,8 @@ class Attributes:
                 before, now = self._before.get(name), _Look(self._optimizer, value)
                 if before is not None and not now.differs(before):
                     continue
-                self._have_changed.add(name)  # for good: what has changed back may have done so in part
+                # for good: what has changed back may have done so in part
+                self._have_changed.add(name)
             found[name] = _coded(self._optimizer, value)
         return found
 
@@ -171,7 +177,8 @@ def _key(key: Any) -> Any:
 
 
 def _parts_of(value: Any, depth: int) -> Any:
-    """What of a value of any other kind may change and count: the numbers and tensors in an object of the script's."""
+    """What of a value of any other kind may change and count: the numbers and tensors in an object
+    of the script's."""
     kind = type(value)
     if isinstance(value, Tensor) and value.nbytes > _LARGE_BYTES:
         return int(bit_sum(value))  # ten times as fast, if blind to elements that change places
@@ -206,7 +213,8 @@ class _Restoring:
         self._taken = set[int]()
 
     def put(self, name: str, now: Any, then: Any) -> Any:
-        """The value ``then`` in the place of ``now``: ``now`` itself, if it can take what is in it."""
+        """The value ``then`` in the place of ``now``: ``now`` itself, if it can take what is in
+        it."""
         if isinstance(then, Tensor):
             if id(then) not in self._done:
                 self._done[id(then)] = self._tensor(now, then)
@@ -289,7 +297,8 @@ class _Leaves:
             self._values.append(tree)
 
     def hold(self, value: Any) -> bool:
-        """Whether all numbers and tensors of a tree are there. (Flags do not count: they may say what is set up.)"""
+        """Whether all numbers and tensors of a tree are there. (Flags do not count: they may say
+        what is set up.)"""
         held = True
 
         def look(leaf: Any) -> None:

@@ -38,7 +38,8 @@ def is_loader(candidate: Any) -> bool:
 
 
 def preparing_order(item: Any) -> int:
-    """A sort key. Models come first: optimizers need their parameters on the device, and schedules wrap optimizers."""
+    """A sort key. Models come first: optimizers need their parameters on the device, and schedules
+    wrap optimizers."""
     for order, kind in enumerate((nn.Module, Optimizer, LRScheduler)):
         if isinstance(item, kind):
             return order
@@ -90,7 +91,8 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
         is_exact: whether bit-identical answers at every world size are promised.
 
     Raises:
-        ModelError: it has no parameters and no buffers, is already wrapped or sharded, or computes statistics over processes.
+        ModelError: it has no parameters and no buffers, is already wrapped or sharded, or computes
+            statistics over processes.
     """
     if isinstance(model, (DistributedDataParallel, DataParallel)):
         raise ModelError(f"the model is already in a {type(model).__name__}: prepare the plain model instead")

@@ -1,7 +1,8 @@
-"""Methods of prepared objects that are replaced on the object: by ones that refuse, do nothing for a while, or cast.
+"""Methods of prepared objects that are replaced on the object: by ones that refuse, do nothing for
+a while, or cast.
 
-Each is a bound method, as what it replaces was: ``copy.deepcopy`` of the object binds it to the copy.
-"""
+Each is a bound method, as what it replaces was: ``copy.deepcopy`` of the object binds it to the
+copy."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from lockstep._world.comm.dtensors import to_local
 
 
 def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:
-    """Replace methods of an object by ones that raise an error inside ``batch.shards``, and otherwise act as before."""
+    """Replace methods of an object by ones that raise an error inside ``batch.shards``, and
+    otherwise act as before."""
     kind = "GradScaler" if isinstance(target, amp.GradScaler) else type(target).__name__
     for name in names:
         _guard_method(target, name, guard, f"{kind}.{name}()")
@@ -34,8 +36,9 @@ def _guard_method(target: Any, name: str, guard: Callable[[str], None], call: st
 
 
 def idle_when(target: Any, name: str, is_idle: Callable[[], bool]) -> None:
-    """Replace a method by one that does nothing while the script repeats what it did: before an interruption, since the
-    state is restored from the checkpoint, or a shard aside. Nor does it act after the end of a finished run."""
+    """Replace a method by one that does nothing while the script repeats what it did: before an
+    interruption, since the state is restored from the checkpoint, or a shard aside. Nor does it act
+    after the end of a finished run."""
     act = _function_of(target, name)
 
     def idle(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +49,8 @@ def idle_when(target: Any, name: str, is_idle: Callable[[], bool]) -> None:
         state_of = _function_of(target, "state_dict")
 
         def state_dict(self: Any) -> dict[str, Any]:
-            # PyTorch's own returns all attributes of the object, including the methods replaced here.
+            # PyTorch's own returns all attributes of the object, including the methods replaced
+            # here.
             return {key: value for key, value in state_of(self).items() if key not in (name, "state_dict")}
 
         _replace(target, "state_dict", state_dict)
@@ -61,16 +65,19 @@ def _function_of(target: Any, name: str) -> Callable[..., Any]:
 
 
 def _replace(target: Any, name: str, method: Callable[..., Any]) -> None:
-    """Replace a method of an object by one that is called with the object, or a copy of it, first."""
+    """Replace a method of an object by one that is called with the object, or a copy of it,
+    first."""
     act = getattr(target, name)
-    method.__dict__.update(getattr(act, "__dict__", {}))  # PyTorch's schedules record their calls there
+    # PyTorch's schedules record their calls there
+    method.__dict__.update(getattr(act, "__dict__", {}))
     method.__doc__ = act.__doc__
     method.__name__ = name  # by which an unpickled copy finds that of its class
     setattr(target, name, types.MethodType(method, target))
 
 
 def keep_dtypes(average: AveragedModel) -> None:
-    """Let an AveragedModel average a model of other dtypes: an average of 16-bit weights is better kept in float32."""
+    """Let an AveragedModel average a model of other dtypes: an average of 16-bit weights is better
+    kept in float32."""
     act = _function_of(average, "update_parameters")
 
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:
@@ -89,7 +96,8 @@ def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def average_parts(average: AveragedModel) -> None:
-    """Let an AveragedModel average this rank's parts of a sharded model, plain tensors: an average takes each number alone."""
+    """Let an AveragedModel average this rank's parts of a sharded model, plain tensors: an average
+    takes each number alone."""
     act = _function_of(average, "update_parameters")
 
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:

@@ -1,4 +1,5 @@
-"""The guards of what is trained: what a shard must not do to it, since each process runs only its own shards."""
+"""The guards of what is trained: what a shard must not do to it, since each process runs only its
+own shards."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from lockstep._world.comm.dtensors import is_dtensor
 
 
 class ShardWeights:
-    """Finds changes inside ``batch.shards``. Each process runs only its own shards, so the others would not have them.
+    """Finds changes inside ``batch.shards``. Each process runs only its own shards, so the others
+    would not have them.
 
     Args:
         parameters: of all prepared models, with their names.
@@ -39,7 +41,8 @@ class ShardWeights:
         self._before: _Snapshot | None = None
         self._addresses: list[int] = []
         self._bits: list[int] | None = None
-        """Checksums of what ``_stored`` held when the phase began, in a step in which they are compared."""
+        """Checksums of what ``_stored`` held when the phase began, in a step in which they are
+        compared."""
         self._looks = PowersOfTwo()
 
     def add_model(self, model: nn.Module) -> None:
@@ -64,8 +67,8 @@ class ShardWeights:
         return [parameter.data_ptr() for parameter in self._stored]
 
     def end_shard(self, step: int) -> None:
-        """Check after a micro-step that no weights were exchanged, as ``p.data = ...`` does, which is not counted as a change.
-        (The next shard's may be at the old address again.)
+        """Check after a micro-step that no weights were exchanged, as ``p.data = ...`` does, which
+        is not counted as a change. (The next shard's may be at the old address again.)
 
         Raises:
             ModelError: some were.
@@ -104,15 +107,17 @@ class ShardWeights:
                 )
 
     def contents(self) -> tuple[list[int], list[Any]]:
-        """Checksums of all weights, and the options of optimizers and schedules: equal if nothing of them has changed.
+        """Checksums of all weights, and the options of optimizers and schedules: equal if nothing
+        of them has changed.
 
-        This reads all weights, since changes through ``.data`` have no version; that is little beside a shard.
-        """
+        This reads all weights, since changes through ``.data`` have no version; that is little
+        beside a shard."""
         snapshot = self._snapshot()
         return bit_sums(list(self._parameters)), [snapshot.options, snapshot.progress]
 
     def first_change(self, before: tuple[list[int], list[Any]]) -> str | None:
-        """The first thing that has changed since ``contents`` returned ``before``; None: nothing has."""
+        """The first thing that has changed since ``contents`` returned ``before``; None: nothing
+        has."""
         sums, options = self.contents()
         for name, now, earlier in zip(self._parameters.values(), sums, before[0], strict=True):
             if now != earlier:
@@ -134,7 +139,8 @@ class _Snapshot:
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """The numbers among the options of a group: an optimizer of the script's own may have no "lr"."""
+    """The numbers among the options of a group: an optimizer of the script's own may have no
+    "lr"."""
     return {name: value for name, value in group.items() if isinstance(value, (int, float, tuple)) or name == "lr"}
 
 
@@ -148,7 +154,8 @@ def _refuse_option(now: list[dict[str, Any]], before: list[dict[str, Any]], step
 
 
 def progress_of(schedule: LRScheduler) -> list[int]:
-    """The step counts of a schedule and those inside it. (A ChainedScheduler has no count of its own.)"""
+    """The step counts of a schedule and those inside it. (A ChainedScheduler has no count of its
+    own.)"""
     return [getattr(item, "last_epoch", 0) for item in (schedule, *getattr(schedule, "_schedulers", ()))]
 
 
@@ -164,9 +171,11 @@ class ShardGradients:
         self._parameters = parameters
         self._is_plain = is_plain
         self.marked: list[nn.Parameter] = []
-        """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
+        """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are
+        incomplete."""
         self._accumulating: list[Node] = []
-        """Autograd's nodes that write the gradients of first parameters: they keep a hook only while they exist."""
+        """Autograd's nodes that write the gradients of first parameters: they keep a hook only
+        while they exist."""
         self.micro: MicroStep | None = None
         """The running micro-step, which the loop sets."""
         self.is_running = False
@@ -176,12 +185,14 @@ class ShardGradients:
 
     def add_model(self, model: nn.Module) -> None:
         """Guard a model's gradients."""
-        name, first = next(model.named_parameters(), ("", None))  # a loss module may have buffers only
+        # a loss module may have buffers only
+        name, first = next(model.named_parameters(), ("", None))
         if first is None or not first.requires_grad or is_dtensor(first):
             return
         if not self._is_plain:
             self.marked.append(first)
-        node = get_gradient_edge(first).node  # runs in Tensor.backward only: autograd.grad() and inputs= pass it by
+        # runs in Tensor.backward only: autograd.grad() and inputs= pass it by
+        node = get_gradient_edge(first).node
         self._accumulating.append(node)
 
         def check(_: Any) -> None:
@@ -206,7 +217,8 @@ class ShardGradients:
         self.is_running = True
 
     def put_placeholders(self) -> None:
-        """Put placeholders for gradients after a backward pass, if any are ``marked``: they raise an error when used."""
+        """Put placeholders for gradients after a backward pass, if any are ``marked``: they raise
+        an error when used."""
         for parameter in self.marked:
             if parameter.grad is None:
                 parameter.grad = NotYet.like(parameter)
@@ -253,7 +265,8 @@ class ShardGradients:
         )
 
     def check_first_step(self, call: str, step: int) -> None:
-        """Check before the first step of an optimizer in a launch, while not ``have_been``, that there is anything to step on.
+        """Check before the first step of an optimizer in a launch, while not ``have_been``, that
+        there is anything to step on.
 
         Args:
             call: the optimizer's, for the message.
@@ -271,7 +284,8 @@ class ShardGradients:
 
 
 class NotYet(Tensor):
-    """A placeholder in ``.grad`` after a backward pass inside ``batch.shards``. Any operation on it raises UsageError."""
+    """A placeholder in ``.grad`` after a backward pass inside ``batch.shards``. Any operation on it
+    raises UsageError."""
 
     @staticmethod
     def like(parameter: Tensor) -> NotYet:

@@ -1,4 +1,5 @@
-"""The prepared model: the user's model, with its forward pass routed through the run's strategy and precision."""
+"""The prepared model: the user's model, with its forward pass routed through the run's strategy and
+precision."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ _OF_WRAPPERS = {
 
 
 class PreparedModel(nn.Module):
-    """A proxy of the user's model, with the same parameters, buffers, submodules, names, methods and attributes.
+    """A proxy of the user's model, with the same parameters, buffers, submodules, names, methods
+    and attributes.
 
-    ``state_dict()`` has the names of the user's model. Copying or pickling gives a plain copy of the user's model.
-    ``team.unwrap(model)`` returns the user's model.
+    ``state_dict()`` has the names of the user's model. Copying or pickling gives a plain copy of
+    the user's model. ``team.unwrap(model)`` returns the user's model.
 
     Args:
         model: the user's model, on its device.
@@ -41,7 +43,8 @@ class PreparedModel(nn.Module):
     ) -> None:
         super().__init__()
         attributes = self.__dict__
-        # The registries are shared with the user's model: additions there are visible here, and no name gets a prefix.
+        # The registries are shared with the user's model: additions there are visible here, and no
+        # name gets a prefix.
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             attributes[registry] = model.__dict__[registry]
         attributes["_wrapped"] = model
@@ -52,10 +55,12 @@ class PreparedModel(nn.Module):
         attributes.pop("training", None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's forward pass. Floating-point results of a pass in 16 bits are returned in float32, for the loss."""
+        """The user's forward pass. Floating-point results of a pass in 16 bits are returned in
+        float32, for the loss."""
         if args and isinstance(args[0], GlobalBatch):
             args[0].refuse(f"{type(self._wrapped).__name__}(batch)")
-        # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy is bypassed.
+        # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy
+        # is bypassed.
         run = self._forward if torch.is_grad_enabled() else self._wrapped
         try:
             return self._model_precision.forward(run, args, kwargs) if self._is_cast else run(*args, **kwargs)
@@ -92,7 +97,8 @@ class PreparedModel(nn.Module):
         """The user's model's own."""
         return self._wrapped.load_state_dict(*args, **kwargs)
 
-    # A backward hook that is registered here would wrap the outputs of this module, and find the registry of that one.
+    # A backward hook that is registered here would wrap the outputs of this module, and find the
+    # registry of that one.
 
     def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """The user's model's own."""
@@ -139,8 +145,8 @@ _CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "_
 def wrap_model(
     model: nn.Module, forward: Callable[..., Any], model_precision: ModelPrecision, guard: Callable[[str], None]
 ) -> PreparedModel:
-    """A PreparedModel for ``model``, which can be indexed or iterated if the model can, and has those methods of ``nn.Module``
-    that the model overrides. (Python finds both on the class.)"""
+    """A PreparedModel for ``model``, which can be indexed or iterated if the model can, and has
+    those methods of ``nn.Module`` that the model overrides. (Python finds both on the class.)"""
 
     def pass_on(name: str) -> Callable[..., Any]:
         def method(self: PreparedModel, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +164,8 @@ def wrap_model(
 
 
 def _overridden(kind: type[nn.Module]) -> list[str]:
-    """The public methods of ``nn.Module`` that a class overrides and PreparedModel leaves as they are."""
+    """The public methods of ``nn.Module`` that a class overrides and PreparedModel leaves as they
+    are."""
     own = kind.__mro__[: kind.__mro__.index(nn.Module)]
     of_modules = {name for name, value in vars(nn.Module).items() if callable(value) and not name.startswith("_")}
     return sorted({name for part in own for name in vars(part)} & of_modules - vars(PreparedModel).keys())

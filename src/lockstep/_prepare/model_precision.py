@@ -1,9 +1,9 @@
 """The floating-point formats of one model: its weights, inputs, results, and intermediate values.
 
-With the precisions that use PyTorch's autocast, the model is not changed. ``16-true`` and ``bf16-true`` keep all of it in
-16 bits. With ``16-master`` the parameters stay float32 for the optimizer, checkpoints and averages, and forward and backward
-passes use 16-bit copies in their place. Autograd records the copying, so every shard's gradients arrive at the parameters
-in float32.
+With the precisions that use PyTorch's autocast, the model is not changed. ``16-true`` and
+``bf16-true`` keep all of it in 16 bits. With ``16-master`` the parameters stay float32 for the
+optimizer, checkpoints and averages, and forward and backward passes use 16-bit copies in their
+place. Autograd records the copying, so every shard's gradients arrive at the parameters in float32.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ModelPrecision:
     """Computes the passes of one model in the run's precision.
 
     Args:
-        model: the user's, on its device. With a precision that applies to weights it is changed in place: parameters and
-            buffers stay the same objects, with another dtype.
+        model: the user's, on its device. With a precision that applies to weights it is changed in
+            place: parameters and buffers stay the same objects, with another dtype.
     """
 
     def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:
@@ -37,7 +37,8 @@ class ModelPrecision:
         self._device = device
         self._holder = _Holder(model)
         self._copies: dict[str, Tensor] | None = None
-        """The 16-bit copies of the last forward pass with gradients, until the next backward pass."""
+        """The 16-bit copies of the last forward pass with gradients, until the next backward
+        pass."""
         if precision.reach is not CastScope.OPERATIONS:
             self._cast_model()
 
@@ -47,7 +48,8 @@ class ModelPrecision:
         return self.precision.reach is CastScope.PASSES
 
     def forward(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """``run(*args, **kwargs)`` in these formats. Floating-point results are float32, for the loss."""
+        """``run(*args, **kwargs)`` in these formats. Floating-point results are float32, for the
+        loss."""
         narrow = self.precision.narrow
         if narrow is None:
             return run(*args, **kwargs)
@@ -63,7 +65,8 @@ class ModelPrecision:
         return map_tensors(widen, run(*args, **kwargs))
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """``run(*args, **kwargs)``, a backward pass, in which ``checkpoint()`` may run parts of the model again."""
+        """``run(*args, **kwargs)``, a backward pass, in which ``checkpoint()`` may run parts of the
+        model again."""
         copies, self._copies = self._copies, None
         functional_call(self._holder, copies or self._make_copies(), (run, args, kwargs), tie_weights=False)
 
@@ -76,7 +79,8 @@ class ModelPrecision:
                     tensor.data = tensor.data.to(self.precision.narrow)
 
     def _make_copies(self) -> dict[str, Tensor]:
-        """A 16-bit copy for every parameter name of the model; names that share a parameter share the copy."""
+        """A 16-bit copy for every parameter name of the model; names that share a parameter share
+        the copy."""
         by_parameter: dict[Tensor, Tensor] = {}
         copies = {}
         for path, module in self._holder.named_modules():
@@ -91,7 +95,8 @@ class ModelPrecision:
 
 
 class _Holder(nn.Module):
-    """The module for ``functional_call``, which replaces the model's parameters by copies while ``run`` is called."""
+    """The module for ``functional_call``, which replaces the model's parameters by copies while
+    ``run`` is called."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -102,7 +107,8 @@ class _Holder(nn.Module):
 
 
 def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
-    """Cast an optimizer's state to the dtype of its parameters, which may have been cast to 16 bits.
+    """Cast an optimizer's state to the dtype of its parameters, which may have been cast to 16
+    bits.
 
     Raises:
         ConfigError: it divides by ``eps``, which is 0 in that dtype.
@@ -126,7 +132,8 @@ def check_scaler(precision: Precision) -> None:
     """Check that a script's GradScaler works with the precision.
 
     Raises:
-        UsageError: the run scales the loss itself, or gradients are float16, which a scaler refuses.
+        UsageError: the run scales the loss itself, or gradients are float16, which a scaler
+            refuses.
     """
     if precision.scales_loss:
         raise UsageError(

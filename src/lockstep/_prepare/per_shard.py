@@ -29,7 +29,8 @@ class Current(Protocol):
 
 
 class PerShard:
-    """A value for each shard; ``value`` is that of the running shard. Created by ``team.per_shard``.
+    """A value for each shard; ``value`` is that of the running shard. Created by
+    ``team.per_shard``.
 
     Args:
         name: for messages.
@@ -37,7 +38,8 @@ class PerShard:
         phases: provides the running shard.
         collectives: over all ranks.
         blocks: tells the blocks in force.
-        check: raises ConfigError, with this name, for a value that neither a checkpoint nor another process can take.
+        check: raises ConfigError, with this name, for a value that neither a checkpoint nor another
+            process can take.
         devices: those of this process.
     """
 
@@ -72,15 +74,18 @@ class PerShard:
     @value.setter
     def value(self, value: Any) -> None:
         shard = self._shard()
-        self._check(value, f"per_shard({self._name!r}).value")  # now, not when the shard moves or a checkpoint is due
-        # A copy: the script may use what it has assigned again, for the next shard. Tensors keep their graphs.
+        # now, not when the shard moves or a checkpoint is due
+        self._check(value, f"per_shard({self._name!r}).value")
+        # A copy: the script may use what it has assigned again, for the next shard. Tensors keep
+        # their graphs.
         clones: dict[int, Any] = {}
         map_tensors(lambda tensor: clones.setdefault(id(tensor), tensor.clone()), value)
         self._values[shard] = copy.deepcopy(value, clones)
 
     def reset(self) -> None:
-        """Give every shard the initial value again, at the beginning of an epoch, say. Every rank must call it, outside of
-        ``batch.shards``. In a part of the script that a resumed run repeats, it does nothing: the values are the saved ones."""
+        """Give every shard the initial value again, at the beginning of an epoch, say. Every rank
+        must call it, outside of ``batch.shards``. In a part of the script that a resumed run
+        repeats, it does nothing: the values are the saved ones."""
         self._phases.check_outside("per_shard.reset()")
         self._begin()
 
@@ -107,15 +112,16 @@ class PerShard:
         return {"values": self._of_all()}
 
     def share(self) -> None:
-        """Give all ranks the values of all shards, which are about to move. Every rank must call it."""
+        """Give all ranks the values of all shards, which are about to move. Every rank must call
+        it."""
         own = self._blocks().by_rank[self._collectives.rank]
         for shard, value in enumerate(self._of_all()):
             if shard not in own:
                 self._values[shard] = value
 
     def _of_all(self) -> list[Any]:
-        """The values of all shards, on the devices of this process that have the numbers of those where they are: a device of
-        one rank is none of another's. Every rank must call it."""
+        """The values of all shards, on the devices of this process that have the numbers of those
+        where they are: a device of one rank is none of another's. Every rank must call it."""
         own = self._blocks().by_rank[self._collectives.rank]
         if self._collectives.size == 1:
             return self._values[own.start : own.stop]
@@ -128,7 +134,8 @@ class PerShard:
 
 
 def _sent(value: Any, devices: Sequence[torch.device]) -> tuple[Any, list[int | None]]:
-    """A value on the CPU, and the numbers of the devices where its tensors were; None: on the CPU."""
+    """A value on the CPU, and the numbers of the devices where its tensors were; None: on the
+    CPU."""
     numbers: list[int | None] = []
 
     def note(tensor: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""The adapters for all kinds of objects in the run's state, and those for objects given to ``team.register``."""
+"""The adapters for all kinds of objects in the run's state, and those for objects given to
+``team.register``."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class PlainAdapter(StateAdapter):
     @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """Raises:
-        MismatchError: the state is that of an object of another kind, or of a tensor of another shape.
+        MismatchError: the state is that of an object of another kind, or of a tensor of another
+            shape.
         """
         target = self.target
         now, was = _kind(target), _kind(state)
@@ -95,11 +97,13 @@ ADAPTERS: tuple[tuple[Callable[[Any], bool], type[StateAdapter]], ...] = (
     (_is(amp.GradScaler, LossScaling), ScalerAdapter),
     # Of what is given to team.register, which saves models, too, whole and under the given name:
     (_is(PerShard), ShardsAdapter),
-    (_is(Optimizer), OptimizerAdapter),  # one that was not prepared: with what it keeps in attributes
+    # one that was not prepared: with what it keeps in attributes
+    (_is(Optimizer), OptimizerAdapter),
     (lambda target: has_state(target) or is_generator(target), StatefulAdapter),
     (_is(Tensor, list, dict), PlainAdapter),
 )
-"""The adapter of each kind of object in the run's state: that of the first row whose function accepts the object."""
+"""The adapter of each kind of object in the run's state: that of the first row whose function
+accepts the object."""
 _FIRST_REGISTERED = [adapter for _, adapter in ADAPTERS].index(ShardsAdapter)
 
 

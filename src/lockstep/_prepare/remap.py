@@ -1,4 +1,5 @@
-"""Parameters that are replaced when their model is prepared: by ``fsdp``, and on some devices when it is moved there."""
+"""Parameters that are replaced when their model is prepared: by ``fsdp``, and on some devices when
+it is moved there."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter], outer: 
         outer: the optimizers that it is in.
 
     Raises:
-        UsageError: the optimizer has taken steps, so it has state for the parameters that were replaced; or it would not
-            compute the same on parts of them.
+        UsageError: the optimizer has taken steps, so it has state for the parameters that were
+            replaced; or it would not compute the same on parts of them.
     """
     affected = replaced.keys() & parameters_of(optimizer)
     used = sum(bool(optimizer.state.get(parameter)) for parameter in affected)
@@ -44,7 +45,8 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter], outer: 
 
 
 def _remap_attributes(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
-    """Replace parameters that an optimizer keeps a second time: in a list, or as the keys of a dict."""
+    """Replace parameters that an optimizer keeps a second time: in a list, or as the keys of a
+    dict."""
 
     found: list[Parameter] = []
 
@@ -67,7 +69,8 @@ _OF_WHOLE_TENSORS = (optim.LBFGS, optim.Adafactor, optim.Muon)
 
 
 def _check_elementwise(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
-    """Check that an optimizer computes each element by itself, with the same bits wherever it is in a tensor."""
+    """Check that an optimizer computes each element by itself, with the same bits wherever it is in
+    a tensor."""
     if not any(is_dtensor(replaced.get(parameter, parameter)) for parameter in parameters_of(optimizer)):
         return
     kind = type(optimizer).__name__

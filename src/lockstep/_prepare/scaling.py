@@ -1,8 +1,9 @@
-"""Loss scaling for float16 by PyTorch's GradScaler, applied to synchronized gradients and so alike on all ranks.
+"""Loss scaling for float16 by PyTorch's GradScaler, applied to synchronized gradients and so alike
+on all ranks.
 
-The loss of every shard is scaled. At the end of each phase the gradients are unscaled, so the script sees true ones. They
-are equal on all ranks, so all ranks detect an overflow together: optimizers skip the step that would use these gradients,
-and the scale is reduced.
+The loss of every shard is scaled. At the end of each phase the gradients are unscaled, so the
+script sees true ones. They are equal on all ranks, so all ranks detect an overflow together:
+optimizers skip the step that would use these gradients, and the scale is reduced.
 """
 
 from __future__ import annotations
@@ -53,12 +54,14 @@ class LossScaling:
                 return None
             return act()
 
-        # A bound method like the original: schedules use its __func__. Attributes that they have set on it are kept.
+        # A bound method like the original: schedules use its __func__. Attributes that they have
+        # set on it are kept.
         step.__dict__.update(getattr(act, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's, and the numbers of the optimizers whose gradients have overflowed and are there still."""
+        """The scaler's, and the numbers of the optimizers whose gradients have overflowed and are
+        there still."""
         overflowed = [number for number, optimizer in enumerate(self._optimizers) if id(optimizer) in self._overflowed]
         return {**self.scaler.state_dict(), "overflowed": overflowed}
 
@@ -74,22 +77,24 @@ class LossScaling:
         return scaled
 
     def begin_phase(self, carried: Gradients) -> None:
-        """Gradients that have overflowed and were cleared are forgotten. ``carried``: those from before the phase."""
+        """Gradients that have overflowed and were cleared are forgotten. ``carried``: those from
+        before the phase."""
         for optimizer in self._optimizers if self._overflowed else ():
             earlier = [carried[parameter] for parameter in parameters_of(optimizer) if parameter in carried]
             if _all([gradient.eq(0).all() for gradient in earlier], self._one):
                 self._overflowed.discard(id(optimizer))
 
     def unscale(self, parameters: Iterable[Parameter]) -> None:
-        """Unscale the synchronized gradients of all these parameters, and of the optimizers'. The scale shrinks after an
-        overflow, and grows after many phases without."""
+        """Unscale the synchronized gradients of all these parameters, and of the optimizers'. The
+        scale shrinks after an overflow, and grows after many phases without."""
         every = list(dict.fromkeys([*parameters, *(p for each in self._optimizers for p in parameters_of(each))]))
         if all(parameter.grad is None for parameter in every):
             return
         self.scaler.unscale_(torch.optim.SGD(every))  # which is for an optimizer
         before = self.scaler.scale(self._one)  # the scale, on the device
         self.scaler.update()
-        if self.scaler.scale(self._one) < before:  # the only wait for a GPU: get_scale() would wait, too
+        # the only wait for a GPU: get_scale() would wait, too
+        if self.scaler.scale(self._one) < before:
             are_finite = [
                 _all([p.grad.isfinite().all() for p in parameters_of(optimizer) if p.grad is not None], self._one)
                 for optimizer in self._optimizers

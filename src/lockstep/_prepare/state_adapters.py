@@ -1,7 +1,9 @@
-"""Adapters between prepared objects and checkpoints: what is saved of an object, and how it is restored.
+"""Adapters between prepared objects and checkpoints: what is saved of an object, and how it is
+restored.
 
-A model's weights are separate from the rest of its state, under the names of the user's model, so that they can be loaded
-anywhere. The rest is what a run needs to resume as if it had not been interrupted.
+A model's weights are separate from the rest of its state, under the names of the user's model, so
+that they can be loaded anywhere. The rest is what a run needs to resume as if it had not been
+interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _INNER = "inner"
 
 
 class StateAdapter:
-    """The adapter of one object in the run's state. This base class is for objects with ``state_dict``."""
+    """The adapter of one object in the run's state. This base class is for objects with
+    ``state_dict``."""
 
     kind = "object"
     remedy = ""
@@ -44,7 +47,8 @@ class StateAdapter:
         self.is_compared = True
         """Whether the state must be the same on all ranks. If not, rank 0's is saved."""
         self.options_at_birth = {name: mapped(value, _copied) for name, value in self.options().items()}
-        """The initial options of an optimizer or a schedule: copies, since a step may fill a list among them."""
+        """The initial options of an optimizer or a schedule: copies, since a step may fill a list
+        among them."""
 
     def weights(self) -> Weights | None:
         """A model's weights, not copied; None: not a model."""
@@ -55,20 +59,23 @@ class StateAdapter:
         return self.target.state_dict()
 
     def attributes(self) -> dict[str, Any]:
-        """What of the state is in attributes of the object, by name, with whatever is in them: what a checkpoint can hold of it
-        comes back in the state, under ``ATTRIBUTES``. Ranks may differ in it, by a clock, say: it is rank 0's."""
+        """What of the state is in attributes of the object, by name, with whatever is in them: what
+        a checkpoint can hold of it comes back in the state, under ``ATTRIBUTES``. Ranks may differ
+        in it, by a clock, say: it is rank 0's."""
         return {}
 
     def omitted(self) -> dict[str, Any]:
-        """Attributes that have changed, by name, and that the object's own ``state_dict`` leaves out."""
+        """Attributes that have changed, by name, and that the object's own ``state_dict`` leaves
+        out."""
         return {}
 
     def settle(self) -> None:
-        """After the first step of a launch: what has been made since then will be made again by that of another launch."""
+        """After the first step of a launch: what has been made since then will be made again by
+        that of another launch."""
 
     def changes(self) -> list[str]:
-        """In what the object differs from what was prepared, in words, so that another one that is prepared like it could not
-        take its state."""
+        """In what the object differs from what was prepared, in words, so that another one that is
+        prepared like it could not take its state."""
         return []
 
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -76,8 +83,9 @@ class StateAdapter:
         self.target.load_state_dict(state)
 
     def forms(self) -> Callable[[str], Tensor | None]:
-        """Returns the tensor whose form a stored one of this name will have: of the weights by their own names, of the rest of
-        the state by the path there (``state.0.exp_avg``). None: it is not known, or none."""
+        """Returns the tensor whose form a stored one of this name will have: of the weights by
+        their own names, of the rest of the state by the path there (``state.0.exp_avg``). None: it
+        is not known, or none."""
         return lambda _: None
 
     def describe(self) -> list[str]:
@@ -85,11 +93,13 @@ class StateAdapter:
         return []
 
     def options(self) -> dict[str, Any]:
-        """The current options by name (followed by " of group <number>" if there are several groups)."""
+        """The current options by name (followed by " of group <number>" if there are several
+        groups)."""
         return {}
 
     def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
-        """Set the named options to their initial values; ``before``: the ``repr`` of their values in the checkpoint."""
+        """Set the named options to their initial values; ``before``: the ``repr`` of their values
+        in the checkpoint."""
 
     def compared(self) -> Iterator[tuple[str, Any]]:
         """Pairs of a description and a value that must be the same on all ranks."""
@@ -101,7 +111,8 @@ OPTION = "an option"
 
 
 class ModelAdapter(StateAdapter):
-    """A model: weights, tensors that its state dict omits, gradients, and what is frozen or in evaluation mode."""
+    """A model: weights, tensors that its state dict omits, gradients, and what is frozen or in
+    evaluation mode."""
 
     kind = "model"
     remedy = "Change models before team.prepare(): what is to learn later can have requires_grad=False until then"
@@ -146,7 +157,8 @@ class ModelAdapter(StateAdapter):
         values = {name: distribute_like(value, current.get(name, value)) for name, value in weights.items()}
         for name, value in values.items():
             _make_buffer(inner, name, value)
-        # With the versions of the layers' formats, or they would take what they get for that of an old one.
+        # With the versions of the layers' formats, or they would take what they get for that of an
+        # old one.
         all_values = OrderedDict({**values, **state["extra"]})
         all_values._metadata = getattr(current, "_metadata", {})  # type: ignore[attr-defined]
         inner.load_state_dict(all_values)
@@ -189,7 +201,8 @@ class AverageAdapter(ModelAdapter):
 
 
 class OptimizerAdapter(StateAdapter):
-    """An optimizer, with those that are its attributes: SAM's ``base_optimizer``, whose momentum its own state omits."""
+    """An optimizer, with those that are its attributes: SAM's ``base_optimizer``, whose momentum
+    its own state omits."""
 
     kind = "optimizer"
     remedy = (
@@ -233,8 +246,8 @@ class OptimizerAdapter(StateAdapter):
         self._load_attributes(state.get(ATTRIBUTES, {}), shared)
 
     def _load(self, state: dict[str, Any]) -> dict[int, Any]:
-        """Restore the states of this optimizer and of those in it; returns the tensors in them, by the id of what each was
-        restored from."""
+        """Restore the states of this optimizer and of those in it; returns the tensors in them, by
+        the id of what each was restored from."""
         self._load_own({key: value for key, value in state.items() if key not in (_INNER, ATTRIBUTES)})
         parameters = list(parameters_of(self.target))
         shared = {}
@@ -268,7 +281,8 @@ class OptimizerAdapter(StateAdapter):
         state = _with_code(_distribute(self.target, state), groups)
         self.target.load_state_dict(state)
         _restore_kinds(self.target, state)
-        # PyTorch has made new groups, and the script may hold the old ones (``group = optimizer.param_groups[0]``).
+        # PyTorch has made new groups, and the script may hold the old ones (``group =
+        # optimizer.param_groups[0]``).
         for number, (group, loaded) in enumerate(zip(groups, self.target.param_groups, strict=True)):
             if group is not loaded:
                 _renew(group, loaded)
@@ -313,7 +327,8 @@ class OptimizerAdapter(StateAdapter):
                 name.removesuffix(suffix): options[name] for name in names if name.endswith(suffix) and name in options
             }
             if "initial_lr" in group:
-                # A schedule has changed the rate since: apply the change of the initial rate as a factor.
+                # A schedule has changed the rate since: apply the change of the initial rate as a
+                # factor.
                 base = "initial_lr" if "initial_lr" + suffix in options else "lr"
                 if base != "lr":
                     changed.pop("lr", None)
@@ -369,8 +384,8 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 
 
 def inner_optimizers(optimizer: Optimizer, outer: Iterable[Optimizer] = ()) -> dict[str, Optimizer]:
-    """The optimizers that are attributes of an optimizer, or in a list or dict there, by attribute and place in it. Without
-    those around it, ``outer``, which it may know, too."""
+    """The optimizers that are attributes of an optimizer, or in a list or dict there, by attribute
+    and place in it. Without those around it, ``outer``, which it may know, too."""
     around = {id(optimizer), *map(id, outer)}
     found: dict[str, Optimizer] = {}
 
@@ -399,7 +414,8 @@ def _ids_of(state: dict[str, Any]) -> set[int]:
 
 
 def _slots_in(state: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """What an optimizer's state holds for each of its parameters, by number. (Anything else may be there under a name.)"""
+    """What an optimizer's state holds for each of its parameters, by number. (Anything else may be
+    there under a name.)"""
     return {index: slots for index, slots in state["state"].items() if isinstance(index, int) and isinstance(slots, dict)}
 
 
@@ -435,7 +451,8 @@ def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Create or resize a buffer that the new model lacks or has in another shape: it was created, or grew, in training."""
+    """Create or resize a buffer that the new model lacks or has in another shape: it was created,
+    or grew, in training."""
     owner_name, _, buffer_name = name.rpartition(".")
     try:
         owner = module.get_submodule(owner_name)
@@ -508,7 +525,8 @@ def _like(parameter: Tensor, value: Any) -> Any:
 
 
 def _without_code(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state without the functions in its groups, which the constructor puts there again."""
+    """An optimizer's state without the functions in its groups, which the constructor puts there
+    again."""
     groups = state.get("param_groups")
     if not isinstance(groups, list) or not any(is_code(value) for group in groups for value in group.values()):
         return state
@@ -541,8 +559,9 @@ def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
 
 
 def _restore_kinds(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Undo what ``load_state_dict`` does to values: it casts them to their parameter's dtype, where float32 masters must stay
-    float32, and rebuilds containers: deques lose their length, and texts become another text."""
+    """Undo what ``load_state_dict`` does to values: it casts them to their parameter's dtype, where
+    float32 masters must stay float32, and rebuilds containers: deques lose their length, and texts
+    become another text."""
     parameters = list(parameters_of(optimizer))
     for index, slots in _slots_in(state).items():
         parameter = parameters[index]

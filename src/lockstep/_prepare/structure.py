@@ -1,4 +1,5 @@
-"""What a model is made of: the names of its layers, parameters and buffers, and which parameters are one and the same."""
+"""What a model is made of: the names of its layers, parameters and buffers, and which parameters
+are one and the same."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ class Structure:
         layers = dict(model.named_modules())
         self._layers = {name: type(layer).__name__ for name, layer in layers.items()}
         self._made = {name for name in layers if _is_made_by_forward(layers, name)}
-        """Layers that are made where they are first needed, perhaps in the first evaluation: another model makes them again."""
+        """Layers that are made where they are first needed, perhaps in the first evaluation:
+        another model makes them again."""
         self._is_settled = False
 
     def settle(self, now: Structure) -> None:
-        """Take the layers without parameters from another: those that a first forward pass has made it makes again."""
+        """Take the layers without parameters from another: those that a first forward pass has made
+        it makes again."""
         self._layers, self._is_settled = now._layers, True
 
     def _is_made_again(self, name: str) -> bool:
@@ -47,7 +50,8 @@ class Structure:
                 found.append(f"`{name}` has {form}, and had {then[name][0]}")
         found += [f"`{name}` is gone" for name in then if name not in now._parameters]
         found += [f"the buffer `{name}` is gone" for name in sorted(self._buffers - now._buffers)]
-        if found or not self._is_settled:  # (with parameters, which layers have changed goes without saying)
+        # (with parameters, which layers have changed goes without saying)
+        if found or not self._is_settled:
             return found
         for name, kind in now._layers.items():
             before = self._layers.get(name, kind)
@@ -64,7 +68,8 @@ def _is_saved(model: nn.Module, name: str) -> bool:
 
 
 def _is_made_by_forward(layers: dict[str, nn.Module], name: str) -> bool:
-    """Whether a layer without parameters and buffers is one that the forward pass of the layer around it assigns."""
+    """Whether a layer without parameters and buffers is one that the forward pass of the layer
+    around it assigns."""
     holder, _, own_name = name.rpartition(".")
     kind: Any = type(layers[holder])
     if not name or own_name not in _assigned_by_forward(kind):

@@ -26,9 +26,11 @@ class TrainedObjects:
         self.parameters: dict[nn.Parameter, str] = {}
         """The parameters of all prepared models, in order, with their names."""
         self.ids: set[int] = set()
-        """The parameters' ids: looking up tensors takes several times as long, and is done for each of them in every step."""
+        """The parameters' ids: looking up tensors takes several times as long, and is done for each
+        of them in every step."""
         self.scaling = scaling
-        """Scales the losses of steps, and unscales their synchronized gradients; None: they are not scaled."""
+        """Scales the losses of steps, and unscales their synchronized gradients; None: they are not
+        scaled."""
         self.optimizers: list[Optimizer] = []
         self.schedules: list[LRScheduler] = []
 
@@ -52,8 +54,9 @@ class TrainedObjects:
         return any(id(parameter) in self.ids for parameter in parameters_of(optimizer))
 
     def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
-        """``trains``, and any parameter of the optimizer that belongs to no prepared model and has a gradient: if the optimizer
-        has no parameters of such models, one from inside ``batch.shards``."""
+        """``trains``, and any parameter of the optimizer that belongs to no prepared model and has
+        a gradient: if the optimizer has no parameters of such models, one from inside
+        ``batch.shards``."""
         trains = False
         unprepared: list[Tensor] = []
         for group in optimizer.param_groups:

@@ -1,7 +1,8 @@
 """Tensors of no prepared model that get gradients inside ``batch.shards``.
 
-Nothing combines these gradients over the processes. Inside that may be right: the gradient of an input, or of a copy of the
-model. Outside, they are of this process's shards only, so that using one raises an error.
+Nothing combines these gradients over the processes. Inside that may be right: the gradient of an
+input, or of a copy of the model. Outside, they are of this process's shards only, so that using one
+raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from lockstep._prepare.state_adapters import parameters_of
 
 
 class UnpreparedParameters:
-    """Finds them in the graphs of losses, now and then, and in optimizers; from then on it guards their gradients.
+    """Finds them in the graphs of losses, now and then, and in optimizers; from then on it guards
+    their gradients.
 
     Args:
         ids: of the parameters of prepared models.
@@ -31,14 +33,17 @@ class UnpreparedParameters:
     def __init__(self, ids: Collection[int]) -> None:
         self._ids = ids
         self.known: dict[int, ref[Tensor]] = {}
-        """Those found so far: nearly always none, and then there is nothing to do when a phase begins or ends."""
+        """Those found so far: nearly always none, and then there is nothing to do when a phase
+        begins or ends."""
         self.looks = PowersOfTwo()
         """The steps whose graphs are looked at."""
         self._before: dict[int, tuple[Tensor, int]] = {}
-        """Their gradients when the phase began, with the number of in-place changes: made outside, these are right."""
+        """Their gradients when the phase began, with the number of in-place changes: made outside,
+        these are right."""
 
     def note(self, optimizer: Optimizer) -> None:
-        """An optimizer steps outside of ``batch.shards``, all of whose parameters belong to no prepared model."""
+        """An optimizer steps outside of ``batch.shards``, all of whose parameters belong to no
+        prepared model."""
         self.known.update({id(parameter): ref(parameter) for parameter in parameters_of(optimizer)})
 
     def begin_phase(self) -> None:
@@ -51,7 +56,8 @@ class UnpreparedParameters:
                 self._before[key] = parameter.grad, version(parameter.grad)
 
     def look(self, loss: Tensor, step: int) -> None:
-        """Look at the graph of a loss, if that is due: it takes as long as a few percent of a shard."""
+        """Look at the graph of a loss, if that is due: it takes as long as a few percent of a
+        shard."""
         if self.looks.take(step):
             self.known.update({id(leaf): ref(leaf) for leaf in leaves(loss) if id(leaf) not in self._ids})
 
@@ -67,7 +73,8 @@ class UnpreparedParameters:
 
     def _alive(self) -> list[tuple[int, Tensor]]:
         found = {key: tensor for key, reference in self.known.items() if (tensor := reference()) is not None}
-        self.known = {key: ref(tensor) for key, tensor in found.items() if key not in self._ids}  # or prepared since
+        # or prepared since
+        self.known = {key: ref(tensor) for key, tensor in found.items() if key not in self._ids}
         return [(key, found[key]) for key in self.known]
 
 
@@ -99,7 +106,8 @@ def is_of_one_process(gradient: Tensor | None) -> bool:
 
 
 def refuse(shape: torch.Size, where: str = "") -> UsageError:
-    """The error for a gradient of a parameter of no prepared model. ``where``: the call that uses it, for the message."""
+    """The error for a gradient of a parameter of no prepared model. ``where``: the call that uses
+    it, for the message."""
     return UsageError(
         f"{where}a tensor of shape {tuple(shape)} got a gradient inside batch.shards and belongs to no prepared model: the "
         "gradient is of this process's shards only, so every process would train a different copy, of which no checkpoint "
@@ -111,7 +119,8 @@ def refuse(shape: torch.Size, where: str = "") -> UsageError:
 
 
 class OfOneProcess(Tensor):
-    """A placeholder in ``.grad`` of such a parameter, outside of ``batch.shards``. Operations on it raise UsageError."""
+    """A placeholder in ``.grad`` of such a parameter, outside of ``batch.shards``. Operations on it
+    raise UsageError."""
 
     @staticmethod
     def like(parameter: Tensor) -> OfOneProcess:

@@ -12,9 +12,11 @@ from lockstep._state.checkpoint.tree import take_apart
 
 
 class ScriptState:
-    """A namespace of the script's own values, saved in every checkpoint and restored on resume. Created by ``team.state``.
+    """A namespace of the script's own values, saved in every checkpoint and restored on resume.
+    Created by ``team.state``.
 
-    Its names are fixed when it is created. Assign outside of ``batch.shards``, the same value on every rank.
+    Its names are fixed when it is created. Assign outside of ``batch.shards``, the same value on
+    every rank.
 
     Args:
         values: the initial values, by name.
@@ -66,7 +68,8 @@ class SavedValue:
 
 
 def _savable(name: str, value: Any) -> Any:
-    """The value as it is kept: a tensor without its graph. ConfigError if a checkpoint cannot hold it."""
+    """The value as it is kept: a tensor without its graph. ConfigError if a checkpoint cannot hold
+    it."""
     if isinstance(value, Tensor):
         value = value.detach()
     take_apart(value, f"state.{name}")  # now, not when a checkpoint is due

@@ -12,8 +12,8 @@ from lockstep._sync.gradients import Gradients, widen
 def reduce_afterwards(parameters: list[Parameter], sums: Gradients, world_size: int) -> bool:
     """Sum the gradients of this process's shards over the ranks.
 
-    Every rank must call it, with equally many parameters; it blocks until all have. Parameters that no rank used are not in
-    ``sums`` afterwards.
+    Every rank must call it, with equally many parameters; it blocks until all have. Parameters that
+    no rank used are not in ``sums`` afterwards.
 
     Args:
         parameters: those with ``requires_grad``.
@@ -35,8 +35,8 @@ def reduce_afterwards(parameters: list[Parameter], sums: Gradients, world_size: 
 
 
 def add_absent(trainable: list[Parameter], sums: Gradients, used: list[float]) -> None:
-    """Order ``sums`` as ``trainable``, with zeros for parameters that only other ranks used. ``used``: for each parameter,
-    the number of ranks that used it."""
+    """Order ``sums`` as ``trainable``, with zeros for parameters that only other ranks used.
+    ``used``: for each parameter, the number of ranks that used it."""
     for parameter, count in zip(trainable, used, strict=False):
         gradient = sums.pop(parameter, None)
         if gradient is None and count > 0:

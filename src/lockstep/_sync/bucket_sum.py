@@ -18,29 +18,34 @@ class BucketSum:
 
     Args:
         bucket: the bucket.
-        ended: this process's shards that ran earlier in this phase, and had no gradients in the bucket.
+        ended: this process's shards that ran earlier in this phase, and had no gradients in the
+            bucket.
     """
 
     def __init__(self, bucket: Bucket, ended: Iterable[int]) -> None:
         self._bucket = bucket
         self._empty = list(ended)
-        """This process's shards so far, until one has a gradient: leaves that need no memory yet."""
+        """This process's shards so far, until one has a gradient: leaves that need no memory
+        yet."""
         self._leaf: Flat | None = None
         """The leaf of the current shard: with ``accumulate``, the sum over its parts so far."""
         self._filled_slots: set[int] = set()
         """The slots of ``_leaf`` that have a gradient."""
         self._arrived: dict[int, Tensor] = {}
-        """By slot, gradients on a device, which are yet to be multiplied by ``_factor`` and added to the leaf."""
+        """By slot, gradients on a device, which are yet to be multiplied by ``_factor`` and added
+        to the leaf."""
         self._factor: float | Tensor = 1.0
         self.stack: list[Node[Flat]] = []
         self.used: set[int] = set()
         """The slots for which any of this process's shards has a gradient."""
 
     def take(self, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
-        """Multiply a gradient by ``factor`` and add it to the leaf: on a device at the next ``flush``. A factor that only the
-        device knows is a scalar tensor there; with it, gradients of weight 0 are ABSENT, but count as gradients."""
+        """Multiply a gradient by ``factor`` and add it to the leaf: on a device at the next
+        ``flush``. A factor that only the device knows is a scalar tensor there; with it, gradients
+        of weight 0 are ABSENT, but count as gradients."""
         if not gradient.is_cpu:
-            if slot in self._arrived:  # a second part, of a weight in several blocks that are run again (checkpoint)
+            # a second part, of a weight in several blocks that are run again (checkpoint)
+            if slot in self._arrived:
                 self.flush()
             self._arrived[slot] = gradient
             self._factor = factor
@@ -51,13 +56,15 @@ class BucketSum:
         if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
             gradient = gradient.to(view.dtype)
         if slot in self._filled_slots:
-            view.add_(gradient * factor)  # not in place: autograd may have given others the same tensor
+            # not in place: autograd may have given others the same tensor
+            view.add_(gradient * factor)
         else:
             torch.mul(gradient, factor, out=view)
             self._filled_slots.add(slot)
 
     def flush(self) -> None:
-        """Add what has arrived on a device to the leaf, by a kernel for many parameters rather than one for each."""
+        """Add what has arrived on a device to the leaf, by a kernel for many parameters rather than
+        one for each."""
         gradients, self._arrived = self._arrived, {}
         if not gradients:
             return

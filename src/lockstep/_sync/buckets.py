@@ -1,9 +1,10 @@
-"""Buckets: gradients side by side in flat memory, exchanged bucket by bucket during the backward pass.
+"""Buckets: gradients side by side in flat memory, exchanged bucket by bucket during the backward
+pass.
 
-Sums are element by element, so bucket boundaries cannot change a bit. Alignment can (a norm or a matrix product over
-misaligned memory may take another code path), so every gradient begins at a multiple of 64 bytes, whatever the number of
-processes. Behind the gradients a bucket holds a count for each of them: the number of shards that had one.
-"""
+Sums are element by element, so bucket boundaries cannot change a bit. Alignment can (a norm or a
+matrix product over misaligned memory may take another code path), so every gradient begins at a
+multiple of 64 bytes, whatever the number of processes. Behind the gradients a bucket holds a count
+for each of them: the number of shards that had one."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from torch.nn import Parameter
 from lockstep._sync.gradients import ABSENT, is_narrow
 
 _ALIGNED = 16  # elements: 64 bytes of float32
-_FIRST_BYTES = 4 << 20  # a smaller first bucket is full sooner, so sending begins early; small models are one bucket
+# a smaller first bucket is full sooner, so sending begins early; small models are one bucket
+_FIRST_BYTES = 4 << 20
 _MOST_BYTES = 25 << 20  # the default of DistributedDataParallel
 
 
@@ -67,7 +69,8 @@ class Bucket:
         size, strides, start = self._slots[slot]
         if self.parameters[slot].is_complex():
             pairs = data[start : start + 2 * size.numel()].view(-1, 2)
-            return torch.view_as_complex(pairs).as_strided(size, strides, start // 2)  # counted from the memory's start
+            # counted from the memory's start
+            return torch.view_as_complex(pairs).as_strided(size, strides, start // 2)
         return data.as_strided(size, strides, start)
 
     def take(self) -> Flat:
@@ -81,15 +84,17 @@ class Bucket:
         self._free.append(flat)
 
     def free(self) -> None:
-        """Free the memory that is not in use. What is lent is freed when nothing refers to it any more."""
+        """Free the memory that is not in use. What is lent is freed when nothing refers to it any
+        more."""
         self._free, self._lent = [], []
 
     def lend(self, flat: Flat, slots: Iterable[int]) -> list[Tensor]:
-        """New views of some gradients, for the user. Their memory is reused when nothing refers to it any more."""
+        """New views of some gradients, for the user. Their memory is reused when nothing refers to
+        it any more."""
         if not flat.data.is_cpu:  # PyTorch's allocator reuses memory there
             return [self.view(flat.data, slot) for slot in slots]
-        # A script may keep ``p.grad.detach()``, or a slice: other tensor objects, all of which keep the underlying array
-        # alive.
+        # A script may keep ``p.grad.detach()``, or a slice: other tensor objects, all of which keep
+        # the underlying array alive.
         array = flat.data.numpy()
         data = torch.from_numpy(array)
         self._lent.append((flat, weakref.ref(array)))
@@ -106,23 +111,26 @@ class Bucket:
 
 
 def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """The parameter's strides if it is dense in memory, which are those of its clone, else those of a contiguous tensor."""
+    """The parameter's strides if it is dense in memory, which are those of its clone, else those of
+    a contiguous tensor."""
     is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
     return parameter.stride() if is_dense else torch.empty(parameter.size(), device="meta").stride()
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep up to 60 MiB of freed memory instead of returning it to the system at once.
+    """Make the C library keep up to 60 MiB of freed memory instead of returning it to the system at
+    once.
 
-    Gradients are freed as soon as they are in their bucket, and the next ones need as much: without this, every step gets
-    new pages from the system (1,400 page faults a step, 4 % of its time, were measured with 5 million parameters).
-    glibc adapts its thresholds to the largest mmapped block that is freed (mallopt(3), M_MMAP_THRESHOLD).
-    """
+    Gradients are freed as soon as they are in their bucket, and the next ones need as much: without
+    this, every step gets new pages from the system (1,400 page faults a step, 4 % of its time, were
+    measured with 5 million parameters). glibc adapts its thresholds to the largest mmapped block
+    that is freed (mallopt(3), M_MMAP_THRESHOLD)."""
     torch.empty(31 << 20, dtype=torch.uint8)  # never touched, so it costs nothing
 
 
 def make_buckets(parameters: Sequence[Parameter]) -> list[Bucket]:
-    """Buckets for parameters given in model order; the backward pass fills the first bucket first."""
+    """Buckets for parameters given in model order; the backward pass fills the first bucket
+    first."""
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
     sizes: dict[tuple[torch.device, torch.dtype], int] = {}

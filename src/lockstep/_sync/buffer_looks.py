@@ -1,9 +1,10 @@
-"""Buffers that are no statistics (counters, tables, queues, minima), of which combining the shards' changes loses a part.
+"""Buffers that are no statistics (counters, tables, queues, minima), of which combining the shards'
+changes loses a part.
 
-``look_at`` sums up how one shard has changed a buffer, and ``judge`` says from the looks of all shards whether combining them
-lost something. Pure. Nothing is lost of running statistics, where every shard changes all elements and the weighted mean is
-right, nor of what all shards change alike: a count of steps, a flag, the vectors of a spectral norm.
-"""
+``look_at`` sums up how one shard has changed a buffer, and ``judge`` says from the looks of all
+shards whether combining them lost something. Pure. Nothing is lost of running statistics, where
+every shard changes all elements and the weighted mean is right, nor of what all shards change
+alike: a count of steps, a flag, the vectors of a spectral norm."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ class Look:
 
 
 def look_at(owner: int, slot: int, start: Tensor, after: Tensor, num_samples: int) -> Look:
-    """Look at a buffer, of one shape and dtype, before and after a shard of ``num_samples`` samples (0: not known). Waits for a
-    GPU."""
+    """Look at a buffer, of one shape and dtype, before and after a shard of ``num_samples`` samples
+    (0: not known). Waits for a GPU."""
     start, after = start.detach(), after.detach()
     if torch.equal(start, after):
         is_held = bool((start != 0).logical_and(start.isfinite()).any())
@@ -98,11 +99,13 @@ _BY_HAND = (
 
 
 def judge(looks: Iterable[Look], *, is_averaged: bool) -> str | None:
-    """What combining the shards' changes of one buffer lost, and what to write instead; None: nothing, as far as they show.
+    """What combining the shards' changes of one buffer lost, and what to write instead; None:
+    nothing, as far as they show.
 
     Args:
         looks: those of all shards, without duplicates.
-        is_averaged: whether the buffer is floating, so that changes are averaged. Of others the first shard's value counts.
+        is_averaged: whether the buffer is floating, so that changes are averaged. Of others the
+            first shard's value counts.
     """
     looks = list(looks)
     traits = {look.trait for look in looks}

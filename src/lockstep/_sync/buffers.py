@@ -1,10 +1,11 @@
-"""Combining the buffers (BatchNorm statistics and the like) of a phase's shards, which all begin with the same values.
+"""Combining the buffers (BatchNorm statistics and the like) of a phase's shards, which all begin
+with the same values.
 
-Each shard's forward pass may change them. Its changes are recorded and undone, so that the next shard starts from the same
-values, and at the end of the phase they are combined: for a floating buffer, start + Σ fraction_i * (shard_i - start), the
-weighted mean over shards; an integer buffer becomes that of the lowest shard. A buffer that no shard changed is left alone
-(averaging a constant with itself can make it drift). Those of a phase's only shard become its own, bit for bit.
-"""
+Each shard's forward pass may change them. Its changes are recorded and undone, so that the next
+shard starts from the same values, and at the end of the phase they are combined: for a floating
+buffer, start + Σ fraction_i * (shard_i - start), the weighted mean over shards; an integer buffer
+becomes that of the lowest shard. A buffer that no shard changed is left alone (averaging a constant
+with itself can make it drift). Those of a phase's only shard become its own, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,21 +31,26 @@ _start_of: Callable[[_Slot], Tensor] = operator.attrgetter("start")
 _MOST_COMPARED = 65536
 """Elements up to which a buffer is compared with its start value."""
 _WATCHED_PHASES = 8
-"""Phases in which a module's buffers are looked at, to warn where combining them loses something. Each sends more messages."""
+"""Phases in which a module's buffers are looked at, to warn where combining them loses something.
+Each sends more messages."""
 
 
 class _Slot:
-    """One buffer: its module and name, its value when the phase began, and the sum of the shards' changes."""
+    """One buffer: its module and name, its value when the phase began, and the sum of the shards'
+    changes."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
         self.name = name
-        self._buffers = module._buffers  # read some thirty times a step for each buffer: getattr() takes five times as long
+        # read some thirty times a step for each buffer: getattr() takes five times as long
+        self._buffers = module._buffers
         self.is_statistic = isinstance(module, NORMALIZATIONS)
-        """Whether it belongs to a normalization layer of PyTorch, which writes it through ``.data``, since no backward pass
-        needs its values: so a second backward pass through one forward pass works as it does in a plain script."""
+        """Whether it belongs to a normalization layer of PyTorch, which writes it through
+        ``.data``, since no backward pass needs its values: so a second backward pass through one
+        forward pass works as it does in a plain script."""
         self._own = self.tensor
-        """The tensor that was there when the model was prepared, or one made here. Others are the script's (an input, say)."""
+        """The tensor that was there when the model was prepared, or one made here. Others are the
+        script's (an input, say)."""
         self.start = self.tensor.detach().clone()
         self.mark()
 
@@ -55,7 +61,8 @@ class _Slot:
         return buffer
 
     def writable(self, like: Tensor) -> Tensor:
-        """The buffer, to be written to: a new one where a forward pass has assigned another, or one of another shape."""
+        """The buffer, to be written to: a new one where a forward pass has assigned another, or one
+        of another shape."""
         if self.tensor is not self._own or self._own.shape != like.shape:
             self._own = torch.empty_like(like)
             setattr(self.module, self.name, self._own)
@@ -71,7 +78,8 @@ class _Slot:
         tensor = self.tensor
         if tensor is not self._marked_tensor or version(tensor) != self._marked_version:
             return True
-        # Writes through ``.data`` or by native code are not counted. Comparing is cheap on the CPU; on a GPU it would wait.
+        # Writes through ``.data`` or by native code are not counted. Comparing is cheap on the CPU;
+        # on a GPU it would wait.
         is_compared = tensor.device.type == "cpu" and tensor.numel() <= _MOST_COMPARED
         return is_compared and not torch.equal(tensor.detach(), self.start)
 
@@ -107,7 +115,9 @@ def _put(slots: Sequence[_Slot], values: Sequence[Tensor]) -> None:
     for slot, value in zip(slots, values, strict=True):
         tensor = slot.tensor
         if tensor.device.type == "cpu" and torch.equal(tensor, value) and tensor is slot._marked_tensor:
-            continue  # writing, even the same value, would invalidate a second backward pass through its graph
+            # writing, even the same value, would invalidate a second backward pass through its
+            # graph
+            continue
         pairs.append((slot.writable(value), value))
     copy_all(pairs)
     for slot in slots:
@@ -115,7 +125,8 @@ def _put(slots: Sequence[_Slot], values: Sequence[Tensor]) -> None:
 
 
 def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Add the results of ``ShardBuffers.changes`` of two sets of shards; ``left`` is changed and returned."""
+    """Add the results of ``ShardBuffers.changes`` of two sets of shards; ``left`` is changed and
+    returned."""
     shared = [number for number in right if number in left]
     sums = torch._foreach_add([left[n] for n in shared], [right[n] for n in shared]) if shared else ()
     left.update(right)
@@ -154,21 +165,25 @@ NORMALIZATIONS = (
 
 
 class ShardBuffers:
-    """All buffers of the prepared models. Modules with buffers are identified by number, in the order of the models."""
+    """All buffers of the prepared models. Modules with buffers are identified by number, in the
+    order of the models."""
 
     def __init__(self) -> None:
         self._owners: list[_Owner] = []
         self._unmade: list[tuple[nn.Module, str]] = []
-        """Buffers that are None. One that a forward pass creates and then leaves alone is a constant created lazily."""
+        """Buffers that are None. One that a forward pass creates and then leaves alone is a
+        constant created lazily."""
         self._made_late: list[_Slot] = []
         self._shard_samples = 0
         """Of the newest shard, in its micro-steps so far."""
         self._as_bits = False
-        """Whether the phase has a single shard, whose buffers are sent as bits: adding a difference back would round."""
+        """Whether the phase has a single shard, whose buffers are sent as bits: adding a difference
+        back would round."""
         self._looks: dict[Look, None] = {}
         """At the buffers of this process's shards in the phase."""
         self._num_looks: dict[int, int] = {}
-        """For each module whose buffers have changed, the number of phases in which they were looked at."""
+        """For each module whose buffers have changed, the number of phases in which they were
+        looked at."""
         self._told: set[tuple[str, str]] = set()
         """The kinds of modules and names of the buffers of which a loss was told."""
 
@@ -187,15 +202,16 @@ class ShardBuffers:
 
     @torch.no_grad()
     def begin_step(self, num_shards: int) -> None:
-        """Begin a phase with so many shards that are not empty. Accepts changes since the last one (by loading a checkpoint,
-        say)."""
+        """Begin a phase with so many shards that are not empty. Accepts changes since the last one
+        (by loading a checkpoint, say)."""
         self._as_bits = num_shards == 1
         self._looks = {}
         _restart(self._changed_slots())
 
     def end_shard(self, micro: MicroStep) -> dict[int, Tensor] | None:
-        """End a micro-step. If it is the last of its shard, return the shard's ``changes``, and undo them. Otherwise return
-        None: each part of a shard continues with the buffers of the part before."""
+        """End a micro-step. If it is the last of its shard, return the shard's ``changes``, and
+        undo them. Otherwise return None: each part of a shard continues with the buffers of the
+        part before."""
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
         if not micro.ends_shard:
             return None
@@ -207,7 +223,8 @@ class ShardBuffers:
 
     @torch.no_grad()
     def changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
-        """A shard's weighted changes, flat float64, by number of each changed module. Nothing is undone.
+        """A shard's weighted changes, flat float64, by number of each changed module. Nothing is
+        undone.
 
         Args:
             fraction: of the step's samples.
@@ -231,7 +248,8 @@ class ShardBuffers:
         return found
 
     def looks(self) -> Sequence[str]:
-        """How this process's shards have changed buffers in the phase, for ``judge`` on every rank. Nearly always none."""
+        """How this process's shards have changed buffers in the phase, for ``judge`` on every rank.
+        Nearly always none."""
         return list(map(str, self._looks))
 
     def judge(self, new_keys: Iterable[Hashable]) -> None:
@@ -271,7 +289,8 @@ class ShardBuffers:
         return as_bits(slot.start) if self._as_bits else slot.start
 
     def by_device(self, numbers: Iterable[int]) -> list[list[int]]:
-        """Group modules by the device of their buffers, in an order that is the same on every rank."""
+        """Group modules by the device of their buffers, in an order that is the same on every
+        rank."""
         groups: dict[torch.device, list[int]] = {}
         for number in sorted(numbers):
             groups.setdefault(self._owners[number].slots[0].start.device, []).append(number)
@@ -285,7 +304,8 @@ class ShardBuffers:
         Args:
             numbers: of the modules, the same on every rank.
             nodes: the sums of this rank's shards' changes, in tree order.
-            start: starts summing tensors over all ranks, one for each of this rank's nodes; the first becomes the sum.
+            start: starts summing tensors over all ranks, one for each of this rank's nodes; the
+                first becomes the sum.
 
         Returns:
             The sums by module, which are valid when what ``start`` has started has finished.
@@ -310,7 +330,8 @@ class ShardBuffers:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A context in which changes are undone: for backward passes, in which ``checkpoint()`` runs layers again."""
+        """A context in which changes are undone: for backward passes, in which ``checkpoint()``
+        runs layers again."""
         owners = [owner for owner in self._owners if owner.changed]
         slots = [slot for owner in owners for slot in owner.slots]
         with torch.no_grad():

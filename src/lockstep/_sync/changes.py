@@ -1,8 +1,9 @@
-"""The arithmetic of buffers' changes. Buffers of one dtype are computed on as one: a device starts a kernel for all of them,
-where one for each buffer would cost more than the passes of the model. Pure.
+"""The arithmetic of buffers' changes. Buffers of one dtype are computed on as one: a device starts
+a kernel for all of them, where one for each buffer would cost more than the passes of the model.
+Pure.
 
-All tensors of a call are on one device. A packed change is flat float64, exactly: integers are split into two halves.
-"""
+All tensors of a call are on one device. A packed change is flat float64, exactly: integers are
+split into two halves."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 _LARGEST_BASE = 1e15
-"""Differences are taken in float64: from this magnitude on they would have fewer digits than a float32."""
+"""Differences are taken in float64: from this magnitude on they would have fewer digits than a
+float32."""
 _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -31,7 +33,8 @@ def from_bits(bits: Tensor, like: Tensor) -> Tensor:
 
 def packed_size(start: Tensor) -> int:
     """The length of a packed change of this tensor."""
-    return start.numel() * (1 if start.is_floating_point() else 2)  # of complex numbers too: two parts
+    # of complex numbers too: two parts
+    return start.numel() * (1 if start.is_floating_point() else 2)
 
 
 def pack_absent(start: Tensor) -> Tensor:
@@ -41,8 +44,8 @@ def pack_absent(start: Tensor) -> Tensor:
 
 
 def pack(starts: Sequence[Tensor], after: Sequence[Tensor], fraction: float, *, is_lowest_shard: bool) -> Tensor:
-    """The changes of a shard times its fraction, packed one after the other; of integers the change of the lowest shard, and 0
-    for others."""
+    """The changes of a shard times its fraction, packed one after the other; of integers the change
+    of the lowest shard, and 0 for others."""
     parts: list[Sequence[Tensor]] = [()] * len(starts)
     for numbers in _alike(starts):
         change = _difference(_flat(after, numbers), _flat(starts, numbers))
@@ -60,7 +63,8 @@ def pack(starts: Sequence[Tensor], after: Sequence[Tensor], fraction: float, *, 
 
 
 def changed(starts: Sequence[Tensor], packed: Tensor) -> list[Tensor]:
-    """The start values plus packed changes. Values that no shard changed stay, even if changes are measured from 0."""
+    """The start values plus packed changes. Values that no shard changed stay, even if changes are
+    measured from 0."""
     pieces = torch.split(packed, list(map(packed_size, starts)))
     results: list[Tensor] = [packed] * len(starts)
     for numbers in _alike(starts):
@@ -94,7 +98,8 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float64 or int64 (complex numbers as pairs), so that differences can be summed."""
+    """The tensor in float64 or int64 (complex numbers as pairs), so that differences can be
+    summed."""
     if tensor.is_complex():
         return torch.view_as_real(tensor).double()
     return tensor.double() if tensor.is_floating_point() else tensor.long()
@@ -105,15 +110,18 @@ def _narrow(wide: Tensor, like: Tensor) -> Tensor:
 
 
 def _base(start: Tensor) -> Tensor:
-    """The values from which changes are measured: ``start``, but 0 where that is NaN, or so large that a difference from it
-    would lose precision (the largest float, say, as the initial value of a minimum)."""
+    """The values from which changes are measured: ``start``, but 0 where that is NaN, or so large
+    that a difference from it would lose precision (the largest float, say, as the initial value of
+    a minimum)."""
     wide = _wide(start)
     if not wide.is_floating_point():
         return wide
-    return torch.where(wide.abs() < _LARGEST_BASE, wide, torch.zeros_like(wide))  # false for NaN too
+    # false for NaN too
+    return torch.where(wide.abs() < _LARGEST_BASE, wide, torch.zeros_like(wide))
 
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """The change, with -0.0 where there is none (and nowhere else): adding that changes nothing, not even a sign."""
+    """The change, with -0.0 where there is none (and nowhere else): adding that changes nothing,
+    not even a sign."""
     after, start, base = _wide(after), _wide(before), _base(before)
     return torch.where((after == base) & (start == base), torch.full_like(after, -0.0), (after - base).add(0))

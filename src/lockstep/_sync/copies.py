@@ -9,8 +9,9 @@ from torch import Tensor
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy into the first tensor of each pair from the second. On a device that takes one kernel for all that are alike:
-    PyTorch copies a list one by one where its tensors have several dtypes, or the two lists have other strides."""
+    """Copy into the first tensor of each pair from the second. On a device that takes one kernel
+    for all that are alike: PyTorch copies a list one by one where its tensors have several dtypes,
+    or the two lists have other strides."""
     alike: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in pairs:
         key = target.dtype, source.dtype, target.stride() == source.stride()

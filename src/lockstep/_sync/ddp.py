@@ -1,9 +1,10 @@
 """PyTorch's DistributedDataParallel: buckets of gradients are reduced during the backward pass.
 
-Its communication hook multiplies a bucket by the shard's weight, adds the sums of the process's earlier shards, and sums
-over the ranks. DDP requires a gradient for every parameter on every rank. So gradients are reduced without it, in one piece
-at the end of the phase: in the first step (which shows whether all parameters are used), for a model that does not use them
-all, and in a step in which some ranks have no samples.
+Its communication hook multiplies a bucket by the shard's weight, adds the sums of the process's
+earlier shards, and sums over the ranks. DDP requires a gradient for every parameter on every rank.
+So gradients are reduced without it, in one piece at the end of the phase: in the first step (which
+shows whether all parameters are used), for a model that does not use them all, and in a step in
+which some ranks have no samples.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from lockstep._sync.sharded import ShardedSync
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
-# Buffers are combined over shards, so DDP's broadcast before every forward pass is off. (The option was renamed in 2.13.)
+# Buffers are combined over shards, so DDP's broadcast before every forward pass is off. (The option
+# was renamed in 2.13.)
 _NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -46,7 +48,8 @@ class _Engine:
         self.model = model
         self.look()
         self.shares = False
-        """Whether it shares parameters with another prepared model: they must not be reduced twice."""
+        """Whether it shares parameters with another prepared model: they must not be reduced
+        twice."""
         self.partial: set[int] = set()
         """The phases in which some loss depended on only part of the parameters."""
         self.proven: set[int] = set()
@@ -60,7 +63,8 @@ class _Engine:
         self.build()
 
     def look(self) -> None:
-        """Record the model's parameters. (During its passes, 16-bit copies may stand in for them.)"""
+        """Record the model's parameters. (During its passes, 16-bit copies may stand in for
+        them.)"""
         self.names = {parameter: name for name, parameter in self.model.named_parameters()}
 
     def learning(self) -> list[Parameter]:
@@ -90,7 +94,8 @@ class DDPSync(ShardedSync):
 
     Args:
         num_shards: V of the run.
-        find_unused: whether parameters that the first step used may be unused later, which rules DDP out.
+        find_unused: whether parameters that the first step used may be unused later, which rules
+            DDP out.
     """
 
     def __init__(self, num_shards: int, *, find_unused: bool) -> None:
@@ -100,7 +105,8 @@ class DDPSync(ShardedSync):
         self._factor: float | Tensor = 1.0
         self._earlier: Gradients = {}
         self._is_weighted = False
-        """Whether any backward call's sum was divided by weights: 16-bit gradients are then reduced without DDP."""
+        """Whether any backward call's sum was divided by weights: 16-bit gradients are then reduced
+        without DDP."""
         self._num_calls: dict[int, int] = {}
         """By phase, the number of backward calls when it was last run."""
         self._launched_at_s = 0.0
@@ -119,12 +125,13 @@ class DDPSync(ShardedSync):
             engine.overlaps = False
         for engine in self._engines:
             engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
-            # 16-bit gradients must be divided by the weights before they are rounded to 16 bits, which DDP does first.
+            # 16-bit gradients must be divided by the weights before they are rounded to 16 bits,
+            # which DDP does first.
             engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
 
     def _follow_changes(self, engine: _Engine) -> None:
-        """Rebuild the DDP after the script has frozen or unfrozen parameters. If it did so for a single phase (of a GAN, say),
-        that phase goes without DDP."""
+        """Rebuild the DDP after the script has frozen or unfrozen parameters. If it did so for a
+        single phase (of a GAN, say), that phase goes without DDP."""
         now, before, engine.trainable_before = engine.learning(), engine.trainable_before, engine.learning()
         if not _are_same(now, engine.trainable) and _are_same(now, before):
             engine.proven, engine.partial = set(), set()
@@ -233,7 +240,8 @@ class DDPSync(ShardedSync):
 
     def _reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if not engine.overlaps:
-            # An earlier forward pass without a backward pass has armed DDP, which mistakes this backward pass for its own.
+            # An earlier forward pass without a backward pass has armed DDP, which mistakes this
+            # backward pass for its own.
             unchanged: torch.futures.Future[Tensor] = torch.futures.Future()
             unchanged.set_result(bucket.buffer())
             return unchanged
@@ -267,10 +275,12 @@ class DDPSync(ShardedSync):
         return bucket
 
     def _has_finished(self, engine: _Engine) -> bool:
-        """Whether DDP has reduced the model's gradients, or there are none. False if all of them are still to be reduced.
+        """Whether DDP has reduced the model's gradients, or there are none. False if all of them
+        are still to be reduced.
 
         Raises:
-            ModelError: DDP waits for a parameter that this loss does not reach, so the other ranks would wait too.
+            ModelError: DDP waits for a parameter that this loss does not reach, so the other ranks
+                would wait too.
         """
         if engine.finished:
             return True
@@ -279,7 +289,8 @@ class DDPSync(ShardedSync):
         if engine.launched == 0 and len(unused) == len(engine.trainable) and not in_earlier_shards:
             return True  # this loss has nothing to do with the model
         if engine.launched == 0 and not unused:
-            return False  # a second backward pass through the same forward pass: DDP reduces only the first
+            # a second backward pass through the same forward pass: DDP reduces only the first
+            return False
         names = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
         raise ModelError(
             f"step {self._plan.number if self._plan else '?'}: {type(engine.model).__name__} used all its parameters "
@@ -289,7 +300,8 @@ class DDPSync(ShardedSync):
         )
 
     def _reduce_afterwards(self, engine: _Engine, sums: Gradients, done: set[Parameter]) -> None:
-        """Reduce a model's gradients in one piece, with a count of the ranks that have one for each parameter."""
+        """Reduce a model's gradients in one piece, with a count of the ranks that have one for each
+        parameter."""
         trainable = [p for p in engine.learning() if p not in done]
         done.update(trainable)
         engine_sums: Gradients = {p: sums.pop(p) for p in trainable if p in sums}

@@ -1,9 +1,10 @@
 """PyTorch's DataParallel: one process splits every shard over its GPUs and gathers the results.
 
-The model is copied to the other GPUs in every forward pass, and a thread runs each copy; the backward pass sums the
-copies' gradients. A shard's gradient equals that of one GPU up to rounding, as long as a sample's result does not depend
-on the other samples. BatchNorm takes its statistics over each GPU's part and keeps those of the first GPU, and dropout
-draws on each GPU: with these the answer depends on the number of GPUs too.
+The model is copied to the other GPUs in every forward pass, and a thread runs each copy; the
+backward pass sums the copies' gradients. A shard's gradient equals that of one GPU up to rounding,
+as long as a sample's result does not depend on the other samples. BatchNorm takes its statistics
+over each GPU's part and keeps those of the first GPU, and dropout draws on each GPU: with these the
+answer depends on the number of GPUs too.
 """
 
 from __future__ import annotations
@@ -73,10 +74,11 @@ class DataParallelSync(SingleSync):
 
 
 class _Copied(nn.Module):
-    """The module that is copied to the GPUs: the model, under the autocast settings of the calling thread.
+    """The module that is copied to the GPUs: the model, under the autocast settings of the calling
+    thread.
 
-    DataParallel's threads inherit whether autocast is enabled, but not its dtype, which is thread-local: it would be float16
-    in them even where bfloat16 is set.
+    DataParallel's threads inherit whether autocast is enabled, but not its dtype, which is
+    thread-local: it would be float16 in them even where bfloat16 is set.
     """
 
     def __init__(self, model: nn.Module, device_type: str) -> None:

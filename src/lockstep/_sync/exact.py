@@ -1,10 +1,11 @@
-"""Gradients summed in one fixed tree over shard numbers: bit-identical for every number of processes.
+"""Gradients summed in one fixed tree over shard numbers: bit-identical for every number of
+processes.
 
-The gradients of a shard are a leaf: weighted, in float32 or wider, with ABSENT where the shard has none. A process sums its
-leaves in tree order (``plan.tree``), and on its last shard sends each bucket that earlier phases had (``sync.exchange``) as
-soon as the backward pass has filled it, if that is too much for one message at the end. Buffers go through the same tree. A
-single process runs the same code without sending anything. (V = 1 needs none of it: ``auto`` is then ``single``.)
-"""
+The gradients of a shard are a leaf: weighted, in float32 or wider, with ABSENT where the shard has
+none. A process sums its leaves in tree order (``plan.tree``), and on its last shard sends each
+bucket that earlier phases had (``sync.exchange``) as soon as the backward pass has filled it, if
+that is too much for one message at the end. Buffers go through the same tree. A single process runs
+the same code without sending anything. (V = 1 needs none of it: ``auto`` is then ``single``.)"""
 
 from __future__ import annotations
 
@@ -35,11 +36,12 @@ from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
 MOST_TOGETHER = 1 << 20
-"""Bytes that a rank receives at most in one message with the numbers of a phase. More are better sent in buckets during
-the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time in buckets, 1.11 together)."""
+"""Bytes that a rank receives at most in one message with the numbers of a phase. More are better
+sent in buckets during the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time
+in buckets, 1.11 together)."""
 _MAX_LAYOUTS = 8
-"""Number of cached bucket layouts, one per set of trainable parameters: a script may freeze others in every step. (One that a
-step and the two before it have not used has no memory.)"""
+"""Number of cached bucket layouts, one per set of trainable parameters: a script may freeze others
+in every step. (One that a step and the two before it have not used has no memory.)"""
 
 
 class Layout:
@@ -65,7 +67,8 @@ class Layout:
 
 
 class _History:
-    """What earlier phases of one number have sent, which is sent without asking from then on. The same on every rank."""
+    """What earlier phases of one number have sent, which is sent without asking from then on. The
+    same on every rank."""
 
     def __init__(self) -> None:
         self.buckets: dict[tuple[Layout, int], set[int]] = {}
@@ -73,9 +76,10 @@ class _History:
         self.owners: set[int] = set()
         """Numbers of modules whose buffers any shard has changed."""
         self.slots: dict[tuple[Layout, int, int], tuple[set[int], list[int]] | None] = {}
-        """By layout, backward call and bucket on a GPU: the slots in which this process's shards had gradients, and those in
-        which any had, which only the sums tell. The sums need not be read, which would wait for the GPU, until a rank says that
-        its own were others. From then on they are: None."""
+        """By layout, backward call and bucket on a GPU: the slots in which this process's shards
+        had gradients, and those in which any had, which only the sums tell. The sums need not be
+        read, which would wait for the GPU, until a rank says that its own were others. From then on
+        they are: None."""
 
 
 def _cut_off() -> UsageError:
@@ -95,7 +99,8 @@ class ExactSync(Sync):
         num_shards: V of the run.
         ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
         between_hosts: whether any messages go over a network.
-        gpus: the devices whose gradients are exchanged by collectives (NCCL); others use tagged messages (Gloo).
+        gpus: the devices whose gradients are exchanged by collectives (NCCL); others use tagged
+            messages (Gloo).
     """
 
     forward_is_collective = False
@@ -128,7 +133,8 @@ class ExactSync(Sync):
         self._layout = Layout(())
         self._hooks: list[RemovableHandle] = []
         self._missing: list[set[int]] = []
-        """For each bucket, the slots whose gradients the current backward pass has yet to produce."""
+        """For each bucket, the slots whose gradients the current backward pass has yet to
+        produce."""
         self.buffers = ShardBuffers()
         self._histories: dict[int, _History] = {}
         """By number of the phase."""
@@ -235,12 +241,14 @@ class ExactSync(Sync):
 
     @override
     def new_keys(self) -> Sequence[Hashable]:
-        """``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of those sent where other parameters had
-        one than before, numbers of modules whose buffers have changed, and looks."""
+        """``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of those sent
+        where other parameters had one than before, numbers of modules whose buffers have changed,
+        and looks."""
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
-            for call in range(self._num_calls, self._most_calls()):  # calls that this process has not made
+            # calls that this process has not made
+            for call in range(self._num_calls, self._most_calls()):
                 for index in self._foreseen(call):
                     self._start(call, index)
         owners = {owner for node in self._changes for owner in node.value}
@@ -287,7 +295,8 @@ class ExactSync(Sync):
 
     @override
     def drop(self) -> None:
-        # What was sent cannot be taken back: peers that have not received it would add it to later gradients.
+        # What was sent cannot be taken back: peers that have not received it would add it to later
+        # gradients.
         self._was_cut_off |= self._world_size > 1 and bool(self._sent) and not self._exchange.holds
         self.buffers.rewind()
         self._clear()
@@ -309,11 +318,12 @@ class ExactSync(Sync):
     def _lay_out(self, step: int) -> None:
         """Choose the bucket layout for the current set of trainable parameters.
 
-        Frozen parameters, which may be unfrozen within a phase, have buckets of their own: as long as they have no gradients,
-        nothing is stored or sent for them.
+        Frozen parameters, which may be unfrozen within a phase, have buckets of their own: as long
+        as they have no gradients, nothing is stored or sent for them.
         """
         kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
-        layout = self._layouts.pop(kind, None)  # and put it behind the others: the first is the one not used for longest
+        # and put it behind the others: the first is the one not used for longest
+        layout = self._layouts.pop(kind, None)
         if layout is None:
             if len(self._layouts) == _MAX_LAYOUTS:
                 dropped = self._layouts.pop(next(iter(self._layouts)))
@@ -342,7 +352,8 @@ class ExactSync(Sync):
     # The backward pass
 
     def _arrived(self, parameter: Parameter) -> None:
-        """Move a new gradient into its bucket while it is in the CPU cache. Called by autograd during the backward pass."""
+        """Move a new gradient into its bucket while it is in the CPU cache. Called by autograd
+        during the backward pass."""
         location = self._layout.slots.get(parameter) if self._listening else None
         if location is not None:
             with self._hook_lock:
@@ -353,7 +364,8 @@ class ExactSync(Sync):
         if (self._call, index) in self._sent:
             raise came_in_parts(self._names[parameter])
         factor = self._factor
-        if isinstance(factor, Tensor) or factor != 0:  # one of weight 0 is left out: it may be NaN, from a mean over nothing
+        # one of weight 0 is left out: it may be NaN, from a mean over nothing
+        if isinstance(factor, Tensor) or factor != 0:
             bucket_sum = self._sums.get((self._call, index)) or self._sum(self._call, index)
             bucket_sum.take(slot, gradient, factor)
         missing = self._missing[index]

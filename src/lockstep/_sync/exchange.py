@@ -1,16 +1,18 @@
-"""Summing nodes of the tree over processes, in the rounds of ``plan.rounds``: each rank sums slices of all nodes, and the
-slices of the result go back the same way.
+"""Summing nodes of the tree over processes, in the rounds of ``plan.rounds``: each rank sums slices
+of all nodes, and the slices of the result go back the same way.
 
-For one node per rank the traffic is that of a ring all-reduce. Where it costs no more (two ranks), or hardly more (short
-tensors), every rank sends whole nodes instead, and nothing has to go back: half as many messages.
+For one node per rank the traffic is that of a ring all-reduce. Where it costs no more (two ranks),
+or hardly more (short tensors), every rank sends whole nodes instead, and nothing has to go back:
+half as many messages.
 
-Messages carry tags, so they match in whatever order the ranks send them; collectives would not. (Gloo matches collectives
-by the order in which they are issued, which differs between ranks here.) Between hosts, long messages are split into
-pieces that are all posted before any is waited for, since Gloo does not send one long message both ways at once. Within a
-host that would only cost time.
+Messages carry tags, so they match in whatever order the ranks send them; collectives would not.
+(Gloo matches collectives by the order in which they are issued, which differs between ranks here.)
+Between hosts, long messages are split into pieces that are all posted before any is waited for,
+since Gloo does not send one long message both ways at once. Within a host that would only cost
+time.
 
-If everything in a phase is short, it is held back for one message with the numbers of the phase (``gather``).
-"""
+If everything in a phase is short, it is held back for one message with the numbers of the phase
+(``gather``)."""
 
 from __future__ import annotations
 
@@ -36,13 +38,15 @@ _TAGS_PER_PHASE = 1 << 24
 
 
 def split(span: range, number: int) -> list[range]:
-    """Nearly equal, aligned parts of a range of elements. The first is the longest; the last ones may be empty."""
+    """Nearly equal, aligned parts of a range of elements. The first is the longest; the last ones
+    may be empty."""
     width = -(-len(span) // (_UNIT * number)) * _UNIT
     return [span[index * width : (index + 1) * width] for index in range(number)]
 
 
 class Exchange:
-    """Sums flat tensors over the ranks, several at a time. Every rank must make the same calls in the same order.
+    """Sums flat tensors over the ranks, several at a time. Every rank must make the same calls in
+    the same order.
 
     Args:
         rank: this process's rank in the default group.
@@ -67,14 +71,15 @@ class Exchange:
         self._held: list[list[Tensor]] = []
         """The nodes that ``gather`` will send."""
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
-        """Free memory to receive into, by dtype and length. A script that freezes other layers in every step has other lengths
-        in each."""
+        """Free memory to receive into, by dtype and length. A script that freezes other layers in
+        every step has other lengths in each."""
         self._num_steps = 0
         self._last_used: dict[tuple[torch.dtype, int], int] = {}
         """The newest step that has received into it."""
 
     def begin_step(self) -> None:
-        """A step begins: free the memory that neither of the two steps before it has received into."""
+        """A step begins: free the memory that neither of the two steps before it has received
+        into."""
         self._num_steps += 1
         for key in [key for key, step in self._last_used.items() if step < self._num_steps - 2]:
             del self._scratch[key], self._last_used[key]
@@ -85,7 +90,8 @@ class Exchange:
         Args:
             number: number of the phase within this launch, the same on every rank.
             roots: the subtrees of ranks 0, 1, ...
-            holds: whether exchanges started before ``gather`` are held back for it. If so, it must be called.
+            holds: whether exchanges started before ``gather`` are held back for it. If so, it must
+                be called.
         """
         if roots is not self.roots:
             self.roots = roots
@@ -94,10 +100,12 @@ class Exchange:
         self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
 
     def start(self, nodes: list[Tensor]) -> None:
-        """Start summing flat tensors over all ranks. Returns at once; after ``finish`` the sum is in ``nodes[0]``.
+        """Start summing flat tensors over all ranks. Returns at once; after ``finish`` the sum is
+        in ``nodes[0]``.
 
         Args:
-            nodes: one tensor for each of this rank's subtrees, in order: shape ``(n,)``, the same dtype and n on every rank.
+            nodes: one tensor for each of this rank's subtrees, in order: shape ``(n,)``, the same
+                dtype and n on every rank.
         """
         if self.holds:
             self._held.append(nodes)
@@ -122,7 +130,8 @@ class Exchange:
         self._underway = [one for one in self._underway if one not in ended]
 
     def gather(self, row: list[float]) -> list[list[float]]:
-        """Gather a row of numbers from each rank, and complete the exchanges held back, in one collective.
+        """Gather a row of numbers from each rank, and complete the exchanges held back, in one
+        collective.
 
         Args:
             row: numbers, of equal length on every rank.
@@ -143,7 +152,8 @@ class Exchange:
     # For _Sum
 
     def reserve_tags(self, messages: int, pieces: int) -> range:
-        """Reserve tags, unique in this phase: of each message the first, which has one more for every further piece."""
+        """Reserve tags, unique in this phase: of each message the first, which has one more for
+        every further piece."""
         first = self._tag
         self._tag += messages * pieces
         return range(first, self._tag, pieces)
@@ -192,7 +202,8 @@ class _Sum:
             parts = [span] * len(one.members) if self._is_whole else split(span, len(one.members))
             slices = [slice(part.start - span.start, part.stop - span.start) for part in parts]
             mine = one.members.index(rank)
-            peers = [*range(mine + 1, len(parts)), *range(mine)]  # each begins with another one, to spread the load
+            # each begins with another one, to spread the load
+            peers = [*range(mine + 1, len(parts)), *range(mine)]
             values = {mine: [node.value[slices[mine]] for node in stack]}
             for peer in peers:
                 values[peer] = self._receive_nodes(one, peer, len(parts[mine]), tags)
@@ -212,7 +223,8 @@ class _Sum:
         for scratch in self._scratch:
             self._exchange.give_back(scratch)
         for one, tags, parts, mine, peers in () if self._is_whole else reversed(ways_back):
-            # A peer sends its slice of the result only after it has received our part of it: the memory is free by then.
+            # A peer sends its slice of the result only after it has received our part of it: the
+            # memory is free by then.
             for peer in peers:
                 self._receive(self._of_result(parts[peer]), one.members[peer], tags[-1])
             for peer in peers:

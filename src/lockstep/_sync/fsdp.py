@@ -1,9 +1,10 @@
-"""PyTorch's ``fully_shard``, to the bit: each rank holds a part of the parameters, gradients and optimizer state.
+"""PyTorch's ``fully_shard``, to the bit: each rank holds a part of the parameters, gradients and
+optimizer state.
 
-A unit's parameters are all-gathered for its forward and backward pass by PyTorch. Its gradients are not reduce-scattered, which
-would add them in an order of its own: each rank sends every owner its slices of each shard's leaf, and the owner adds them in
-the tree of ``exact``. All ranks must run the model equally often: each has the same number of shards, and none may be empty.
-"""
+A unit's parameters are all-gathered for its forward and backward pass by PyTorch. Its gradients are
+not reduce-scattered, which would add them in an order of its own: each rank sends every owner its
+slices of each shard's leaf, and the owner adds them in the tree of ``exact``. All ranks must run
+the model equally often: each has the same number of shards, and none may be empty."""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ class FSDPSync(Sync):
         before = dict(model.named_parameters())
         self.shard(model)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
-        for name, old in before.items():  # an optimizer, say, that still has them would keep the whole model
+        # an optimizer, say, that still has them would keep the whole model
+        for name, old in before.items():
             old.data = old.data.new_empty(0)
             if has_gradient(old):
                 self._names[old] = name
@@ -176,7 +178,8 @@ class FSDPSync(Sync):
             self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
         for part in (*find_units(model), model) if any(True for _ in model.parameters()) else ():
             if not isinstance(part, FSDPModule):
-                move(part, self._device)  # which fully_shard would do, but cannot where that makes new parameters
+                # which fully_shard would do, but cannot where that makes new parameters
+                move(part, self._device)
                 fully_shard(part, mesh=self._mesh)
         model.to(self._device)  # its buffers
         model.register_forward_hook(self._reshard)
@@ -257,8 +260,8 @@ class FSDPSync(Sync):
 
     @override
     def new_keys(self) -> Sequence[Hashable]:
-        """Whether other parameters than before had gradients, each rank's order of units where it is new, the modules whose
-        buffers have changed for the first time, and looks at buffers."""
+        """Whether other parameters than before had gradients, each rank's order of units where it
+        is new, the modules whose buffers have changed for the first time, and looks at buffers."""
         more: list[Hashable] = []
         if self._used.is_new:
             more.append((_USED,))
@@ -294,7 +297,8 @@ class FSDPSync(Sync):
     @override
     def drop(self) -> None:
         self.buffers.rewind()
-        for unit in self._units:  # else the script would find whole weights, which an optimizer's step does not change
+        # else the script would find whole weights, which an optimizer's step does not change
+        for unit in self._units:
             unit.module.reshard()
         self._forget_phase()
         self._micro = None
@@ -307,7 +311,8 @@ class FSDPSync(Sync):
         self._norms.close()
 
     def _reshard(self, model: nn.Module, *_: object) -> None:
-        """Reshard after a forward pass that no backward pass follows, which alone would do so otherwise."""
+        """Reshard after a forward pass that no backward pass follows, which alone would do so
+        otherwise."""
         is_trained = id(model) in {id(unit.module) for unit in self._units}
         if isinstance(model, FSDPModule) and (self._micro is None or not is_trained or not torch.is_grad_enabled()):
             model.reshard()
@@ -315,7 +320,8 @@ class FSDPSync(Sync):
     # The backward pass
 
     def _has_begun(self, unit: Unit) -> bool:
-        """A forward pass of a unit begins. Returns whether it counts: not if it is an evaluation's, or a checkpoint's."""
+        """A forward pass of a unit begins. Returns whether it counts: not if it is an evaluation's,
+        or a checkpoint's."""
         if self._micro is None or self._listening:
             return False
         self._runs.begun(unit)
@@ -336,19 +342,23 @@ class FSDPSync(Sync):
             self._used.add(self._call, self._numbers[slices.parameters[slot]])
 
     def _strayed(self, parameter: Parameter) -> None:
-        """A backward pass has a gradient of what this rank holds of a parameter, which no other rank's shards are in."""
+        """A backward pass has a gradient of what this rank holds of a parameter, which no other
+        rank's shards are in."""
         if self._listening:
             raise _penalty(f"a part of the loss was computed from the parameter {self._names[parameter]!r}")
 
     def _enters(self, unit: Unit) -> None:
-        """The backward pass has the gradient of an output of a unit, whose parameters PyTorch gathers if it is the first."""
+        """The backward pass has the gradient of an output of a unit, whose parameters PyTorch
+        gathers if it is the first."""
         if self._listening:
             self._runs.entered(unit)
 
     def _is_through(self, unit: Unit) -> None:
-        """The backward pass is through with one forward pass of a unit: after the last, send its gradients.
+        """The backward pass is through with one forward pass of a unit: after the last, send its
+        gradients.
 
-        Every rank comes here at the same place among PyTorch's collectives, whichever parameters had a gradient."""
+        Every rank comes here at the same place among PyTorch's collectives, whichever parameters
+        had a gradient."""
         if self._listening and self._runs.passed(unit) and unit not in self._sent:
             self._send(unit)
 

@@ -1,4 +1,5 @@
-"""Weighted sums of the gradients of a process's shards, and hooks for their arrival in a backward pass."""
+"""Weighted sums of the gradients of a process's shards, and hooks for their arrival in a backward
+pass."""
 
 from __future__ import annotations
 
@@ -14,15 +15,17 @@ from lockstep._base.errors import ModelError, UsageError
 
 Gradients = dict[Parameter, Tensor]
 ABSENT = -0.0
-"""Stands for the gradient of a shard that has none: x + (-0.0) is x to the bit for every x, including -0.0 (IEEE 754), so
-adding it is the same as leaving it out. (+0.0 would turn -0.0 into +0.0.)"""
+"""Stands for the gradient of a shard that has none: x + (-0.0) is x to the bit for every x,
+including -0.0 (IEEE 754), so adding it is the same as leaving it out. (+0.0 would turn -0.0 into
++0.0.)"""
 
 
 def detach_grads(parameters: Iterable[Parameter]) -> Gradients:
-    """Remove and return the gradients of parameters, so that the next backward pass begins with none.
+    """Remove and return the gradients of parameters, so that the next backward pass begins with
+    none.
 
-    Autograd then creates each gradient anew, in the same way on every process; accumulating would round differently.
-    """
+    Autograd then creates each gradient anew, in the same way on every process; accumulating would
+    round differently."""
     detached: Gradients = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -45,24 +48,27 @@ def is_narrow(tensor: Tensor) -> bool:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """A 16-bit tensor as float32, in which gradients are weighted and summed; others as they are."""
+    """A 16-bit tensor as float32, in which gradients are weighted and summed; others as they
+    are."""
     return tensor.float() if is_narrow(tensor) else tensor
 
 
 def usable(factor: float | Tensor, parameters: Iterable[Tensor]) -> float | Tensor:
-    """The factor for the gradients of these parameters: read from its device if any of them is on the CPU."""
+    """The factor for the gradients of these parameters: read from its device if any of them is on
+    the CPU."""
     is_read = isinstance(factor, Tensor) and any(parameter.is_cpu for parameter in parameters)
     return float(factor) if is_read else factor
 
 
 def is_left_out(factor: float | Tensor) -> bool:
-    """Whether a shard is known to have weight 0. Its gradient is left out: it may be NaN, from a mean over nothing."""
+    """Whether a shard is known to have weight 0. Its gradient is left out: it may be NaN, from a
+    mean over nothing."""
     return not isinstance(factor, Tensor) and factor == 0
 
 
 def weigh(gradient: Tensor, factor: float | Tensor) -> Tensor:
-    """A gradient times a factor that is not 0, in place unless it has 16 bits. With a scalar tensor on a device, which is not
-    waited for, one of factor 0 becomes ABSENT, also if it was NaN."""
+    """A gradient times a factor that is not 0, in place unless it has 16 bits. With a scalar tensor
+    on a device, which is not waited for, one of factor 0 becomes ABSENT, also if it was NaN."""
     wide = widen(gradient)
     if isinstance(factor, Tensor):
         here = factor.to(wide.device, wide.dtype)
@@ -73,8 +79,8 @@ def weigh(gradient: Tensor, factor: float | Tensor) -> Tensor:
 
 
 def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float | Tensor) -> None:
-    """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0 are dropped, or ABSENT: see
-    ``weigh``.
+    """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0
+    are dropped, or ABSENT: see ``weigh``.
 
     Raises:
         ModelError: a gradient is sparse.
@@ -88,7 +94,8 @@ def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float
         if gradient.is_sparse:
             raise _sparse(gradient)
         if not is_dropped:
-            # Autograd may give several parameters one tensor, of which each sees a view (``rows[:, None] + columns``).
+            # Autograd may give several parameters one tensor, of which each sees a view (``rows[:,
+            # None] + columns``).
             part = weigh(gradient if is_narrow(gradient) else gradient.clone(), weight)
             earlier = sums.get(parameter)  # looked up once: hashing a tensor is a call in Python
             sums[parameter] = part if earlier is None else earlier.add_(part)
@@ -100,7 +107,8 @@ def has_gradient(parameter: Tensor) -> bool:
 
 
 def on_gradient(parameter: Parameter, notify: Callable[[Parameter], None]) -> RemovableHandle:
-    """Have autograd call ``notify`` whenever it has put a gradient into ``.grad``, of a frozen parameter once it learns."""
+    """Have autograd call ``notify`` whenever it has put a gradient into ``.grad``, of a frozen
+    parameter once it learns."""
     learns = parameter.requires_grad
     parameter.requires_grad_(True)  # a frozen parameter accepts no hook, but keeps one
     hook: RemovableHandle = parameter.register_post_accumulate_grad_hook(notify)  # type: ignore[no-untyped-call]

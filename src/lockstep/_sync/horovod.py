@@ -1,8 +1,10 @@
-"""Horovod's all-reduce: each gradient is sent as soon as the backward pass has it, under the name of its parameter.
+"""Horovod's all-reduce: each gradient is sent as soon as the backward pass has it, under the name
+of its parameter.
 
-Horovod itself determines which gradients all ranks have submitted, and fuses them in whatever order they come. It would wait
-forever for a gradient that only some ranks have. So at the end of the phase the ranks exchange which parameters were used,
-and those that a rank did not use are sent as zeros, also by a rank without samples.
+Horovod itself determines which gradients all ranks have submitted, and fuses them in whatever order
+they come. It would wait forever for a gradient that only some ranks have. So at the end of the
+phase the ranks exchange which parameters were used, and those that a rank did not use are sent as
+zeros, also by a rank without samples.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _POLL_S = 0.0002  # Horovod's own cycle time is a millisecond
 
 
 class HorovodSync(ShardedSync):
-    """The strategy ``horovod``. Every rank must create one: it starts Horovod unless the launcher has.
+    """The strategy ``horovod``. Every rank must create one: it starts Horovod unless the launcher
+    has.
 
     Args:
         num_shards: V of the run.
@@ -112,7 +115,8 @@ class HorovodSync(ShardedSync):
             self._send(self._call, parameter, sums[parameter])
 
     def _reduce(self, call: int) -> Gradients:
-        """Send the gradients that were not sent during the backward pass, if any rank has one; then wait for all sums."""
+        """Send the gradients that were not sent during the backward pass, if any rank has one; then
+        wait for all sums."""
         sums = self._sums.pop(call, {})
         if self._world_size == 1:
             return sums
@@ -131,7 +135,8 @@ class HorovodSync(ShardedSync):
     def _send(self, call: int, parameter: Parameter, part: Tensor) -> None:
         """Start summing a gradient over the ranks by Horovod. ``part`` is changed in place."""
         name, horovod, sent = f"{self._wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
-        # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with NCCL.
+        # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with
+        # NCCL.
         plain = torch.view_as_real(part) if part.is_complex() else part
         wire = plain.contiguous() if plain.device.type == "cpu" or horovod.nccl_built() else plain.contiguous().cpu()
         handle = horovod.allreduce_async_(wire, name=name, op=horovod.Sum)
@@ -145,7 +150,8 @@ class HorovodSync(ShardedSync):
         sent[parameter] = wait
 
     def _wait(self, handle: Any) -> None:
-        """Wait for an operation. (Horovod's ``synchronize`` spins, which occupies a core, and has no timeout.)"""
+        """Wait for an operation. (Horovod's ``synchronize`` spins, which occupies a core, and has
+        no timeout.)"""
         deadline = time.monotonic() + self._timeout_s
         while not self._horovod.poll(handle):
             if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
 """Norms of sharded gradients that are those of the whole tensors, bit for bit.
 
-A norm of slices put together would be rounded in other places, and differently for every number of processes. So each gradient
-is gathered by one rank, another for each, which computes its norm: a rank sends and receives 1/W of the model.
-"""
+A norm of slices put together would be rounded in other places, and differently for every number of
+processes. So each gradient is gathered by one rank, another for each, which computes its norm: a
+rank sends and receives 1/W of the model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _MOST_BYTES = 64 << 20
 
 
 class WholeNorms:
-    """Has ``torch.nn.utils.clip_grad_norm_`` take the norms of sharded gradients as wholes, while it is open.
+    """Has ``torch.nn.utils.clip_grad_norm_`` take the norms of sharded gradients as wholes, while
+    it is open.
 
-    Every script has its own name for that function, so what is replaced is what it calls inside. (PyTorch has no public name
-    for it.)
+    Every script has its own name for that function, so what is replaced is what it calls inside.
+    (PyTorch has no public name for it.)
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,8 @@ class WholeNorms:
     def _total_norm(self, tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, *args: Any, **options: Any) -> Tensor:
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if any(map(is_dtensor, tensors)):
-            tensors = _norms(tensors, float(norm_type))  # PyTorch takes the norm of a single number to be its magnitude
+            # PyTorch takes the norm of a single number to be its magnitude
+            tensors = _norms(tensors, float(norm_type))
         return self._original(tensors, norm_type, *args, **options)
 
     def close(self) -> None:
@@ -89,7 +91,8 @@ def _portions(rounds: list[list[int]], gradients: Sequence[Tensor]) -> Iterator[
 
 
 def _gather(gradients: Sequence[Tensor], lists: list[list[int]], rank: int) -> list[tuple[int, Tensor]]:
-    """Gather gradients, those of ``lists[r]`` on rank r: their numbers and this rank's whole tensors."""
+    """Gather gradients, those of ``lists[r]`` on rank r: their numbers and this rank's whole
+    tensors."""
     world_size = len(lists)
     if world_size == 1:
         return [(number, to_local(gradients[number])) for number in lists[0]]

@@ -1,7 +1,7 @@
 """The exchange by collectives in a fixed order, for GPUs: NCCL has no tags, and waits on the GPU.
 
-All work is issued on a stream of its own, which runs concurrently with the backward pass; the CPU never waits.
-"""
+All work is issued on a stream of its own, which runs concurrently with the backward pass; the CPU
+never waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from lockstep._world.devices import new_stream
 
 
 class OrderedExchange:
-    """Like ``Exchange``, for tensors on one device. Every rank must make the same calls in the same order.
+    """Like ``Exchange``, for tensors on one device. Every rank must make the same calls in the same
+    order.
 
     Args:
         device: the device of the tensors. On the CPU every call blocks.
@@ -28,14 +29,16 @@ class OrderedExchange:
         self._stream = new_stream(device)
         self._roots: Roots = [[]]
         self._held: list[list[Tensor]] = []
-        """What the stream may still read. (The allocator gives freed memory to the stream that it was allocated on.)"""
+        """What the stream may still read. (The allocator gives freed memory to the stream that it
+        was allocated on.)"""
 
     def begin_phase(self, roots: Roots) -> None:
         """Set the subtrees of all ranks for the following exchanges."""
         self._roots = roots
 
     def start(self, nodes: list[Tensor]) -> None:
-        """Sum this rank's subtrees over all ranks into ``nodes[0]``, on a stream of its own where there is one."""
+        """Sum this rank's subtrees over all ranks into ``nodes[0]``, on a stream of its own where
+        there is one."""
         self._held.append(nodes)
         with self._on_stream():
             num_ranks, length = len(self._roots), nodes[0].numel()

@@ -14,10 +14,12 @@ from lockstep._sync.buffers import ShardBuffers
 
 @dataclass(slots=True)
 class Outcome:
-    """What the ranks have exchanged at the end of a phase; the same on every rank. (Treated as immutable.)"""
+    """What the ranks have exchanged at the end of a phase; the same on every rank. (Treated as
+    immutable.)"""
 
     totals: Sequence[float | None]
-    """For each backward call of the phase, the divisor of its sum over all shards; None: not divided."""
+    """For each backward call of the phase, the divisor of its sum over all shards; None: not
+    divided."""
     new_keys: Sequence[Hashable] = ()
     """The results of ``Sync.new_keys`` of all ranks, in order, without duplicates."""
     beside: int = 0
@@ -31,7 +33,8 @@ class ShardSync(Protocol):
         """Begin a micro-step. Local."""
 
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        """Run a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May communicate.
+        """Run a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May
+        communicate.
 
         Args:
             loss: a scalar.
@@ -47,19 +50,23 @@ class ShardSync(Protocol):
 class Sync(ShardSync, Protocol):
     """A strategy: the only place where strategies differ. Created once per run.
 
-    In each phase every rank calls ``begin_phase``; for each of its micro-steps, if any, ``begin_shard``, ``backward`` as
-    often as the script does, and ``end_shard``; then ``new_keys`` and ``gather``, by which the ledger settles weights and
-    values, and ``end_phase``, which synchronizes gradients and buffers. Or ``drop`` at any point, if all ranks end or leave
-    the step.
+    In each phase every rank calls ``begin_phase``; for each of its micro-steps, if any,
+    ``begin_shard``, ``backward`` as often as the script does, and ``end_shard``; then ``new_keys``
+    and ``gather``, by which the ledger settles weights and values, and ``end_phase``, which
+    synchronizes gradients and buffers. Or ``drop`` at any point, if all ranks end or leave the
+    step.
     """
 
     forward_is_collective: bool
-    """Whether a forward pass is a collective, so that all ranks must run the model equally often, in evaluations too."""
+    """Whether a forward pass is a collective, so that all ranks must run the model equally often,
+    in evaluations too."""
     is_plain: bool
-    """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``. Then nothing
-    is combined: of what a phase calls, it gets ``backward`` alone."""
+    """Whether a step is that of a plain single-device script, with the same ``.grad`` inside
+    ``batch.shards``. Then nothing is combined: of what a phase calls, it gets ``backward``
+    alone."""
     waited_s: float
-    """For how many seconds of the newest backward pass this rank waited in it for the others, as far as that is known."""
+    """For how many seconds of the newest backward pass this rank waited in it for the others, as
+    far as that is known."""
     waited_in_forward_s: float
     """The same of the forward pass before it."""
     times_forward: bool
@@ -67,7 +74,8 @@ class Sync(ShardSync, Protocol):
     buffers: ShardBuffers
     """Combines the shards' changes of buffers."""
     replaced: dict[nn.Parameter, nn.Parameter]
-    """The parameters that ``attach``, or moving the model to its device, has replaced, with their replacements."""
+    """The parameters that ``attach``, or moving the model to its device, has replaced, with their
+    replacements."""
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """Add a model, which must be on its device and equal in structure on all ranks.
@@ -79,19 +87,20 @@ class Sync(ShardSync, Protocol):
         """
 
     def shard(self, model: nn.Module) -> None:
-        """Shard a model that is not trained, an average, as ``attach`` does one that is. It must be the same on all ranks, and
-        every rank must call it. Only where ``forward_is_collective``."""
+        """Shard a model that is not trained, an average, as ``attach`` does one that is. It must be
+        the same on all ranks, and every rank must call it. Only where ``forward_is_collective``."""
         return
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """Begin a phase of a step. Every parameter's ``.grad`` must be None. Local."""
 
     def new_keys(self) -> Sequence[Hashable]:
-        """What this rank must tell the others about the phase because earlier phases of this number did not have it."""
+        """What this rank must tell the others about the phase because earlier phases of this number
+        did not have it."""
 
     def gather(self, row: list[float]) -> list[list[float]] | None:
-        """Gather a row of numbers from each rank, in one message with the gradients of the phase. Every rank must call it,
-        after its shards have run and before ``end_phase``.
+        """Gather a row of numbers from each rank, in one message with the gradients of the phase.
+        Every rank must call it, after its shards have run and before ``end_phase``.
 
         Args:
             row: of equal length on every rank.
@@ -103,9 +112,9 @@ class Sync(ShardSync, Protocol):
     def end_phase(self, outcome: Outcome) -> None:
         """Synchronize gradients and buffers. Every rank must call it; it blocks until all have.
 
-        Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) / total`` over all shards of all
-        ranks: the same on every rank, and None if no shard used the parameter. Buffers are the same on every rank too.
-        """
+        Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) / total``
+        over all shards of all ranks: the same on every rank, and None if no shard used the
+        parameter. Buffers are the same on every rank too."""
 
     def drop(self) -> None:
         """Discard the sums of an unfinished phase. Local."""

@@ -1,4 +1,5 @@
-"""The base class of strategies with a plain sum: sums a process's shards before anything is sent."""
+"""The base class of strategies with a plain sum: sums a process's shards before anything is
+sent."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ class ShardedSync(Sync):
         self._changes: dict[int, Tensor] = {}
         """The sums of this process's shards' changes in the current phase."""
         self._sums: dict[int, Gradients] = {}
-        """The weighted sums over the shards that have run, by backward call. Calls (for two losses, say) may have weights of
-        different kinds: the first calls of all shards are summed together, and so are the second ones."""
+        """The weighted sums over the shards that have run, by backward call. Calls (for two losses,
+        say) may have weights of different kinds: the first calls of all shards are summed together,
+        and so are the second ones."""
         self._plan: StepPlan | None = None
         self._phase = 0
         self._micro: MicroStep | None = None
@@ -125,13 +127,13 @@ class ShardedSync(Sync):
         pass
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        """Copy the model from rank 0 to every rank, and return the callable for its forward pass. Here it is there
-        already: on the only process."""
+        """Copy the model from rank 0 to every rank, and return the callable for its forward pass.
+        Here it is there already: on the only process."""
         return model
 
     def _reduce(self, call: int) -> Gradients:
-        """The weighted sums of a backward call over all shards of all ranks, not yet in the parameters' dtype. Here they are
-        those of this process: there is no other.
+        """The weighted sums of a backward call over all shards of all ranks, not yet in the
+        parameters' dtype. Here they are those of this process: there is no other.
 
         Called on every rank for every call that any rank made.
         """

@@ -16,7 +16,8 @@ from lockstep._world.comm.group import Transport
 
 
 class SingleSync(ShardedSync):
-    """The strategy ``single``. With one shard, a step equals that of a plain single-device loop, to the bit.
+    """The strategy ``single``. With one shard, a step equals that of a plain single-device loop, to
+    the bit.
 
     Args:
         num_shards: V of the run.

@@ -1,7 +1,8 @@
-"""The exchange of gradients under ``fsdp``: each rank sends every owner its slices of a shard's leaf, and the owner adds them.
+"""The exchange of gradients under ``fsdp``: each rank sends every owner its slices of a shard's
+leaf, and the owner adds them.
 
-Every rank must make the same calls in the same order. On a GPU all runs on a stream, and the CPU never waits.
-"""
+Every rank must make the same calls in the same order. On a GPU all runs on a stream, and the CPU
+never waits."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from lockstep._world.comm.group import default_group
 
 
 class SliceExchange:
-    """The leaves of the running backward pass, and the sums of the phase over all shards, of which this rank has its slices.
+    """The leaves of the running backward pass, and the sums of the phase over all shards, of which
+    this rank has its slices.
 
     Args:
         rank: this process's rank.
@@ -56,7 +58,8 @@ class SliceExchange:
         """The slots of these leaves that have a gradient."""
 
     def put(self, slices: Slices, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
-        """Put a whole gradient, multiplied by ``factor``, into the leaf of its slices, or add it to what is there. Local."""
+        """Put a whole gradient, multiplied by ``factor``, into the leaf of its slices, or add it to
+        what is there. Local."""
         if slices not in self._leaves:
             self._leaves[slices], self._filled[slices] = slices.new_leaf(), set()
         filled = self._filled[slices]
@@ -69,7 +72,8 @@ class SliceExchange:
 
     @torch.no_grad()
     def send(self, slices: Slices, micro: MicroStep) -> None:
-        """Send the leaf of a micro-step's backward pass to its owners, and add what they send. Every rank must call it."""
+        """Send the leaf of a micro-step's backward pass to its owners, and add what they send.
+        Every rank must call it."""
         leaf = self._leaves.pop(slices, None)
         if leaf is None:
             if not any(parameter.requires_grad for parameter in slices.parameters):
@@ -92,7 +96,8 @@ class SliceExchange:
             torch.accelerator.current_stream(self._device).wait_stream(self._stream)
         for call, slices in sorted(self._sums, key=lambda key: key[0]):
             total = self._sums[call, slices].total()
-            if self._stream is not None:  # where its memory is from, and which may use it again only behind the script's
+            # where its memory is from, and which may use it again only behind the script's
+            if self._stream is not None:
                 total.record_stream(torch.accelerator.current_stream(self._device))
             yield call, slices, total
 

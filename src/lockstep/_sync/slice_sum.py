@@ -11,10 +11,11 @@ from lockstep._sync.slices import Slices
 
 
 class SliceSum:
-    """The sum over all shards of the slices that this rank owns, for one backward call of the phase.
+    """The sum over all shards of the slices that this rank owns, for one backward call of the
+    phase.
 
-    In micro-step i every rank sends the leaf of the i-th of its shards. These belong to different subtrees, so each rank has a
-    stack here.
+    In micro-step i every rank sends the leaf of the i-th of its shards. These belong to different
+    subtrees, so each rank has a stack here.
 
     Args:
         slices: whose they are.
@@ -32,7 +33,8 @@ class SliceSum:
         self._total: Tensor | None = None
 
     def add(self, index: int, leaf: Tensor) -> None:
-        """Add what the ranks have sent for the shards with this index in their blocks: row r came from rank r. It is kept."""
+        """Add what the ranks have sent for the shards with this index in their blocks: row r came
+        from rank r. It is kept."""
         if self._leaf is not None and index == self._index:
             self._leaf.add_(leaf)
             return
@@ -55,6 +57,7 @@ class SliceSum:
             roots = [[(node.start, node.size) for node in stack] for stack in self._stacks]
             values = [node.value for stack in self._stacks for node in stack]
             total = sum_subtrees(roots, values, Tensor.add_)
-            self._total = total.clone() if len(self._blocks) > 1 else total  # a row: the others would be kept with it
+            # a row: the others would be kept with it
+            self._total = total.clone() if len(self._blocks) > 1 else total
             self._stacks = []
         return self._total

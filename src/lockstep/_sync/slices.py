@@ -1,7 +1,8 @@
-"""Gradients of parameters of which each rank owns some rows, as ``fully_shard`` deals them out: see ``rows_of``.
+"""Gradients of parameters of which each rank owns some rows, as ``fully_shard`` deals them out: see
+``rows_of``.
 
-A *leaf* holds the gradients of one shard of the data, by owner: row r is what rank r owns of each of them, side by side, and
-is sent to it as it is.
+A *leaf* holds the gradients of one shard of the data, by owner: row r is what rank r owns of each
+of them, side by side, and is sent to it as it is.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Slices:
         return torch.empty((self._world_size, self.width), dtype=self._dtype, device=self._device)
 
     def complete(self, leaf: Tensor, filled: Container[int] = ()) -> Tensor:
-        """Mark as absent what was not put into a new leaf; returns it. (Filling it beforehand would write all of it twice.)
+        """Mark as absent what was not put into a new leaf; returns it. (Filling it beforehand would
+        write all of it twice.)
 
         Args:
             filled: the slots into which a gradient was put.
@@ -76,8 +78,8 @@ class Slices:
         return leaf
 
     def put(self, leaf: Tensor, slot: int, gradient: Tensor, factor: float | Tensor, *, adds: bool) -> None:
-        """Multiply a whole gradient by ``factor`` and put its slices into a leaf, or add them. If it is a tensor, gradients
-        of weight 0 are ABSENT, but count as gradients."""
+        """Multiply a whole gradient by ``factor`` and put its slices into a leaf, or add them. If
+        it is a tensor, gradients of weight 0 are ABSENT, but count as gradients."""
         start, width = self._starts[slot], self._widths[slot]
         if not width:
             return
@@ -99,7 +101,8 @@ class Slices:
                 target.add_(product)
 
     def own(self, row: Tensor, slots: Iterable[int]) -> list[Tensor]:
-        """Views of this rank's slices of some gradients in its row, in the shapes of its parts of the parameters."""
+        """Views of this rank's slices of some gradients in its row, in the shapes of its parts of
+        the parameters."""
         views = []
         for slot in slots:
             part, start = self._parts[slot], self._starts[slot]

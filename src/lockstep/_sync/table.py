@@ -15,7 +15,8 @@ from lockstep._world.comm.horovod import find_horovod
 
 
 def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: bool, on_gpus: bool) -> str:
-    """Resolve ``auto``, and check the strategy against the number of processes and the kind of device.
+    """Resolve ``auto``, and check the strategy against the number of processes and the kind of
+    device.
 
     Args:
         name: the requested strategy.
@@ -25,8 +26,8 @@ def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: b
         on_gpus: whether this process uses GPUs.
 
     Raises:
-        ConfigError: ``single`` or ``dp`` with several processes; ``dp`` on the CPU; ``horovod`` where Horovod is not
-            installed.
+        ConfigError: ``single`` or ``dp`` with several processes; ``dp`` on the CPU; ``horovod``
+            where Horovod is not installed.
     """
     if name == "auto" and is_exact:
         return "single" if num_shards == 1 else "exact"

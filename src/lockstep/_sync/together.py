@@ -1,8 +1,8 @@
 """Small gradients in one message with the numbers of their phase.
 
-A message has a latency however short it is: tens of microseconds between processes of one machine, and several times that
-on a network or a virtual machine. At the end of each phase the ranks exchange the numbers of their ledgers. If all
-gradients are small they go into the same message.
+A message has a latency however short it is: tens of microseconds between processes of one machine,
+and several times that on a network or a virtual machine. At the end of each phase the ranks
+exchange the numbers of their ledgers. If all gradients are small they go into the same message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _ALIGNED = 8
 def gather_together(row: Sequence[float], parts: Sequence[Tensor]) -> tuple[list[list[float]], list[list[Tensor]]]:
     """Gather a row of numbers and some flat tensors from each rank, in one collective.
 
-    Every rank must call it, with rows of equal length, and equally many parts of the same lengths and dtypes, on the CPU.
+    Every rank must call it, with rows of equal length, and equally many parts of the same lengths
+    and dtypes, on the CPU.
 
     Returns:
         The rows by rank, and for each part those of all ranks, in newly allocated memory.

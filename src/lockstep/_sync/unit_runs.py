@@ -1,4 +1,5 @@
-"""Which units the shards of a phase have run, forward and backward, in order: the same on every rank, or the run ends."""
+"""Which units the shards of a phase have run, forward and backward, in order: the same on every
+rank, or the run ends."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class UnitRuns:
     def clear(self) -> None:
         """Forget those of a phase."""
         self._runs: list[tuple[int, ...]] = []
-        """For each backward call, the numbers of the units that had run in the micro-step, in order, and then of those that it
-        has entered."""
+        """For each backward call, the numbers of the units that had run in the micro-step, in
+        order, and then of those that it has entered."""
         self.begin_shard()
 
     def begin_phase(self, phase: int) -> None:
@@ -59,13 +60,15 @@ class UnitRuns:
             self._entered.append(unit.number)
 
     def passed(self, unit: Unit) -> bool:
-        """The backward pass is through with one forward pass of a unit. Returns whether this was the last."""
+        """The backward pass is through with one forward pass of a unit. Returns whether this was
+        the last."""
         self._inside.discard(unit)
         self._passed[unit] = self._passed.get(unit, 0) + 1
         return self._passed[unit] == unit.num_awaited and not unit.is_unannounced
 
     def end_backward(self, *, keeps_graph: bool) -> None:
-        """The backward pass has ended. ``keeps_graph``: whether another one may go through the same forward passes."""
+        """The backward pass has ended. ``keeps_graph``: whether another one may go through the same
+        forward passes."""
         self._runs.append(tuple(self._entered))
         if not keeps_graph:
             for unit, number in self._passed.items():
@@ -73,7 +76,8 @@ class UnitRuns:
         self._forget_backward()
 
     def new_order(self) -> int | None:
-        """A number that stands for the order of the phase, the same in every process; None: it is the one agreed on."""
+        """A number that stands for the order of the phase, the same in every process; None: it is
+        the one agreed on."""
         order = hash(tuple(self._runs))
         return None if order == self._agreed.get(self._phase, 0) else order
 

@@ -1,7 +1,7 @@
 """The units of a model under ``fully_shard``, and when the backward pass is through with each.
 
-A unit is a module whose own parameters are gathered and freed together. Every rank must run the same units in the same order,
-forward and backward: each pass is a collective.
+A unit is a module whose own parameters are gathered and freed together. Every rank must run the
+same units in the same order, forward and backward: each pass is a collective.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ class Unit:
 
     Args:
         module: the module, after ``fully_shard``.
-        number: its number among the units of all models; it stands for the unit where ranks compare what they have run.
+        number: its number among the units of all models; it stands for the unit where ranks compare
+            what they have run.
         world_size: number of ranks.
         begun: called with the unit when a forward pass begins; returns whether it counts.
-        entered: called with the unit when a backward pass has the gradient of an output of one of these. PyTorch gathers the
-            parameters at the first of them.
-        passed: called with the unit when a backward pass is through with one of these, as far as that is known.
+        entered: called with the unit when a backward pass has the gradient of an output of one of
+            these. PyTorch gathers the parameters at the first of them.
+        passed: called with the unit when a backward pass is through with one of these, as far as
+            that is known.
     """
 
     def __init__(
@@ -46,7 +48,8 @@ class Unit:
         self.module: FSDPModule = module
         self.number = number
         self.gathered: dict[Parameter, Parameter] = {}
-        """The whole parameters, on which autograd works and which hold nothing between passes, with their sharded ones."""
+        """The whole parameters, on which autograd works and which hold nothing between passes, with
+        their sharded ones."""
         before = dict(module.named_parameters())
         module.unshard()
         for name, whole in module.named_parameters():
@@ -57,14 +60,15 @@ class Unit:
         self.num_awaited = 0
         """Forward passes of the micro-step that a backward pass has yet to announce."""
         self.is_unannounced = False
-        """Whether the micro-step had forward passes that no backward pass announces: without gradients of their inputs."""
+        """Whether the micro-step had forward passes that no backward pass announces: without
+        gradients of their inputs."""
         self.has_run = False
         """Whether the micro-step had forward passes."""
         self._begun, self._entered, self._passed = begun, entered, passed
         self._counts = False
         """Whether the forward pass that is running does."""
-        # The first of all hooks: what another one computes from the parameters (weight_norm) comes after it, and so before it
-        # in the backward pass.
+        # The first of all hooks: what another one computes from the parameters (weight_norm) comes
+        # after it, and so before it in the backward pass.
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
         module.register_forward_hook(self._after_forward)
 
@@ -105,8 +109,8 @@ class Unit:
         self._entered(self)
 
     def announce(self) -> None:
-        """A backward pass has computed the gradients of the inputs of one forward pass, and so those of the weights before:
-        autograd takes what was created last first."""
+        """A backward pass has computed the gradients of the inputs of one forward pass, and so
+        those of the weights before: autograd takes what was created last first."""
         self._passed(self)
 
 
@@ -132,8 +136,8 @@ def _learns(value: Any) -> bool:
 def find_units(model: nn.Module) -> Iterator[nn.Module]:
     """The modules to shard as units: the elements of ModuleLists and Sequentials, innermost first.
 
-    A module that shares a parameter with another part of the model is left to the unit of the whole model.
-    """
+    A module that shares a parameter with another part of the model is left to the unit of the whole
+    model."""
     occurrences = Counter(parameter for module in model.modules() for parameter in module._parameters.values())
     for module in reversed(list(model.modules())):
         if not isinstance(module, (nn.ModuleList, nn.Sequential)):

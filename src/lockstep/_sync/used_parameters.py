@@ -1,4 +1,5 @@
-"""For which sharded parameters any shard of a phase had a gradient: the others have none after it, as with ``exact``."""
+"""For which sharded parameters any shard of a phase had a gradient: the others have none after it,
+as with ``exact``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""What looks at runs: each tool in a folder of its own, with its command; nothing outside imports them by name."""
+"""What looks at runs: each tool in a folder of its own, with its command; nothing outside imports
+them by name."""

@@ -1,4 +1,5 @@
-"""``lockstep.join`` for type checkers and editors: with the settings of the engine, and the options of this package's tools.
+"""``lockstep.join`` for type checkers and editors: with the settings of the engine, and the options
+of this package's tools.
 
 Nothing imports this when a program runs.
 """

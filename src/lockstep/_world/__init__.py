@@ -1,1 +1,2 @@
-"""The processes of a job: what they were told, their ranks, machines and groups, and how they talk."""
+"""The processes of a job: what they were told, their ranks, machines and groups, and how they
+talk."""

@@ -1,7 +1,9 @@
-"""The devices that PyTorch computes on: the CPU, and the one kind of accelerator that it was built or extended for.
+"""The devices that PyTorch computes on: the CPU, and the one kind of accelerator that it was built
+or extended for.
 
-Nothing else names a kind of device where a call of ``torch.accelerator``, ``torch.Stream``, ``torch.Event`` or of this file
-serves all of them. Proven: the CPU. Written for: CUDA. Others (xpu, npu) may work.
+Nothing else names a kind of device where a call of ``torch.accelerator``, ``torch.Stream``,
+``torch.Event`` or of this file serves all of them. Proven: the CPU. Written for: CUDA. Others (xpu,
+npu) may work.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from torch.nn import Parameter
 
 
 def accelerator() -> str:
-    """The kind of accelerator that this process can use, such as ``cuda``; ``cpu`` if there is none."""
+    """The kind of accelerator that this process can use, such as ``cuda``; ``cpu`` if there is
+    none."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return "cpu" if found is None else found.type
 
@@ -28,15 +31,17 @@ def name_of(kind: str) -> str:
 
 @functools.cache
 def _module() -> Any:
-    kind = torch.accelerator.current_accelerator()  # asks what PyTorch was built for, not the driver
+    # asks what PyTorch was built for, not the driver
+    kind = torch.accelerator.current_accelerator()
     return None if kind is None else torch.get_device_module(kind)
 
 
 def in_use() -> Any:
-    """PyTorch's module for the accelerator, ``torch.cuda`` say, if this process uses it already; else None.
+    """PyTorch's module for the accelerator, ``torch.cuda`` say, if this process uses it already;
+    else None.
 
-    What only follows a script asks here, so that it is not the first to open a context, which takes memory of the device and
-    must not be inherited by a fork.
+    What only follows a script asks here, so that it is not the first to open a context, which takes
+    memory of the device and must not be inherited by a fork.
     """
     module = _module()
     if module is None or not getattr(module, "is_initialized", module.is_available)():
@@ -45,8 +50,9 @@ def in_use() -> Any:
 
 
 def on_this_device(run: Callable[[], None]) -> Callable[[], None]:
-    """The function for a new thread, which begins on the device of this one: else on the first, where every process of the
-    machine would open a context as soon as its thread touches a tensor, some hundred MB of memory each."""
+    """The function for a new thread, which begins on the device of this one: else on the first,
+    where every process of the machine would open a context as soon as its thread touches a tensor,
+    some hundred MB of memory each."""
     if in_use() is None:
         return run
     index = torch.accelerator.current_device_index()
@@ -71,7 +77,8 @@ def num_multiprocessors(device: torch.device) -> int | None:
 
 
 def uuid_of(device: torch.device) -> str:
-    """What tells a device from all others, whatever number a process sees it under; empty if not known."""
+    """What tells a device from all others, whatever number a process sees it under; empty if not
+    known."""
     ask = getattr(torch.get_device_module(device), "get_device_properties", None)
     return "" if ask is None else str(getattr(ask(device), "uuid", ""))
 
@@ -83,16 +90,18 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def new_stream(device: torch.device) -> torch.Stream | None:
-    """A stream beside that of the script; None where all work of a device is in one, or it does none."""
+    """A stream beside that of the script; None where all work of a device is in one, or it does
+    none."""
     return None if device.type in ("cpu", "meta", "mps") else torch.Stream(device)
 
 
 def move(model: nn.Module, device: torch.device) -> dict[Parameter, Parameter]:
-    """Move a model to a device, and return the parameters that were replaced, with their replacements.
+    """Move a model to a device, and return the parameters that were replaced, with their
+    replacements.
 
-    ``Module.to`` moves parameters in place where their kind of tensor allows it, as on CUDA. Elsewhere (devices on PyTorch's
-    PrivateUse1) it makes new ones, which no optimizer knows, a new one for each name of a shared parameter: shared again here.
-    """
+    ``Module.to`` moves parameters in place where their kind of tensor allows it, as on CUDA.
+    Elsewhere (devices on PyTorch's PrivateUse1) it makes new ones, which no optimizer knows, a new
+    one for each name of a shared parameter: shared again here."""
     before = dict(model.named_parameters(remove_duplicate=False))
     model.to(device)
     replaced: dict[Parameter, Parameter] = {}

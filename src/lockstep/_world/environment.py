@@ -1,4 +1,5 @@
-"""This process's place among the processes of a run. The only module that reads environment variables."""
+"""This process's place among the processes of a run. The only module that reads environment
+variables."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from lockstep._world.job.job import STEP, Job, read_job
 from lockstep._world.machine.cores import num_cores
 
 SETTINGS = "LOCKSTEP_SETTINGS"
-"""A JSON object of settings of the run, by which a launcher passes the command line's settings to its workers."""
+"""A JSON object of settings of the run, by which a launcher passes the command line's settings to
+its workers."""
 STORE = "LOCKSTEP_STORE"
 """The rendezvous of ``lockstep run``'s workers: a file on this machine or, for several machines,
 ``tcp://HOST:PORT/PREFIX``."""
@@ -28,20 +30,24 @@ CALL = "LOCKSTEP_CALL"
 LAUNCH = "LOCKSTEP_LAUNCH"
 """The name of a launch, the same for all of its restarts."""
 ASKED = "LOCKSTEP_ASKED"
-"""Set by a command that starts a run to learn something from it (``verify``, ``compare``, ``replay``, ``tune``): a JSON object
-of what it asks of the run, by instrument (see ``lockstep._joining.instrument``). Nothing of such a run goes to trackers."""
+"""Set by a command that starts a run to learn something from it (``verify``, ``compare``,
+``replay``, ``tune``): a JSON object of what it asks of the run, by instrument (see
+``lockstep._joining.instrument``). Nothing of such a run goes to trackers."""
 FAILURE = "LOCKSTEP_FAILURE"
-"""Set by a trial: the file in which a failure is told to the program that made the run (see ``journal.failure``)."""
+"""Set by a trial: the file in which a failure is told to the program that made the run (see
+``journal.failure``)."""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"
-"""The number of cores of this machine for the launch, if its processes are bound to subsets of them."""
+"""The number of cores of this machine for the launch, if its processes are bound to subsets of
+them."""
 OMP = "OMP_NUM_THREADS"
 """The number of threads per process, for OpenMP and libraries that follow it."""
 OMP_OF_LAUNCHER = "LOCKSTEP_OMP"
 """The value to which ``lockstep run`` has set OMP_NUM_THREADS, if the user has not."""
 TRACEBACK = "LOCKSTEP_TRACEBACK"
-"""``full``: errors are shown with their whole traceback, as Python prints it; else with the user's own frames."""
+"""``full``: errors are shown with their whole traceback, as Python prints it; else with the user's
+own frames."""
 _RESTART = "TORCHELASTIC_RESTART_COUNT"
 _NUM_NODES = "GROUP_WORLD_SIZE"
 
@@ -58,12 +64,13 @@ class World:
     node_rank: int = 0
     num_nodes: int = 1
     launcher: str = "python"
-    """What started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env`` (anything that sets RANK and
-    WORLD_SIZE), ``slurm`` (``srun``, as one of several tasks), ``hand`` (the script gave
+    """What started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env``
+    (anything that sets RANK and WORLD_SIZE), ``slurm`` (``srun``, as one of several tasks),
+    ``hand`` (the script gave
     the rank), or ``python``."""
     unsaid: frozenset[str] = frozenset()
-    """Names of the fields above that the launcher did not set. They have the values for one process per machine until the
-    processes have exchanged their machines at the rendezvous."""
+    """Names of the fields above that the launcher did not set. They have the values for one process
+    per machine until the processes have exchanged their machines at the rendezvous."""
     is_program: bool = True
     """Whether this process runs a script, which the same command would run again."""
     launch: str = ""
@@ -79,12 +86,14 @@ class World:
     master: tuple[str, str] | None = None
     """MASTER_ADDR and MASTER_PORT, as set; None: the first is not set."""
     num_cores: int | None = None
-    """Number of cores of this machine for the run, if the launcher has bound its processes; None: not bound."""
+    """Number of cores of this machine for the run, if the launcher has bound its processes; None:
+    not bound."""
     job: Job | None = None
     """The Slurm job of this process, whatever started it there."""
 
     def by_hand(self, rank: int | None, world_size: int | None) -> World:
-        """The world of a process whose script gives its rank and world size; with None for both, this one.
+        """The world of a process whose script gives its rank and world size; with None for both,
+        this one.
 
         Raises:
             ConfigError: one of them is missing or invalid, or the launcher has set other values.
@@ -149,8 +158,8 @@ class _Row:
     node_rank: str = "GROUP_RANK"
 
 
-# The first row whose mark is set applies. (Under mpirun, RANK and WORLD_SIZE may come from elsewhere: the cluster's queue,
-# say.)
+# The first row whose mark is set applies. (Under mpirun, RANK and WORLD_SIZE may come from
+# elsewhere: the cluster's queue, say.)
 _LAUNCHERS = (
     _Row("lockstep", STORE),
     _Row("torchrun", "TORCHELASTIC_RUN_ID"),
@@ -172,7 +181,8 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         "",
     ),
-    _Row("mpirun", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),  # MPICH and derivatives
+    # MPICH and derivatives
+    _Row("mpirun", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
     _Row("env", "WORLD_SIZE"),
 )
 
@@ -182,14 +192,17 @@ VARIABLES = frozenset(
     )
     - {""}
 )
-"""All variables that give a process its place in a run, under any launcher, except MASTER_ADDR and MASTER_PORT."""
+"""All variables that give a process its place in a run, under any launcher, except MASTER_ADDR and
+MASTER_PORT."""
 _OF_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_", "HOROVOD_", "MV2_")
-"""What the names of further variables of launchers begin with, by which libraries recognize them."""
+"""What the names of further variables of launchers begin with, by which libraries recognize
+them."""
 
 
 @contextlib.contextmanager
 def hidden_launcher() -> Iterator[None]:
-    """Within the block, no variable says that this process is one of several. See ``Team.hide_launcher``."""
+    """Within the block, no variable says that this process is one of several. See
+    ``Team.hide_launcher``."""
     names = VARIABLES | {"MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"}
     hidden = {name: value for name, value in os.environ.items() if name in names or name.startswith(_OF_LAUNCHERS)}
     for name in hidden:
@@ -275,7 +288,8 @@ def _is_of_slurm(row: _Row, environ: Mapping[str, str], job: Job) -> bool:
 
 
 def _task_of(job: Job, environ: Mapping[str, str], cores: int | None) -> World:
-    """The world of a task started by srun. (A single task counts as a process without a launcher.)"""
+    """The world of a task started by srun. (A single task counts as a process without a
+    launcher.)"""
     step = job.step
     assert step is not None
     return World(
@@ -298,7 +312,8 @@ def _master(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _job_dir(environ: Mapping[str, str]) -> str | None:
-    """The directory that Open MPI creates for each mpirun on each machine, with the number of the job."""
+    """The directory that Open MPI creates for each mpirun on each machine, with the number of the
+    job."""
     parent, job = environ.get("PMIX_SERVER_TMPDIR"), environ.get("PMIX_NAMESPACE")
     return f"{parent}/lockstep-{job}" if parent and job else None
 
@@ -312,8 +327,8 @@ def threads_asked(environ: Mapping[str, str]) -> int | None:
 def threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
     """OMP_NUM_THREADS, unless it was set by a launcher rather than the user.
 
-    A launcher's number must not count: torchrun sets 1 if it starts several processes, and nothing if it starts one, so another
-    number of processes would mean another number of threads.
+    A launcher's number must not count: torchrun sets 1 if it starts several processes, and nothing
+    if it starts one, so another number of processes would mean another number of threads.
     """
     requested = threads_asked(environ)
     if requested is None or environ.get(OMP_OF_LAUNCHER) == environ[OMP]:
@@ -324,8 +339,8 @@ def threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
 
 
 def read_secret() -> str | None:
-    """LOCKSTEP_SECRET, by which the launchers of several machines, and the ranks, recognise each other; None: not set, or
-    empty."""
+    """LOCKSTEP_SECRET, by which the launchers of several machines, and the ranks, recognise each
+    other; None: not set, or empty."""
     return os.environ.get(SECRET) or None
 
 
@@ -361,7 +376,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     world = _read_world(environ)
     terminal = environ[TERMINAL] == "1" if TERMINAL in environ else None
     if terminal is None and world.launcher == "mpirun":
-        terminal = False  # Open MPI connects processes to a pseudo-terminal, wherever it sends their output
+        # Open MPI connects processes to a pseudo-terminal, wherever it sends their output
+        terminal = False
     return Environment(
         world=world,
         settings=settings,

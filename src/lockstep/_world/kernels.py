@@ -1,4 +1,5 @@
-"""Kernels of a GPU that give the same bits each time: PyTorch's setting. (A CPU's kernels do so in any case.)"""
+"""Kernels of a GPU that give the same bits each time: PyTorch's setting. (A CPU's kernels do so in
+any case.)"""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def needs_deterministic_kernels(config: RunConfig, device: torch.device) -> bool
 
 def kernels_repeat() -> bool:
     """Whether PyTorch's settings make a GPU's kernels give the same bits each time."""
-    # With ``warn_only`` cuDNN's attention takes its other kernel. A benchmark chooses among deterministic kernels by their
-    # speed, which is not always the same.
+    # With ``warn_only`` cuDNN's attention takes its other kernel. A benchmark chooses among
+    # deterministic kernels by their speed, which is not always the same.
     is_strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     return is_strict and not torch.backends.cudnn.benchmark
 
@@ -33,9 +34,11 @@ _CUBLAS_DEFAULT = ":4096:8"
 
 
 def numeric_variables() -> dict[str, str]:
-    """The environment variables by which NVIDIA's libraries choose algorithms that give other bits."""
+    """The environment variables by which NVIDIA's libraries choose algorithms that give other
+    bits."""
     return {
-        _CUBLAS: os.environ.get(_CUBLAS, _CUBLAS_DEFAULT),  # deterministic kernels set it, and so does the launcher
+        # deterministic kernels set it, and so does the launcher
+        _CUBLAS: os.environ.get(_CUBLAS, _CUBLAS_DEFAULT),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", ""),
     }
 
@@ -48,7 +51,9 @@ class DeterministicKernels:
         self._fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         self._sets_cublas = _CUBLAS not in os.environ
         os.environ.setdefault(_CUBLAS, _CUBLAS_DEFAULT)  # PyTorch reads it at every product
-        if self._mode == 0:  # a script that asked for the mode may want its memory filled, too; it costs a kernel each time
+        # a script that asked for the mode may want its memory filled, too; it costs a kernel each
+        # time
+        if self._mode == 0:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(True)
 

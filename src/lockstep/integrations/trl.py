@@ -1,11 +1,12 @@
-"""TRL's ``SFTTrainer`` and ``DPOTrainer`` on lockstep: the same weights and logs on any number of processes.
+"""TRL's ``SFTTrainer`` and ``DPOTrainer`` on lockstep: the same weights and logs on any number of
+processes.
 
 ::
 
     from lockstep.integrations.trl import SFTConfig, SFTTrainer  # and not: from trl import ...
 
-They are as ``lockstep.integrations.transformers`` says of Trainer. TRL's own metrics (entropy, rewards, ...) are means over
-shards: those that as many devices would have logged.
+They are as ``lockstep.integrations.transformers`` says of Trainer. TRL's own metrics (entropy,
+rewards, ...) are means over shards: those that as many devices would have logged.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _numbers = itertools.count(1)
 
 
 class OfShards(Trainer):
-    """Gives every rank what TRL notes of each shard: put it before one of TRL's trainers in the bases.
+    """Gives every rank what TRL notes of each shard: put it before one of TRL's trainers in the
+    bases.
 
     Raises:
         ConfigError: the arguments are not lockstep's.
@@ -128,12 +130,14 @@ class DPOConfig(OnLockstep, dpo_config.DPOConfig):
 
 
 class SFTTrainer(OfShards, sft_trainer.SFTTrainer):
-    """TRL's ``SFTTrainer`` on lockstep. Every rank must make it and call its methods, in the same order."""
+    """TRL's ``SFTTrainer`` on lockstep. Every rank must make it and call its methods, in the same
+    order."""
 
     arguments = SFTConfig
 
 
 class DPOTrainer(OfShards, dpo_trainer.DPOTrainer):
-    """TRL's ``DPOTrainer`` on lockstep. Every rank must make it and call its methods, in the same order."""
+    """TRL's ``DPOTrainer`` on lockstep. Every rank must make it and call its methods, in the same
+    order."""
 
     arguments = DPOConfig

@@ -1,7 +1,7 @@
 """Tests that a training computes the same on every number of processes, and after it was killed.
 
-``same_at`` runs a function that trains; the pytest plug-in (``plugin``) does so with a test that is marked ``lockstep``.
-"""
+``same_at`` runs a function that trains; the pytest plug-in (``plugin``) does so with a test that is
+marked ``lockstep``."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from lockstep._base.errors import LockstepError
 
 
 class DifferenceError(LockstepError, AssertionError):
-    """Two runs of a function computed different things, or the ranks of one run did. The message says where they part first.
+    """Two runs of a function computed different things, or the ranks of one run did. The message
+    says where they part first.
 
     The fields are what the message says in words.
     """
@@ -31,7 +32,8 @@ class DifferenceError(LockstepError, AssertionError):
         self.worlds = worlds
         """The numbers of processes of the two runs; equal if the ranks of one run differ."""
         self.stage = stage
-        """What differs: ``samples``, ``loss``, ``gradient``, ``weights`` ... (``differences.STAGES``), or ``result``."""
+        """What differs: ``samples``, ``loss``, ``gradient``, ``weights`` ...
+        (``differences.STAGES``), or ``result``."""
         self.step = step
         """From 1; 0: before the first step; None: the function's result differs."""
         self.phase = phase
@@ -43,14 +45,15 @@ class DifferenceError(LockstepError, AssertionError):
         self.values = values
         """What the two runs computed, in words."""
         self.cause = cause
-        """The likely cause: ``chance``, ``rank``, ``rounding``, ``not saved`` (``causes.CAUSES``), or ``unknown``."""
+        """The likely cause: ``chance``, ``rank``, ``rounding``, ``not saved`` (``causes.CAUSES``),
+        or ``unknown``."""
         self.killed_at = killed_at
         """The number of processes on which the second run was killed before; None: it was not."""
 
 
 class TimeLimitError(LockstepError, TimeoutError):
-    """A test of a training took longer than its limit. The message names the line at which each rank was. All processes have
-    ended."""
+    """A test of a training took longer than its limit. The message names the line at which each
+    rank was. All processes have ended."""
 
 
 for _public in (DifferenceError, TimeLimitError):

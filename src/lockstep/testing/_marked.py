@@ -49,8 +49,8 @@ def run_marked(
 def request_of(args: Sequence[Any], kwargs: Mapping[str, Any], worlds: Sequence[int] | None) -> Request:
     """What a marker asks for. Pure.
 
-    ``worlds`` of the command line do not change V, which is that of the marker unless they need more: so they do not change
-    what is computed.
+    ``worlds`` of the command line do not change V, which is that of the marker unless they need
+    more: so they do not change what is computed.
 
     Raises:
         ConfigError: the arguments are invalid.

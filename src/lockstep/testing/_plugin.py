@@ -1,7 +1,7 @@
 """The pytest plug-in: a test that is marked ``lockstep`` is run by ``same_at``.
 
-pytest imports this module when it starts, in every project of an environment with lockstep: what else is needed is imported
-when a marked test runs.
+pytest imports this module when it starts, in every project of an environment with lockstep: what
+else is needed is imported when a marked test runs.
 """
 
 from __future__ import annotations

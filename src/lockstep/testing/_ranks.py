@@ -24,11 +24,13 @@ class Returned:
 
     value: Any = None
     leaves: Mapping[str, str] = field(default_factory=dict)
-    """Each number, text and tensor of it: the number itself, or a digest, by its place in the value."""
+    """Each number, text and tensor of it: the number itself, or a digest, by its place in the
+    value."""
     opaque: str = ""
     """What of it cannot be compared, in words; empty: all can be."""
     left_by: tuple[str, str] | None = None
-    """``skip`` or ``xfail``, and the reason: the function called pytest's function of that name. None: it returned."""
+    """``skip`` or ``xfail``, and the reason: the function called pytest's function of that name.
+    None: it returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +62,8 @@ def call(sent: Sent) -> Returned:
 
 
 def _make_importable(sent: Sent) -> None:
-    """Import the function's module from its file where it cannot be found by name, as under pytest's ``--import-mode
-    importlib``."""
+    """Import the function's module from its file where it cannot be found by name, as under
+    pytest's ``--import-mode importlib``."""
     if sent.file is None or sent.module in sys.modules:
         return
     try:

@@ -65,8 +65,8 @@ class Request:
         return self.shards or default_shards((*self.worlds, *self.fit_also))
 
     def runs(self) -> tuple[Setting, ...]:
-        """The runs, in order. The last two, with ``kill``, resume one that was killed on another number of processes: one in
-        its first epoch, one in its last."""
+        """The runs, in order. The last two, with ``kill``, resume one that was killed on another
+        number of processes: one in its first epoch, one in its last."""
         return expand(self.worlds, (None,), ("local",), self.shards, resumes=self.kill)
 
 

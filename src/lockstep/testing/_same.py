@@ -49,21 +49,24 @@ def same_at(
     limit_s: float = LIMIT_S,
     **settings: Any,
 ) -> T:
-    """Check that ``fn(*args)`` computes the same on each number of processes, and return its result.
+    """Check that ``fn(*args)`` computes the same on each number of processes, and return its
+    result.
 
-    ``fn`` calls ``lockstep.join()`` and trains, as for ``lockstep.launch``. It runs once on each number of processes of this
-    machine, in a run directory of its own, which is temporary. In every step the samples, losses, gradients, weights, buffers
-    and optimizer states are compared, to the bit. The first call in a process waits some seconds for the import of torch.
+    ``fn`` calls ``lockstep.join()`` and trains, as for ``lockstep.launch``. It runs once on each
+    number of processes of this machine, in a run directory of its own, which is temporary. In every
+    step the samples, losses, gradients, weights, buffers and optimizer states are compared, to the
+    bit. The first call in a process waits some seconds for the import of torch.
 
     Args:
         worlds: The numbers of processes. The others are compared with the first.
         fn: A function that can be imported. (With ``cloudpickle``, any other too.)
         args: Its arguments, which are pickled.
-        shards: Number of shards of all runs; None: what ``fn`` gives to ``join()``, else the least power of two that is enough.
-        kill: Whether runs are also killed, by SIGKILL to all ranks, and resumed on another number of processes: one in
-            its first epoch, and one in its last if there are several.
-        compare_result: Whether what ``fn`` returns must be equal on all ranks of all runs, to the bit: numbers, texts, tensors,
-            arrays, and containers of them.
+        shards: Number of shards of all runs; None: what ``fn`` gives to ``join()``, else the least
+            power of two that is enough.
+        kill: Whether runs are also killed, by SIGKILL to all ranks, and resumed on another number
+            of processes: one in its first epoch, and one in its last if there are several.
+        compare_result: Whether what ``fn`` returns must be equal on all ranks of all runs, to the
+            bit: numbers, texts, tensors, arrays, and containers of them.
         limit_s: The time limit of the whole, in seconds.
         settings: Further settings of every run, as for ``lockstep run``.
 
@@ -71,15 +74,17 @@ def same_at(
         What ``fn`` returned on rank 0 of the first run.
 
     Raises:
-        DifferenceError: something differs; an ``AssertionError``. The message says what differs first.
-        TimeLimitError: it took longer than ``limit_s``. The message names the line at which each rank was.
+        DifferenceError: something differs; an ``AssertionError``. The message says what differs
+            first.
+        TimeLimitError: it took longer than ``limit_s``. The message names the line at which each
+            rank was.
         LaunchError: a rank failed; the message has the first failure in full.
         ConfigError: an argument is invalid; nothing was started.
-        UsageError: ``fn`` cannot be sent to other processes, never calls ``join()``, takes no step, returns what cannot be
-            compared, or has too few steps to be killed.
+        UsageError: ``fn`` cannot be sent to other processes, never calls ``join()``, takes no step,
+            returns what cannot be compared, or has too few steps to be killed.
 
-    All processes have ended when it returns or raises, but for a fork server, which the next call uses.
-    """
+    All processes have ended when it returns or raises, but for a fork server, which the next call
+    uses."""
     __tracebackhide__ = True
     request = Request(
         worlds=worlds, shards=shards, kill=kill, compare_result=compare_result, limit_s=limit_s, settings=settings
@@ -138,14 +143,16 @@ class _Test:
         assert returned is not None
         if (left_by := returned[0].left_by) is not None:
             outcome, reason = left_by
-            getattr(importlib.import_module("pytest"), outcome)(reason)  # which raises it here as well
+            # which raises it here as well
+            getattr(importlib.import_module("pytest"), outcome)(reason)
         run = self._read(run_dir)
         if setting.killed_at is not None and min(run.steps) == 1:
             raise UsageError(f"{self._name} started over instead of resuming, with {setting.label}: see what it has printed")
         return _Done(setting=setting, run=run, returned=returned)
 
     def _kill(self, setting: Setting, run_dir: Path) -> bool:
-        """Run to a checkpoint, and kill all ranks one step later. Returns whether there is such a step."""
+        """Run to a checkpoint, and kill all ranks one step later. Returns whether there is such a
+        step."""
         assert self._reference is not None
         assert setting.killed_at is not None
         step = step_to_kill_after(self._reference.run, in_last_epoch=setting.in_last_epoch)
@@ -229,7 +236,8 @@ class _Test:
                 raise error
 
     def _explain(self, setting: Setting, run_dir: Path, error: LaunchError) -> None:
-        """Raise a difference that a run shows which has failed: what it computed before may be the reason."""
+        """Raise a difference that a run shows which has failed: what it computed before may be the
+        reason."""
         try:
             run = self._read(run_dir)
         except LockstepError:
@@ -248,7 +256,8 @@ class _Test:
         return in_traces(self._name, difference, reference.setting, done.setting, diagnosis, findings, failure)
 
     def _findings(self, setting: Setting) -> list[Finding]:
-        """What the reading of the function's text finds that may tell why a run differs. Never an error."""
+        """What the reading of the function's text finds that may tell why a run differs. Never an
+        error."""
         with contextlib.suppress(Exception):
             file = inspect.getsourcefile(inspect.unwrap(self._function))
             assert file is not None

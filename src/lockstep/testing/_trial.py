@@ -68,9 +68,11 @@ def pack_tested(fn: functools.partial[Any]) -> Call:
 
 
 def run_trial(trial: Trial) -> list[Returned] | None:
-    """Run the function. Returns what it returned on each rank; None: all ranks were killed by ``kill_when``.
+    """Run the function. Returns what it returned on each rank; None: all ranks were killed by
+    ``kill_when``.
 
-    What the ranks print comes out by ``sys.stdout`` and ``sys.stderr``, with the number of processes and the rank in front.
+    What the ranks print comes out by ``sys.stdout`` and ``sys.stderr``, with the number of
+    processes and the rank in front.
 
     Raises:
         LaunchError: a rank failed; the message has the first failure in full.

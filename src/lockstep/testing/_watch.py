@@ -78,6 +78,7 @@ def _where(private_dir: Path) -> Iterator[str]:
             of = f" of {group[0].record['world_size']}"
             yield f"{title(group, of)}: {group[0].describe()}"
             stack = group[0].stack()
-            if stack and stack[0].startswith(f"{ranks.__file__}:"):  # a line, and its source: what calls the function
+            # a line, and its source: what calls the function
+            if stack and stack[0].startswith(f"{ranks.__file__}:"):
                 stack = stack[2:]
             yield from (f"  {line}" for line in stack)

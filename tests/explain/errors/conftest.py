@@ -25,7 +25,8 @@ class Net(nn.Module):
 
 @pytest.fixture
 def words_of(run_here):
-    """``words_of(source)``: what is said, below the script's frames, of a script that fails; empty: nothing is."""
+    """``words_of(source)``: what is said, below the script's frames, of a script that fails; empty:
+    nothing is."""
 
     def run(source, nproc=2, env=None):
         done = run_here(BEGIN + textwrap.dedent(source), "--nproc", str(nproc), env=env)

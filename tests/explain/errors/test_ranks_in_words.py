@@ -1,4 +1,5 @@
-"""What ranks do to each other, in plain scripts: PyTorch's own errors, as they are raised here, with names."""
+"""What ranks do to each other, in plain scripts: PyTorch's own errors, as they are raised here,
+with names."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""A regular expression of one rank backtracks: it computes, so that it is named only when the others no longer wait."""
+"""A regular expression of one rank backtracks: it computes, so that it is named only when the
+others no longer wait."""
 
 import datetime
 import re

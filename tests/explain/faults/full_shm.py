@@ -1,4 +1,5 @@
-"""The shared memory of one rank's loader workers is full: what they have made cannot be passed on."""
+"""The shared memory of one rank's loader workers is full: what they have made cannot be passed
+on."""
 
 import sys
 import time
@@ -16,7 +17,8 @@ class Volumes(Dataset):
         return 4000
 
     def __getitem__(self, index):
-        return torch.zeros((1 << 20) if is_culprit and index >= 160 else 1 << 8)  # of 4 MB, 8 in a batch
+        # of 4 MB, 8 in a batch
+        return torch.zeros((1 << 20) if is_culprit and index >= 160 else 1 << 8)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""One rank evaluates for longer than ranks may wait for one that does nothing; a batch comes every second."""
+"""One rank evaluates for longer than ranks may wait for one that does nothing; a batch comes every
+second."""
 
 import sys
 import time

@@ -1,4 +1,5 @@
-"""C code of one rank keeps the interpreter to itself; what its black box says last is that it waits for the others."""
+"""C code of one rank keeps the interpreter to itself; what its black box says last is that it waits
+for the others."""
 
 import ctypes
 import sys

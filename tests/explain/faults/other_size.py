@@ -1,4 +1,5 @@
-"""One rank averages a value that the others do not have: of another size than what they reduce meanwhile."""
+"""One rank averages a value that the others do not have: of another size than what they reduce
+meanwhile."""
 
 import sys
 import time

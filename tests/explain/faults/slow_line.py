@@ -1,4 +1,5 @@
-"""A line of one rank takes most of each step; another one took longer, but once, before the loop."""
+"""A line of one rank takes most of each step; another one took longer, but once, before the
+loop."""
 
 import sys
 import time

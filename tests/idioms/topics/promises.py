@@ -1,7 +1,9 @@
-"""What is promised for an idiom: ``@equal()``, ``@refused(...)`` or ``@differs(...)`` above its function.
+"""What is promised for an idiom: ``@equal()``, ``@refused(...)`` or ``@differs(...)`` above its
+function.
 
-The function is given the team, and returns what must be the same. Its name is the idiom's, its docstring what a page calls it.
-One that does something before it joins is given a function instead, named ``join``.
+The function is given the team, and returns what must be the same. Its name is the idiom's, its
+docstring what a page calls it. One that does something before it joins is given a function instead,
+named ``join``.
 """
 
 import inspect
@@ -16,7 +18,8 @@ IDIOMS = []
 
 @dataclass(frozen=True)
 class Equal:
-    """Weights, buffers, optimizer state and returned numbers are equal to the bit on every rank, however many there are."""
+    """Weights, buffers, optimizer state and returned numbers are equal to the bit on every rank,
+    however many there are."""
 
     plain: bool = False
     """Also equal to the same loop without lockstep, on one process with one shard."""
@@ -28,7 +31,8 @@ class Refused:
 
     words: str
     alone: bool = True
-    """Whether also by a process that is alone. (Else it runs there: only other processes can tell.)"""
+    """Whether also by a process that is alone. (Else it runs there: only other processes can
+    tell.)"""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class Idiom:
     function: Callable
     promise: Equal | Refused | Differs
     found: str = ""
-    """What a reading finds in it (``lockstep check``): codes. LS1: another answer on another number of processes; LS2:
-    starts anew on a resume; LS3: misuse."""
+    """What a reading finds in it (``lockstep check``): codes. LS1: another answer on another number
+    of processes; LS2: starts anew on a resume; LS3: misuse."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of ``join``."""
 

@@ -1,4 +1,5 @@
-"""What idioms share: a small model, its data, and the ordinary step. What an idiom is about, it writes out itself."""
+"""What idioms share: a small model, its data, and the ordinary step. What an idiom is about, it
+writes out itself."""
 
 import torch
 from torch import nn

@@ -1,7 +1,8 @@
-"""accelerate's nlp_example with two lines changed, the import and the loop over epochs, that is killed where it is told to.
+"""accelerate's nlp_example with two lines changed, the import and the loop over epochs, that is
+killed where it is told to.
 
-As a script: ``interrupted_example.py STEP``, under any launcher; 0: to its end. Its last line is what ``run`` returns, in JSON.
-"""
+As a script: ``interrupted_example.py STEP``, under any launcher; 0: to its end. Its last line is
+what ``run`` returns, in JSON."""
 
 import json
 import sys

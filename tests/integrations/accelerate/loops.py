@@ -1,4 +1,5 @@
-"""Loops as people write them with accelerate. Each tells numbers, which are the same on any number of processes."""
+"""Loops as people write them with accelerate. Each tells numbers, which are the same on any number
+of processes."""
 
 import contextlib
 import hashlib
@@ -80,7 +81,8 @@ def counts(accelerator):
 
 
 def dictionaries(accelerator):
-    """Batches that are dicts, nested, with text; ``model(**batch)`` and a model that returns a dict."""
+    """Batches that are dicts, nested, with text; ``model(**batch)`` and a model that returns a
+    dict."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -111,7 +113,8 @@ def dictionaries(accelerator):
 
 
 def sums_and_weights(accelerator):
-    """A loss that is a sum over samples; then means over tokens, whose numbers differ from shard to shard."""
+    """A loss that is a sum over samples; then means over tokens, whose numbers differ from shard to
+    shard."""
     model, optimizer, loader, _ = parts(accelerator, num_samples=20)
     told = []
     for x, y in loader:
@@ -177,7 +180,8 @@ def two_models_by_turns(accelerator):
 
 
 def losses_of_an_evaluation(accelerator):
-    """The loss of each batch, repeated for its samples: those of the last, smaller batch count less."""
+    """The loss of each batch, repeated for its samples: those of the last, smaller batch count
+    less."""
     model, _, _, test = parts(accelerator)
     model.eval()
     losses, sizes = [], []

@@ -1,8 +1,8 @@
-"""A process that has imported accelerate, transformers and lockstep, and forks the ranks of trainings, as torchrun starts them.
-Importing all that takes each rank seconds.
+"""A process that has imported accelerate, transformers and lockstep, and forks the ranks of
+trainings, as torchrun starts them. Importing all that takes each rank seconds.
 
-``python nest.py`` answers each line of its input (a JSON object) with a line: the ranks' exit statuses. ``Nest`` asks it.
-"""
+``python nest.py`` answers each line of its input (a JSON object) with a line: the ranks' exit
+statuses. ``Nest`` asks it."""
 
 import gc
 import importlib
@@ -41,7 +41,8 @@ class Nest:
         self.pid = self._process.pid
 
     def run(self, num_ranks, module, function, args, cwd, env=None):
-        """``module.function(*args)`` on so many ranks, in this directory. Each rank's output is in the file ``log-RANK``.
+        """``module.function(*args)`` on so many ranks, in this directory. Each rank's output is in
+        the file ``log-RANK``.
 
         Returns:
             Each rank's exit status, and what it returned (None: nothing).

@@ -1,4 +1,5 @@
-"""A training that is killed and resumed: its numbers, and those that it keeps in lockstep's state, at the end."""
+"""A training that is killed and resumed: its numbers, and those that it keeps in lockstep's state,
+at the end."""
 
 import hashlib
 import os
@@ -93,7 +94,8 @@ def count_from_the_first_epoch(kill_at=0):
 
 
 def accumulate_by_hand(kill_at=0):
-    """Gradients of two batches, counted by ``enumerate``: the name of the error, if there is one, and the warnings."""
+    """Gradients of two batches, counted by ``enumerate``: the name of the error, if there is one,
+    and the warnings."""
     accelerator = Accelerator(cpu=True, shards=2, run_dir="run", checkpoint_every=1, progress="off")
     model = nn.Linear(3, 1)
     model, optimizer, loader = accelerator.prepare(

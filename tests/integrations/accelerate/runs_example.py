@@ -18,7 +18,8 @@ EXAMPLES = Path(__file__).parent / "examples"
 
 
 def run_example(name, config, options):
-    """The lines that the example has printed on this rank, and the digests of the models that it has prepared last."""
+    """The lines that the example has printed on this rank, and the digests of the models that it
+    has prepared last."""
     sys.path.insert(0, str(EXAMPLES))
     return run_module(lambda: importlib.import_module(name), config, options)
 

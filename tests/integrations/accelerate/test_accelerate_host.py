@@ -1,4 +1,5 @@
-"""What lockstep needs of the installed accelerate, and what it refuses. This fails first if accelerate moves."""
+"""What lockstep needs of the installed accelerate, and what it refuses. This fails first if
+accelerate moves."""
 
 import inspect
 

@@ -1,4 +1,5 @@
-"""accelerate's own examples, with the import changed: equal weights, and equal lines printed, on any number of processes.
+"""accelerate's own examples, with the import changed: equal weights, and equal lines printed, on
+any number of processes.
 
 Their text is in ``examples/``; what they download is made by ``examples/offline.py``.
 """

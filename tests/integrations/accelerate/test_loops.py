@@ -1,4 +1,5 @@
-"""Loops as people write them with accelerate give the same numbers on any number of processes, or an error."""
+"""Loops as people write them with accelerate give the same numbers on any number of processes, or
+an error."""
 
 import loops
 import pytest

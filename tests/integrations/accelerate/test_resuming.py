@@ -20,7 +20,8 @@ def test_a_killed_training_ends_with_the_same_numbers_on_another_number_of_proce
     parts.mkdir()
     _, [expected] = run(nest, whole, 1)
     assert len(expected[0]) == 3
-    assert run(nest, parts, 2, kill_at=4) == ([-9] * 2, [None] * 2)  # between two steps of the optimizer
+    # between two steps of the optimizer
+    assert run(nest, parts, 2, kill_at=4) == ([-9] * 2, [None] * 2)
     assert run(nest, parts, 3, kill_at=12) == ([-9] * 3, [None] * 3)
     statuses, [found] = run(nest, parts, 1)
     assert statuses == [0], (parts / "log-0").read_text()[-3000:]

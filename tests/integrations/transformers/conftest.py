@@ -19,7 +19,8 @@ def require_transformers(require):
 
 @pytest.fixture
 def there(require_transformers, standing_crew):
-    """``there(nproc, "module.function", *args)``: what it returns in each process of a crew that has transformers, by rank."""
+    """``there(nproc, "module.function", *args)``: what it returns in each process of a crew that
+    has transformers, by rank."""
 
     def run(nproc, name, *args):
         return standing_crew(nproc, call, *name.split("."), *args)

@@ -23,7 +23,8 @@ def tokenizer(lines, folder):
 
 
 def language_model(folder):
-    """``train.txt``, ``validation.txt`` and, in ``tiny``, the configuration and the tokenizer of a GPT."""
+    """``train.txt``, ``validation.txt`` and, in ``tiny``, the configuration and the tokenizer of a
+    GPT."""
     from transformers import GPT2Config
 
     lines = Path(textwrap.__file__).read_text().splitlines()
@@ -35,7 +36,8 @@ def language_model(folder):
 
 
 def classifier(folder):
-    """``train.json``, ``validation.json``, ``test.json`` and, in ``tiny``, the configuration and the tokenizer of a BERT."""
+    """``train.json``, ``validation.json``, ``test.json`` and, in ``tiny``, the configuration and
+    the tokenizer of a BERT."""
     from transformers import BertConfig
 
     draw = random.Random(0)

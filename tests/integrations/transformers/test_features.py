@@ -1,4 +1,5 @@
-"""Each feature of transformers' Trainer: the same weights and the same log on one process and on two."""
+"""Each feature of transformers' Trainer: the same weights and the same log on one process and on
+two."""
 
 import re
 from pathlib import Path
@@ -156,7 +157,8 @@ def test_training_is_that_of_a_plain_trainer_with_the_same_global_batch(there, t
     _, ours, _ = trained(name, 1)
     assert len(ours) == len(plain)
     for mine, theirs in zip(ours, plain, strict=True):
-        padded = {"total_flos": mine.get("total_flos")} if "total_flos" in mine else {}  # each shard is padded by itself
+        # each shard is padded by itself
+        padded = {"total_flos": mine.get("total_flos")} if "total_flos" in mine else {}
         assert mine == pytest.approx({**theirs, **padded}, rel=3e-3, abs=1e-6)
 
 

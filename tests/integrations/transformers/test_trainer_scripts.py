@@ -1,4 +1,5 @@
-"""Scripts as transformers' examples have them, with one line changed: one answer on any number of processes, through kills."""
+"""Scripts as transformers' examples have them, with one line changed: one answer on any number of
+processes, through kills."""
 
 import json
 import os
@@ -67,7 +68,8 @@ def program(request):
 
 @pytest.fixture
 def words(program, tmp_path):
-    """``words(name)``: the script's arguments, for an output directory of that name. The data are made here."""
+    """``words(name)``: the script's arguments, for an output directory of that name. The data are
+    made here."""
     (tmp_path / "data").mkdir()
     program.make(tmp_path / "data")
     return lambda name: [*program.args.split(), "--output_dir", name]

@@ -1,4 +1,5 @@
-"""What of transformers' Trainer is private, and relied upon: these tests fail first where another version has moved it."""
+"""What of transformers' Trainer is private, and relied upon: these tests fail first where another
+version has moved it."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""TRL's trainers give one answer on one process and on two, and after a kill, their own metrics included."""
+"""TRL's trainers give one answer on one process and on two, and after a kill, their own metrics
+included."""
 
 import hashlib
 import shutil

@@ -1,4 +1,5 @@
-"""Calls in processes that have transformers, by names: its import takes seconds, which collecting tests need not wait for."""
+"""Calls in processes that have transformers, by names: its import takes seconds, which collecting
+tests need not wait for."""
 
 import importlib
 

@@ -1,4 +1,5 @@
-"""Trainings by transformers' Trainer, a feature or some each: run in every process of a crew, and once without lockstep."""
+"""Trainings by transformers' Trainer, a feature or some each: run in every process of a crew, and
+once without lockstep."""
 
 import collections
 import hashlib
@@ -20,7 +21,8 @@ from lockstep.integrations.transformers._session import team as joined_team
 from lockstep.integrations.transformers._state import MOST_ITEMS, is_clock
 
 SHARDS = 4
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a process in its run
+# of a process in its run
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TRAINED = 41  # samples: no multiple of anything
 EVALUATED = 13
 USUAL = {
@@ -213,7 +215,8 @@ class Collecting:
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.metrics = collections.defaultdict(list)  # a name that the code of transformers uses, too
+        # a name that the code of transformers uses, too
+        self.metrics = collections.defaultdict(list)
         self.logged = collections.Counter()
         self.recent = collections.deque(maxlen=3)
         self.lowest = np.float64(9)
@@ -312,7 +315,8 @@ class Feature:
     collate: Any = None
     more: Any = nothing_more  # more of Trainer's arguments, from the model
     mixin: type = object
-    act: Any = None  # what the script does with the trainer, instead of train(); its result is compared
+    # what the script does with the trainer, instead of train(); its result is compared
+    act: Any = None
     train_set: Any = list
     eval_set: Any = list
     metrics: Any = accuracy
@@ -363,7 +367,8 @@ def save(trainer):
 def count(trainer):
     trainer.train()
     (counting,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, Counting)]
-    events = {name: number for name, number in counting.events.items() if name != "on_train_begin"}  # once a launch
+    # once a launch
+    events = {name: number for name, number in counting.events.items() if name != "on_train_begin"}
     return events, counting.arguments
 
 
@@ -538,7 +543,8 @@ class Interrupting(TrainerCallback):
 
 
 def train(name, out, interrupted_after=0, run_dir=None):
-    """On lockstep, in every process of a crew. Returns digest, log, and what the script has seen."""
+    """On lockstep, in every process of a crew. Returns digest, log, and what the script has
+    seen."""
     feature = FEATURES[name]
     kind, arguments = (Seq2SeqTrainer, Seq2SeqTrainingArguments) if feature.seq2seq else (Trainer, TrainingArguments)
     more = {} if run_dir is None else {"lockstep": {"run_dir": str(run_dir), "checkpoint_every": 2}}
@@ -574,7 +580,8 @@ def saving_between(trainer):
 
 
 def warnings_of(out, run_dir, act, after=0):
-    """Train with ``Resetting``, until an error ends it after so many steps; returns the warnings of lockstep."""
+    """Train with ``Resetting``, until an error ends it after so many steps; returns the warnings of
+    lockstep."""
     args = {"lockstep": {"run_dir": str(run_dir), "checkpoint_every": 2}}
     act = {"once": once, "saving between": saving_between}[act]
     with warnings.catch_warnings(record=True) as caught:
@@ -635,7 +642,8 @@ class NotedStepLR(torch.optim.lr_scheduler.StepLR):
 
 
 def stages(out):
-    """The calls of a plain Trainer, in order: its stages, and what happens to callbacks, optimizer and schedule."""
+    """The calls of a plain Trainer, in order: its stages, and what happens to callbacks, optimizer
+    and schedule."""
 
     def noted(name, function):
         def call(*args, **kwargs):

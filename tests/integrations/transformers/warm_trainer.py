@@ -1,4 +1,5 @@
-"""Fixtures to run scripts of transformers' Trainer: their processes are forked from one that has imported it already."""
+"""Fixtures to run scripts of transformers' Trainer: their processes are forked from one that has
+imported it already."""
 
 import hashlib
 import importlib.util
@@ -29,7 +30,8 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHON
 
 @pytest.fixture(scope="session")
 def trainer_server(outlives_tests, require):
-    """A fork server for ``lockstep run`` that has imported transformers, in seconds that each process would take."""
+    """A fork server for ``lockstep run`` that has imported transformers, in seconds that each
+    process would take."""
     for name in ("transformers", "datasets", "trl"):
         require(name, None if importlib.util.find_spec(name) else f"{name} is not installed (pip install {name})")
     with pytest.MonkeyPatch.context() as patch:
@@ -43,7 +45,8 @@ def trainer_server(outlives_tests, require):
 
 @pytest.fixture
 def with_trainer(trainer_server, tmp_path):
-    """``with_trainer(script, *args, nproc=, options=(), status=0)``: ``lockstep run``, to its end; what it printed."""
+    """``with_trainer(script, *args, nproc=, options=(), status=0)``: ``lockstep run``, to its end;
+    what it printed."""
 
     def run(script, *args, nproc, options=(), status=0, env=None):
         words = ["--nproc-per-node", nproc, "--threads", "1", "--device", "cpu", *options, script, *args]
@@ -64,14 +67,16 @@ def on_lockstep(name, folder):
 
 
 def killed_after(step, run_dir, text):
-    """A script's text, with ``killing.py`` beside it, in which each process is killed at the end of that step of training."""
+    """A script's text, with ``killing.py`` beside it, in which each process is killed at the end of
+    that step of training."""
     train = "result = trainer.train("
     assert text.count(train) == 1
     return text.replace(train, f"trainer.add_callback(__import__('killing').KillAfter({step}, {str(run_dir)!r})); {train}")
 
 
 def outcome(folder):
-    """Digests of all that a script has left which the clock does not decide: weights, log history, metrics, predictions."""
+    """Digests of all that a script has left which the clock does not decide: weights, log history,
+    metrics, predictions."""
     weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     state = json.loads((folder / "trainer_state.json").read_text())
     metrics = {path.name: timeless(json.loads(path.read_text())) for path in folder.glob("*_results.json")}

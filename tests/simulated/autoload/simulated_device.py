@@ -1,7 +1,8 @@
-"""The simulated accelerator as ``torch.sim``: builds ``device.cpp`` once for a version of torch, and registers it.
+"""The simulated accelerator as ``torch.sim``: builds ``device.cpp`` once for a version of torch,
+and registers it.
 
-PyTorch loads it when torch is imported, as it loads other makers' devices, where this directory is on PYTHONPATH: see the entry
-point beside this file.
+PyTorch loads it when torch is imported, as it loads other makers' devices, where this directory is
+on PYTHONPATH: see the entry point beside this file.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ NAME = "sim_device"
 
 
 def built():
-    """The path of the library, which is built if this source has not been built for this torch. Takes a minute or two."""
+    """The path of the library, which is built if this source has not been built for this torch.
+    Takes a minute or two."""
     key = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep-simulated"
     library = cache / f"{torch.__version__}-{sys.implementation.cache_tag}-{key}" / f"{NAME}.so"
@@ -38,7 +40,8 @@ def built():
 
 
 def command():
-    """How to compile it. Without optimization: that takes three times as long, and kernels are the CPU's in any case."""
+    """How to compile it. Without optimization: that takes three times as long, and kernels are the
+    CPU's in any case."""
     folders = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     libraries = [path for path in cpp_extension.library_paths() if Path(path).is_dir()]
     return [
@@ -76,7 +79,8 @@ def _index(device):
 
 
 class SimulatedDevice:
-    """What ``torch.get_device_module("sim")`` returns: what other devices' modules have, as far as somebody asks for it."""
+    """What ``torch.get_device_module("sim")`` returns: what other devices' modules have, as far as
+    somebody asks for it."""
 
     Stream, Event, device = Stream, Event, torch.accelerator.device_index
     is_available = staticmethod(lambda: True)

@@ -1,7 +1,8 @@
-"""A CNN and a GPT, each trained twice: with and without deterministic algorithms, by PyTorch's own loop and by lockstep's.
+"""A CNN and a GPT, each trained twice: with and without deterministic algorithms, by PyTorch's own
+loop and by lockstep's.
 
-Without them bits may differ, and the operations that do are named. With them they must not; PyTorch's error names an operation
-that has no such kernel.
+Without them bits may differ, and the operations that do are named. With them they must not;
+PyTorch's error names an operation that has no such kernel.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def main() -> None:
     args = begin(make_parser(__doc__))
     device, steps = device_of(args.device), 2 if args.tiny else 4
     settings = {"device": args.device, "shards": 2, "threads": 1, "progress": "off", "checkpoint_every": "off"}
-    settings |= {"precision": "bf16-mixed", "seed": 1}  # else the seed is what this process has used last
+    # else the seed is what this process has used last
+    settings |= {"precision": "bf16-mixed", "seed": 1}
     found: dict[str, Any] = {}
     problems: list[str] = []
     for task in TASKS:

@@ -1,4 +1,5 @@
-"""What PyTorch's profiler saw of some steps: launches, waits of the host, and where the time went."""
+"""What PyTorch's profiler saw of some steps: launches, waits of the host, and where the time
+went."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Profile:
         self._span: Any = record_function(COUNTED)
 
     def start(self) -> None:
-        """A step before ``begin``: what the profiler itself does when it starts is none of the steps' business."""
+        """A step before ``begin``: what the profiler itself does when it starts is none of the
+        steps' business."""
         self._profile.start()
 
     def begin(self) -> None:

@@ -1,4 +1,5 @@
-"""Which operations of PyTorch give other bits for the same bits: two runs, recorded, and compared."""
+"""Which operations of PyTorch give other bits for the same bits: two runs, recorded, and
+compared."""
 
 from __future__ import annotations
 
@@ -69,13 +70,14 @@ def summable(tensor: Tensor) -> bool:
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """A sum over the bits of its elements as integers: in any order the same. int64, on the tensor's device."""
+    """A sum over the bits of its elements as integers: in any order the same. int64, on the
+    tensor's device."""
     return tensor.detach().contiguous().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
 
 
 def differing(run: Callable[[], object]) -> dict[str, int]:
-    """How many calls of which operations gave other bits the second time, for the same bits. Other names: the two runs did not
-    do the same, from then on."""
+    """How many calls of which operations gave other bits the second time, for the same bits. Other
+    names: the two runs did not do the same, from then on."""
     runs = []
     for _ in range(2):
         with Recorder() as recorder:

@@ -1,5 +1,5 @@
-"""A profile of two steps: what takes longest; and of the last of them the launches and the waits, in a plain loop and in
-lockstep's, at V = 1 and 2. Steps before them are timed without the profiler.
+"""A profile of two steps: what takes longest; and of the last of them the launches and the waits,
+in a plain loop and in lockstep's, at V = 1 and 2. Steps before them are timed without the profiler.
 
 The plain loop runs the same passes: one over the whole batch, and one over each of its halves.
 """

@@ -1,5 +1,6 @@
-"""A short training with pinned memory, checkpoints and values that are read: for TORCH_CUDA_SANITIZER=1, which ends it with
-the stacks of both accesses if two streams use memory and nothing orders them."""
+"""A short training with pinned memory, checkpoints and values that are read: for
+TORCH_CUDA_SANITIZER=1, which ends it with the stacks of both accesses if two streams use memory and
+nothing orders them."""
 
 from __future__ import annotations
 

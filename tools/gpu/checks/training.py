@@ -1,4 +1,5 @@
-"""The training that most checks do: a rank's script, which gives a digest of all that it has learned."""
+"""The training that most checks do: a rank's script, which gives a digest of all that it has
+learned."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Trained:
     losses: list[float]
     """The means of the steps."""
     samples: str
-    """A digest of which samples this rank's shards had, in what order: not of the numbers of a device."""
+    """A digest of which samples this rank's shards had, in what order: not of the numbers of a
+    device."""
     device: str
 
 

@@ -1,8 +1,9 @@
-"""The fixed tree on a card: one digest for V = 2 and for V = 4, on one process twice, and on two that share the card.
+"""The fixed tree on a card: one digest for V = 2 and for V = 4, on one process twice, and on two
+that share the card.
 
-With the CPU may be compared: which samples each shard has (equal), and the loss of the first step without dropout (close: a
-GPU multiplies in another order, and convolutions in TF32). Digests and random draws may not: each kind of device has its own.
-"""
+With the CPU may be compared: which samples each shard has (equal), and the loss of the first step
+without dropout (close: a GPU multiplies in another order, and convolutions in TF32). Digests and
+random draws may not: each kind of device has its own."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def main() -> None:
     problems: list[str] = []
 
     def run(nproc: int, shards: int, device: str, dropout: float = 0.2) -> Trained:
-        # Several processes share one card only over Gloo. ("auto": a simulated device, of which each has one.)
+        # Several processes share one card only over Gloo. ("auto": a simulated device, of which
+        # each has one.)
         backend = "gloo" if nproc > 1 and device != "auto" else "auto"
         settings: dict[str, Any] = {"device": device, "backend": backend, "timeout_s": 60.0}
         settings |= {"threads": 1, "progress": "off", "checkpoint_every": "off"}
@@ -56,7 +58,8 @@ def main() -> None:
 
 
 def first_difference(one: Trained, other: Trained) -> int | str:
-    """The first step, from 1, whose losses differ: the weights may have before, in the last step."""
+    """The first step, from 1, whose losses differ: the weights may have before, in the last
+    step."""
     steps = enumerate(zip(one.losses, other.losses, strict=True), 1)
     return next((step for step, (left, right) in steps if left != right), "the last")
 

@@ -1,4 +1,5 @@
-"""Several cards: first an error on one rank, which must end the run in seconds; then one digest on 1, 2, 4 and 8 processes.
+"""Several cards: first an error on one rank, which must end the run in seconds; then one digest on
+1, 2, 4 and 8 processes.
 
 The error comes first, for a run that hangs after one would hang at every other failure, too.
 """
@@ -28,7 +29,8 @@ class PlantedError(Exception):
 
 
 def fail(num_shards: int) -> None:
-    """A rank's script: the last rank raises in its third step, while the others wait for its gradients."""
+    """A rank's script: the last rank raises in its third step, while the others wait for its
+    gradients."""
     with lockstep.join() as team:
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

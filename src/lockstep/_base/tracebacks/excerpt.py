@@ -1,7 +1,8 @@
-"""What is shown of an error: its message, where in the user's own code it arose, and what caused it there. Pure.
+"""What is shown of an error: its message, where in the user's own code it arose, and what caused it
+there. Pure.
 
-The frames of lockstep, PyTorch and other libraries are left out: LOCKSTEP_TRACEBACK=full shows them.
-"""
+The frames of lockstep, PyTorch and other libraries are left out: LOCKSTEP_TRACEBACK=full shows
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from lockstep._base.tracebacks.frames import Frame, owner, short_path
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, and those from which or during whose handling it was raised, as tracebacks show them: the oldest last."""
+    """The exception, and those from which or during whose handling it was raised, as tracebacks
+    show them: the oldest last."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -32,9 +34,11 @@ def message_of(error: object) -> str:
 
 
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
-"""Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of the other side."""
+"""Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of
+the other side."""
 _WRAPPED = re.compile(r"Caught \w+ in (.+)\.\nOriginal Traceback")
-"""How PyTorch raises an exception of a loader worker, a thread or a replica: its traceback is the message."""
+"""How PyTorch raises an exception of a loader worker, a thread or a replica: its traceback is the
+message."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):\n", re.MULTILINE)
 _NEXT = re.compile(r"\n\n(?=The above exception was the direct cause|During handling of the above exception)")
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
@@ -57,7 +61,8 @@ class _Link:
     notes: str = ""
 
     def own(self) -> str:
-        """The user's frames. Pointers into a line are kept where the error arose: elsewhere, the next frame says as much."""
+        """The user's frames. Pointers into a line are kept where the error arose: elsewhere, the
+        next frame says as much."""
         *before, last = self.frames or [(("<>", 0, ""), "")]
         own = [_POINTERS.sub("", text) for frame, text in before if owner(frame[0]) == "user"]
         own += [last[1]] if owner(last[0][0]) == "user" else []
@@ -72,7 +77,8 @@ def without_noise(text: str) -> str:
 
 
 def plain_message(error: BaseException) -> str:
-    """The message; where PyTorch raises an exception again, with its traceback as the message, that of the exception itself."""
+    """The message; where PyTorch raises an exception again, with its traceback as the message, that
+    of the exception itself."""
     message = without_noise(message_of(error))
     if (wrapped := _WRAPPED.match(message)) is None:
         return message
@@ -86,8 +92,9 @@ def first_line(message: str) -> str:
 
 
 def excerpt(error: BaseException) -> str:
-    """The user's own frames, those where the error was raised first, and then those of its causes; empty if none is the user's:
-    then the whole traceback is to be shown. The message of the error itself is left to the caller."""
+    """The user's own frames, those where the error was raised first, and then those of its causes;
+    empty if none is the user's: then the whole traceback is to be shown. The message of the error
+    itself is left to the caller."""
     errors = list(chain(error))
     if any(isinstance(each, BaseExceptionGroup) for each in errors):  # a group is a tree
         return ""

@@ -14,7 +14,8 @@ _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("to
 _STANDARD = str(Path(os.__file__).parent) + "/"
 
 UNSEEN = f"{OURS}_tools/explain/recorded_calls.py"
-"""Where calls are noted, between a script's frames and PyTorch's, in which nothing ever is the matter."""
+"""Where calls are noted, between a script's frames and PyTorch's, in which nothing ever is the
+matter."""
 
 Frame = tuple[str, int, str]
 """File, line, and function."""
@@ -31,7 +32,8 @@ def without_unseen(error: BaseException) -> None:
 
 @functools.cache
 def owner(file: str) -> str:
-    """The owner of a file: ``user``, ``lockstep``, ``library`` (installed), or ``plumbing`` (PyTorch, NumPy, Python itself)."""
+    """The owner of a file: ``user``, ``lockstep``, ``library`` (installed), or ``plumbing``
+    (PyTorch, NumPy, Python itself)."""
     if file.startswith(OURS):
         return "lockstep"
     if any(name in file for name in _PLUMBING) or file.startswith("<"):
@@ -42,7 +44,8 @@ def owner(file: str) -> str:
 
 
 def package_of(file: str) -> str:
-    """The name of the package that a file is of: ``torch``, ``lockstep``, ``Python``; of a user's file: empty."""
+    """The name of the package that a file is of: ``torch``, ``lockstep``, ``Python``; of a user's
+    file: empty."""
     if file.startswith(OURS):
         return "lockstep"
     return Path(package).stem if (package := _package(file)) else "" if owner(file) == "user" else "Python"
@@ -63,6 +66,7 @@ def short_path(file: str) -> str:
 
 @functools.cache
 def _package(file: str) -> str:
-    """An installed file's package: the path up to its first name in the directory of packages; empty: it is not installed."""
+    """An installed file's package: the path up to its first name in the directory of packages;
+    empty: it is not installed."""
     place, marker, rest = next((parts for name in _LIBRARIES if (parts := file.partition(name))[1]), ("", "", ""))
     return place + marker + rest.partition("/")[0] if marker else ""

@@ -45,7 +45,8 @@ def main():
     criterion = nn.CrossEntropyLoss()
 
     model, optimizer, loader = team.prepare(model, optimizer, loader)
-    state = team.state(best=0.0, bad=0)  # saved in checkpoints: plain variables would start over when the run resumes
+    # saved in checkpoints: plain variables would start over when the run resumes
+    state = team.state(best=0.0, bad=0)
     for epoch in team.epochs(args.epochs):
         for batch in loader:  # one iteration is one step, on every process
             for points, labels in batch.shards:  # this process's part of the batch

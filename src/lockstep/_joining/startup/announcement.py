@@ -1,5 +1,5 @@
-"""The description of a run at its start: for its journal, and for the user at the first training loader, with what in the
-allotted resources does not fit."""
+"""The description of a run at its start: for its journal, and for the user at the first training
+loader, with what in the allotted resources does not fit."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def _program() -> dict[str, Any]:
 
 
 def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -> str:
-    """The line that says how the loader's batches are split into shards and assigned to processes."""
+    """The line that says how the loader's batches are split into shards and assigned to
+    processes."""
     devices = f" and {num_devices} devices" if num_devices > 1 else ""
     return (
         f"{_batch_words(loader, config.shards or 1)} on {counted(world.world_size, 'process', 'processes')}, "
@@ -132,7 +133,8 @@ def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -
 
 
 def chosen_shards(world_size: int) -> str:
-    """The clause that says what it means that V was given nowhere, and so is the number of processes."""
+    """The clause that says what it means that V was given nowhere, and so is the number of
+    processes."""
     better = max(8, 1 << (world_size - 1).bit_length())
     if world_size == 1:
         return f"1 shard, so no other number of processes can resume it; shards={better} gives one answer on 1 to {better}"

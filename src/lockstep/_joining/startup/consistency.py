@@ -1,5 +1,5 @@
-"""Checking before training that this process is one of the run, and that all machines have the same software, script and run
-directory."""
+"""Checking before training that this process is one of the run, and that all machines have the same
+software, script and run directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from lockstep._world.environment import World
 
 
 def check_software(world: World, collectives: Collectives) -> None:
-    """Check that all machines have the same versions and script. Every rank must call it. Local on a single machine.
+    """Check that all machines have the same versions and script. Every rank must call it. Local on
+    a single machine.
 
     Raises:
         MismatchError: versions or scripts differ; on every rank.
@@ -79,8 +80,9 @@ def check_run_dir_shared(run_dir: Path, token: str, world: World, collectives: C
 
 
 def check_not_imported() -> None:
-    """Check that ``join`` was not called while ``multiprocessing`` imports the script: ``spawn`` and ``forkserver`` do so in
-    each process that they start, a loader's workers among them, to find the functions and classes that these need.
+    """Check that ``join`` was not called while ``multiprocessing`` imports the script: ``spawn``
+    and ``forkserver`` do so in each process that they start, a loader's workers among them, to find
+    the functions and classes that these need.
 
     Raises:
         UsageError: it was. The process would wait for the others of a run that it is no part of.

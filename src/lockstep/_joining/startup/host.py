@@ -1,8 +1,8 @@
-"""Whether this process runs a training script, or a host: a program that calls functions of others, such as submitit, a worker
-of Ray, or pytest.
+"""Whether this process runs a training script, or a host: a program that calls functions of others,
+such as submitit, a worker of Ray, or pytest.
 
-A script's path and arguments say which run is to be resumed. A host has the same ones for every function that it calls, or
-others at each start, so they say nothing.
+A script's path and arguments say which run is to be resumed. A host has the same ones for every
+function that it calls, or others at each start, so they say nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Installed:
     packages: tuple[Path, ...]
     commands: tuple[Path, ...]
     entry: Caller | None = None
-    """The module whose function the command of this process calls, by what is recorded of the command; None: not recorded."""
+    """The module whose function the command of this process calls, by what is recorded of the
+    command; None: not recorded."""
 
     def package_of(self, path: Path) -> str | None:
         """The topmost package of a file; None: it is not in a folder for packages."""
@@ -57,10 +58,12 @@ class Installed:
 
 
 def host_of(script: str, callers: Sequence[Caller], installed: Installed) -> str | None:
-    """The host that runs in this process; None: what runs is the training's own program, or there is none.
+    """The host that runs in this process; None: what runs is the training's own program, or there
+    is none.
 
-    A program is a training's own if it is not installed (a script), if it calls ``join()`` itself, or if it is installed with
-    what calls it (``python -m package.train``, or a command of that package).
+    A program is a training's own if it is not installed (a script), if it calls ``join()`` itself,
+    or if it is installed with what calls it (``python -m package.train``, or a command of that
+    package).
 
     Args:
         script: ``sys.argv[0]``.
@@ -73,7 +76,8 @@ def host_of(script: str, callers: Sequence[Caller], installed: Installed) -> str
     if package is None:
         if not installed.is_command(path):
             return None
-        # (What is called first may be a library's: click's, for a function that click has decorated.)
+        # (What is called first may be a library's: click's, for a function that click has
+        # decorated.)
         inner = installed.entry or _called_by_main(callers)
         if inner is not None and installed.package_of(Path(inner.file).resolve()) is None:
             return None  # a command of a package that is installed in place (pip install -e)
@@ -118,7 +122,8 @@ def _installed(script: str) -> Installed:
 
 
 def _entry(command: str) -> Caller | None:
-    """The module that a command is recorded to call a function of, if the main module has just imported that function."""
+    """The module that a command is recorded to call a function of, if the main module has just
+    imported that function."""
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     for entry in importlib.metadata.entry_points(group="console_scripts", name=command):
         module, name = sys.modules.get(entry.module), entry.attr.partition(".")[0]

@@ -1,4 +1,5 @@
-"""Times the parts of a step on a GPU, which runs asynchronously, without making the script wait for it."""
+"""Times the parts of a step on a GPU, which runs asynchronously, without making the script wait for
+it."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from lockstep._world.devices import is_capturing
 
 
 class DeviceClock:
-    """Records an event in the GPU's current stream at the end of each part, and reads the events that the GPU has reached.
+    """Records an event in the GPU's current stream at the end of each part, and reads the events
+    that the GPU has reached.
 
-    A part lasts from the previous event to its own. While the script waits for data, the GPU may still be working: that time
-    counts as work, and only the rest as waiting. So the parts add up to the time of the stream.
+    A part lasts from the previous event to its own. While the script waits for data, the GPU may
+    still be working: that time counts as work, and only the rest as waiting. So the parts add up to
+    the time of the stream.
 
     Args:
         num_parts: how many parts there are.
@@ -41,7 +44,8 @@ class DeviceClock:
             self._pending.append((part, self._record()))
 
     def read(self, *, wait: bool = False) -> None:
-        """Add the parts whose events the GPU has reached; with ``wait``, wait for it to reach all of them."""
+        """Add the parts whose events the GPU has reached; with ``wait``, wait for it to reach all
+        of them."""
         if wait and self._pending:
             self._pending[-1][1].synchronize()
         while self._pending and self._pending[0][1].query():

@@ -12,7 +12,8 @@ class LateNumbers:
     """Numbers under way to the CPU.
 
     Args:
-        values: at least one tensor without dimensions on a device, all of one dtype. (A process may have several devices.)
+        values: at least one tensor without dimensions on a device, all of one dtype. (A process may
+            have several devices.)
     """
 
     def __init__(self, values: Sequence[Tensor]) -> None:

@@ -1,7 +1,9 @@
-"""Writes logged values, which must be the same on all ranks, without making a step wait for the others.
+"""Writes logged values, which must be the same on all ranks, without making a step wait for the
+others.
 
-Every ``every`` steps a *window* of steps is closed, and the ranks begin to compare a digest of its values; one window later,
-when that has long arrived, the values are written. ``complete`` ends this at once.
+Every ``every`` steps a *window* of steps is closed, and the ranks begin to compare a digest of its
+values; one window later, when that has long arrived, the values are written. ``complete`` ends this
+at once.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from lockstep._world.comm.plain import all_gather_plain
 
 Value = float | Tensor
 Row = tuple[int, int, dict[str, float], tuple[str, ...]]
-"""Epoch, step, the values of that step, and the names of those that were logged apart from it: between two passes, or after an
-evaluation."""
+"""Epoch, step, the values of that step, and the names of those that were logged apart from it:
+between two passes, or after an evaluation."""
 
 
 class MetricLog(Listener):
@@ -41,12 +43,14 @@ class MetricLog(Listener):
         self._current: tuple[int, int, dict[str, Value], dict[str, None]] | None = None
         self._closed: list[tuple[int, int, dict[str, Value], dict[str, None]]] = []
         self._compared: tuple[list[Row], Tensor, Any] | None = None
-        """The window that the ranks compare: its values, the digest (and its negative), and the work that finds extremes."""
+        """The window that the ranks compare: its values, the digest (and its negative), and the
+        work that finds extremes."""
         self._is_in_pass = False
         self._evaluated_after = -1
         """The step in which, or after which, the newest evaluation was."""
         self._has_begun = False
-        """Whether a step has ended. Until then nothing is compared: ranks of a script that takes none may end apart."""
+        """Whether a step has ended. Until then nothing is compared: ranks of a script that takes
+        none may end apart."""
 
     def add(self, epoch: int, step: int, values: dict[str, Any]) -> None:
         """Record values. Local; a value on a GPU stays there.
@@ -108,7 +112,8 @@ class MetricLog(Listener):
         self.complete()
 
     def complete(self) -> None:
-        """Write the values of all steps that have ended. Every rank must call it, at the same point."""
+        """Write the values of all steps that have ended. Every rank must call it, at the same
+        point."""
         self._close_window()
         self._end_comparison()
 

@@ -16,7 +16,8 @@ _Position = tuple[int, int, int | None]
 
 
 class NanWatch(Listener):
-    """Checks every loss: on the CPU at once; on a GPU every ``every`` steps, once the values have been copied.
+    """Checks every loss: on the CPU at once; on a GPU every ``every`` steps, once the values have
+    been copied.
 
     Args:
         policy: ``stop`` (raise), ``warn``, or ``ignore``.
@@ -39,7 +40,8 @@ class NanWatch(Listener):
         LossError: it is NaN, and the policy is ``stop``.
         """
         is_late = isinstance(weight, Tensor)
-        if self._policy == "ignore" or (not is_late and weight == 0):  # the mean over no tokens is NaN, and has no weight
+        # the mean over no tokens is NaN, and has no weight
+        if self._policy == "ignore" or (not is_late and weight == 0):
             return
         if not loss.is_cpu:
             position = self._position()

@@ -27,8 +27,8 @@ class PassProgress:
     done: Count = 0
     """Steps of the pass, including those before the run was interrupted."""
     since_s: Seconds | None = None
-    """When the first step of this pass ended (which may have included the start of loader workers), in seconds since 1970;
-    None: it has not."""
+    """When the first step of this pass ended (which may have included the start of loader workers),
+    in seconds since 1970; None: it has not."""
     until_s: Seconds | None = None
     """When the pass ended; None: it has not."""
     counted: Count = 0
@@ -70,7 +70,8 @@ class PassProgress:
         return None if self.num_steps is None or step_s is None else max(0, self.num_steps - self.done) * step_s
 
     def run_left_s(self, now_s: float) -> float | None:
-        """Remaining time of all epochs, in seconds; None: unknown. During the first, an epoch is assumed to be one pass."""
+        """Remaining time of all epochs, in seconds; None: unknown. During the first, an epoch is
+        assumed to be one pass."""
         if self.num_epochs is None:
             return None
         left_s, num_more = self.left_s(now_s), max(0, self.num_epochs - self.epoch - 1)
@@ -103,7 +104,8 @@ def clock(seconds: float) -> str:
 
 
 def bar_line(progress: PassProgress, times: Sequence[str], values: Sequence[str], width: int) -> list[tuple[str, str]]:
-    """A progress bar as pieces of text with their styles. To fit, the bar is shortened first, then values, then times."""
+    """A progress bar as pieces of text with their styles. To fit, the bar is shortened first, then
+    values, then times."""
     title, done, num_steps = progress.title, progress.done, progress.num_steps
     count = f"{done}/{'?' if num_steps is None else num_steps}"
     room = width - len(title) - len(count) - _GAP

@@ -1,4 +1,5 @@
-"""Follows passes over training loaders: counts their steps, for the display, and measures what they use, without warm-up."""
+"""Follows passes over training loaders: counts their steps, for the display, and measures what they
+use, without warm-up."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ from lockstep._world import devices
 from lockstep._world.comm.collectives import Collectives
 
 _WARM_UP_STEPS = 10
-"""Steps of a launch, or half of a shorter first pass, in which libraries choose their kernels, buffers are allocated and loader
-workers start."""
+"""Steps of a launch, or half of a shorter first pass, in which libraries choose their kernels,
+buffers are allocated and loader workers start."""
 _PRINTED_S = 1.0
 _FEWEST_STEPS = 20
-"""For shorter passes, and for those that ended early after fewer steps, what bounds their speed is not printed."""
+"""For shorter passes, and for those that ended early after fewer steps, what bounds their speed is
+not printed."""
 
 
 class PassMeter(Listener):
@@ -31,7 +33,8 @@ class PassMeter(Listener):
 
     Args:
         split: returns the seconds of each part of the current pass (``measure.split``).
-        speaks: whether to print what bounds the speed, after the first pass and when that is something new.
+        speaks: whether to print what bounds the speed, after the first pass and when that is
+            something new.
     """
 
     stage = Stage.LATE
@@ -58,8 +61,8 @@ class PassMeter(Listener):
         self._usage: Usage | None = None
         """Since the warm-up; None: no pass runs."""
         self._over: list[tuple[dict[str, Any], bool]] = []
-        """For the passes that have ended, the fields of their ``epoch`` events, for this process alone; and whether they are
-        long enough for a verdict."""
+        """For the passes that have ended, the fields of their ``epoch`` events, for this process
+        alone; and whether they are long enough for a verdict."""
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -138,7 +141,8 @@ class PassMeter(Listener):
             seen = (event["bound"], notable_wait(shares))
             if self._speaks and is_telling and seen not in self._said:
                 self._said.add(seen)
-                # On standard error: the script's own output may be compared with that of another run.
+                # On standard error: the script's own output may be compared with that of another
+                # run.
                 print(f"lockstep: epoch {event['epoch'] + 1}: {verdict(event['split'])}", file=sys.stderr, flush=True)
 
 
@@ -149,7 +153,8 @@ def _wait_for_gpu() -> None:
 
 
 def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the measurements of all ranks into one event: rank 0's times, and the use of resources as lists by rank."""
+    """Merge the measurements of all ranks into one event: rank 0's times, and the use of resources
+    as lists by rank."""
     merged = dict(by_rank[0])
     for name in ("cpu_s", "peak_rss_bytes", "peak_gpu_bytes", "gpu_utilisation", "split"):
         values = [fields[name] for fields in by_rank]

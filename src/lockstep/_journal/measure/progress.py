@@ -25,7 +25,8 @@ class Display(Listener):
     """Shows the progress of passes over training loaders.
 
     Args:
-        progress: returns that of the latest pass, which whoever follows it learns of steps before this.
+        progress: returns that of the latest pass, which whoever follows it learns of steps before
+            this.
     """
 
     stage = Stage.LATE
@@ -60,7 +61,8 @@ class Lines(Display):
 
     def _show(self, now_s: float) -> None:
         progress = self._progress()
-        if progress is None or progress.done == self._done_before:  # a pass that failed in its first step has no speed
+        # a pass that failed in its first step has no speed
+        if progress is None or progress.done == self._done_before:
             return
         self._shown_s = now_s
         of = "" if progress.num_steps is None else f"/{progress.num_steps}"
@@ -70,20 +72,23 @@ class Lines(Display):
 
 
 def _shows_bars() -> bool:
-    """Whether the script draws a bar of tqdm's on the terminal now, which another would write over."""
-    # The set of live bars is the only private name of tqdm here, and missing with a version that has renamed it.
+    """Whether the script draws a bar of tqdm's on the terminal now, which another would write
+    over."""
+    # The set of live bars is the only private name of tqdm here, and missing with a version that
+    # has renamed it.
     bars = list(getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ()))
     return any(getattr(bar.fp, "isatty", bool)() for bar in bars if hasattr(bar, "fp"))
 
 
 def _over_bars() -> str:
-    """What to write before a line, so that it takes the place of the script's bar, which is drawn again below."""
+    """What to write before a line, so that it takes the place of the script's bar, which is drawn
+    again below."""
     return "\r\x1b[2K" if os.isatty(1) and _shows_bars() else ""
 
 
 class Bar(Display):
-    """A progress bar with the time left. What the program prints meanwhile appears above it. Where the script draws bars of its
-    own, it gives way: there are lines instead."""
+    """A progress bar with the time left. What the program prints meanwhile appears above it. Where
+    the script draws bars of its own, it gives way: there are lines instead."""
 
     _live: Live | None = None
     _lines: Lines | None = None
@@ -152,7 +157,8 @@ class Bar(Display):
 def choose_display(
     style: str, progress: Callable[[], PassProgress | None], *, is_main: bool, on_terminal: bool
 ) -> Display | None:
-    """The display for ``RunConfig.progress``, given as ``style``; None: nothing is shown, as on all ranks but rank 0."""
+    """The display for ``RunConfig.progress``, given as ``style``; None: nothing is shown, as on all
+    ranks but rank 0."""
     if not is_main or style == "off":
         return None
     return (Bar if style == "bar" or (style == "auto" and on_terminal) else Lines)(progress)

@@ -27,11 +27,12 @@ ACTIVITIES = {
     "backward": "the backward pass",
     "script": "the script's other code in the loop",
 }
-"""What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer as ``script``.)"""
+"""What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer
+as ``script``.)"""
 
 Row = Sequence[float]
-"""What a rank was busy with in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and their sum. (What may
-follow is for ``plan.balance``.)"""
+"""What a rank was busy with in a phase: its number of samples, the seconds of each of
+``ACTIVITIES``, and their sum. (What may follow is for ``plan.balance``.)"""
 
 LOADING = "getting a batch from the loader"
 """What a rank does between two steps of a pass, in a record."""
@@ -62,19 +63,22 @@ _MOSTLY = 0.5
 
 
 def busy_of(rows: Sequence[Row]) -> list[float]:
-    """How long each rank was busy. Called in every step, so it runs no Python code for each of hundreds of ranks."""
+    """How long each rank was busy. Called in every step, so it runs no Python code for each of
+    hundreds of ranks."""
     return list(map(_BUSY, rows))
 
 
 def shares_of(splits: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each part's share of the time of all ranks, whose seconds are given. The shares add up to 1, or to 0 if all are 0."""
+    """Each part's share of the time of all ranks, whose seconds are given. The shares add up to 1,
+    or to 0 if all are 0."""
     totals = {part: math.fsum(split.get(part, 0.0) for split in splits) for part in PARTS}
     whole = math.fsum(totals.values())
     return {part: total / whole if whole else 0.0 for part, total in totals.items()}
 
 
 def bound_of(shares: Mapping[str, float]) -> str | None:
-    """What takes half of the time or more: a part, or ``compute`` for all that compute; None: nothing does."""
+    """What takes half of the time or more: a part, or ``compute`` for all that compute; None:
+    nothing does."""
     wait = max(_WAITS, key=lambda part: shares[part])
     if shares[wait] >= _BOUND:
         return wait

@@ -1,13 +1,14 @@
 """Splits the time of every step into parts, on each rank.
 
-Each event of the loop is a *mark*: the activity that begins, and the time. So a step is a line of intervals, each charged to
-one part, and the parts add up to the whole by construction. Marks are counted together, once a step.
-Between two exchanges each rank measures how long it is busy, and the ranks exchange that along with the numbers of the phase
-(``loop.ledger``), without further messages. A rank that was busy for less than the busiest one has waited for it by the
-difference; the rest of the time until the gradients are there is communication.
+Each event of the loop is a *mark*: the activity that begins, and the time. So a step is a line of
+intervals, each charged to one part, and the parts add up to the whole by construction. Marks are
+counted together, once a step. Between two exchanges each rank measures how long it is busy, and the
+ranks exchange that along with the numbers of the phase (``loop.ledger``), without further messages.
+A rank that was busy for less than the busiest one has waited for it by the difference; the rest of
+the time until the gradients are there is communication.
 
-On a GPU the parts are timed by the GPU (``device_clock``). How long a rank is busy is timed by the script, which waits for the
-GPU before each exchange.
+On a GPU the parts are timed by the GPU (``device_clock``). How long a rank is busy is timed by the
+script, which waits for the GPU before each exchange.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _PART_OF = {
     BEGINNING: COPY,  # unless the process has no shards
     IN_FORWARD: FORWARD,
     IN_BACKWARD: BACKWARD,
-    ENDING: COPY,  # until the next shard's samples are there; after the last one see ``report`` and ``end_phase``
+    # until the next shard's samples are there; after the last one see ``report`` and ``end_phase``
+    ENDING: COPY,
     _IN_OPTIMIZER: OPTIMIZER,
     _IN_LOGGING: LOGGING,
     _EXCHANGING: COMMUNICATION,
@@ -87,13 +89,15 @@ class StepClock(Listener):
         device: torch.device,
     ) -> None:
         self.tell: Callable[[Sequence[Row], Sequence[float]], object] = lambda rows, busy: None
-        """Called at the end of each phase, with the same values on every rank: the ranks' rows since the phase before, and how
-        long each of them was busy, in seconds. For an instrument to set."""
+        """Called at the end of each phase, with the same values on every rank: the ranks' rows
+        since the phase before, and how long each of them was busy, in seconds. For an instrument to
+        set."""
         self._saving, self._held_s = saving, 0.0
         self._seconds = [0.0] * len(PARTS)
         """By part, since the pass began."""
         self._transferred = [0.0] * len(PARTS)
-        """The seconds that were transferred between parts; the GPU's clock does not know of them."""
+        """The seconds that were transferred between parts; the GPU's clock does not know of
+        them."""
         self._device = DeviceClock(device, len(PARTS)) if device.type != "cpu" else None
         self._at_exchange = list(self._seconds)
         """The value of ``_seconds`` at the ranks' last exchange."""
@@ -102,9 +106,11 @@ class StepClock(Listener):
         self._rows: Sequence[Row] = ()
         self._busy_s = 0.0
         self._marks = [(IN_SCRIPT, perf_counter())]
-        """Those that are not counted yet. The last is what the main thread is doing now. Changed in place."""
+        """Those that are not counted yet. The last is what the main thread is doing now. Changed in
+        place."""
         self.mark: Mark = self._marks.append if self._device is None else self._mark_on_device
-        """For whoever runs steps. In a step of a small model each call of Python counts, so this one is none."""
+        """For whoever runs steps. In a step of a small model each call of Python counts, so this
+        one is none."""
         self.num_steps = 0
         """Steps taken so far."""
         self.step_s = 0.0
@@ -130,7 +136,8 @@ class StepClock(Listener):
 
     @property
     def so_far(self) -> dict[str, float]:
-        """The same up to the last event, as far as the GPU has reached it. May be read by another thread."""
+        """The same up to the last event, as far as the GPU has reached it. May be read by another
+        thread."""
         if self._device is None:
             seconds = list(self._seconds)
             _count(list(self._marks), seconds)
@@ -140,7 +147,8 @@ class StepClock(Listener):
         return dict(zip(PARTS, seconds, strict=True))
 
     def charge(self, part: int, then: str | None = None) -> None:
-        """Count the time since the last mark as this part. ``then``: the activity that follows; None: the same."""
+        """Count the time since the last mark as this part. ``then``: the activity that follows;
+        None: the same."""
         _count(self._marks, self._seconds)
         ((activity, began_s),) = self._marks
         now_s = perf_counter()
@@ -189,7 +197,8 @@ class StepClock(Listener):
     def end_phase(self, phase: int) -> None:
         rows, then = self._rows, _IN_OPTIMIZER if self._is_in_optimizer else IN_SCRIPT
         now_s, (_, began_s) = perf_counter(), self._marks[-1]
-        self._marks[-1] = (_EXCHANGING if rows else IN_BACKWARD, began_s)  # a single process only adds up its gradients
+        # a single process only adds up its gradients
+        self._marks[-1] = (_EXCHANGING if rows else IN_BACKWARD, began_s)
         self.mark((then, now_s))
         if rows:
             busy = busy_of(rows)
@@ -199,7 +208,8 @@ class StepClock(Listener):
             self._begin_phase()
 
     def overlapped(self, in_backward_s: float, in_forward_s: float) -> None:
-        """This rank has waited for others for so long in the newest backward pass, and in the forward pass before it."""
+        """This rank has waited for others for so long in the newest backward pass, and in the
+        forward pass before it."""
         self._transfer(BACKWARD, COMMUNICATION, in_backward_s)
         self._transfer(FORWARD, COMMUNICATION, in_forward_s)
         self.exposed_s += in_backward_s + in_forward_s
@@ -271,7 +281,8 @@ def _count(marks: list[tuple[str, float]], seconds: list[float]) -> None:
 
 
 class OverlapTimer(Listener):
-    """Charges as communication what this rank waits for others within its passes, where gradients are exchanged then."""
+    """Charges as communication what this rank waits for others within its passes, where gradients
+    are exchanged then."""
 
     stage = Stage.LATE
 
@@ -286,7 +297,8 @@ class OverlapTimer(Listener):
 
 
 class LoaderTimer(Listener):
-    """Charges the time before the end of a pass, in which the loop waits for the loader. Must be the first listener."""
+    """Charges the time before the end of a pass, in which the loop waits for the loader. Must be
+    the first listener."""
 
     stage = Stage.EARLY
 

@@ -1,4 +1,5 @@
-"""Sends measurements to trackers: TensorBoard, and modules of wandb's shape, such as Weights & Biases and Trackio."""
+"""Sends measurements to trackers: TensorBoard, and modules of wandb's shape, such as Weights &
+Biases and Trackio."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from lockstep._listener import Listener
 
 TRAINING, EVALUATION, LOGGED = "training", "evaluation", "logged"
 GROUPS = {"step": TRAINING, "evaluate": EVALUATION}
-"""The group of the values of each kind of events that have some. Values that are logged only apart from training steps have one
-of their own, ``LOGGED``."""
+"""The group of the values of each kind of events that have some. Values that are logged only apart
+from training steps have one of their own, ``LOGGED``."""
 _FILE_NAME = "trackers.json"
 _MOST_BYTES = 1 << 20
 _RETRY_S = 30.0
@@ -42,7 +43,8 @@ class Tracker:
         """Called before the first step, perhaps several times."""
 
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of a step, or the results of an evaluation after it. Steps come in order."""
+        """Write the values of a step, or the results of an evaluation after it. Steps come in
+        order."""
 
     def close(self, *, failed: bool) -> None:
         """The run has ended. May be called again."""
@@ -52,8 +54,8 @@ class Trackers(Listener):
     """The trackers of one process; there are none on ranks other than 0.
 
     Args:
-        hyperparameters: where those of the script are collected: ``batch_size``, ``epochs``, and the initial settings of each
-            optimizer.
+        hyperparameters: where those of the script are collected: ``batch_size``, ``epochs``, and
+            the initial settings of each optimizer.
     """
 
     def __init__(self, trackers: Sequence[Tracker] = (), hyperparameters: dict[str, Any] | None = None) -> None:
@@ -81,8 +83,9 @@ class Trackers(Listener):
             tracker.open()
 
     def write(self, kind: str, step: int, values: Mapping[str, float], apart: Sequence[str] = ()) -> None:
-        """Write the values of an event: of a ``step``, or of an evaluation (``evaluate``) after it. Steps come in order.
-        ``apart``: the names of those of a step that were logged between passes, or after an evaluation."""
+        """Write the values of an event: of a ``step``, or of an evaluation (``evaluate``) after it.
+        Steps come in order. ``apart``: the names of those of a step that were logged between
+        passes, or after an evaluation."""
         if kind == "step":
             self._in_steps.update(values.keys() - set(apart))
         groups: dict[str, dict[str, float]] = {}
@@ -100,7 +103,8 @@ class Trackers(Listener):
 
 
 class TensorBoard(Tracker):
-    """TensorBoard, if that is installed. Its files are opened with the first value: importing it takes about a second.
+    """TensorBoard, if that is installed. Its files are opened with the first value: importing it
+    takes about a second.
 
     Args:
         resumed_from: the step at which an interrupted run resumes; None: it is new.
@@ -136,7 +140,8 @@ class TensorBoard(Tracker):
                 if self._must:
                     say("WARNING: --track tensorboard: it is not installed: pip install tensorboard")
             else:
-                with contextlib.suppress(ImportError):  # too old, or broken; events.jsonl has all values
+                # too old, or broken; events.jsonl has all values
+                with contextlib.suppress(ImportError):
                     from torch.utils.tensorboard import SummaryWriter
 
                     # Later steps will be written again.
@@ -170,8 +175,8 @@ class RunInfo:
 
 
 class WandbLike(Tracker):
-    """A module with ``init``, ``log`` and ``finish``. After its first error, which is reported, it is no longer used, and
-    training continues.
+    """A module with ``init``, ``log`` and ``finish``. After its first error, which is reported, it
+    is no longer used, and training continues.
 
     Args:
         name: as in ``RunConfig.track``.
@@ -230,7 +235,8 @@ class WandbLike(Tracker):
             "resume": "allow",
         }
         taken = _taken(tracker.init, **arguments)
-        if "id" not in taken and "name" in taken:  # it identifies runs by name, including those in other directories
+        # it identifies runs by name, including those in other directories
+        if "id" not in taken and "name" in taken:
             taken["name"] = f"{arguments['name']}-{number}"
         run = tracker.init(**taken)
         self._run = run if callable(getattr(run, "log", None)) and callable(getattr(run, "finish", None)) else tracker

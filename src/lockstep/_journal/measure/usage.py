@@ -1,7 +1,7 @@
 """What a process uses during an interval: CPU time, memory, and the GPU.
 
-Counters of the kernel and PyTorch are read at the beginning and the end. Nothing runs in between, except a mostly sleeping
-thread if there is a GPU.
+Counters of the kernel and PyTorch are read at the beginning and the end. Nothing runs in between,
+except a mostly sleeping thread if there is a GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SAMPLE_EVERY_S = 0.5  # NVML itself averages over 1/6 to 1 s
 
 
 class Usage:
-    """What this process and its descendants use from now on. Looking up the children takes a few milliseconds, before the
-    clock starts."""
+    """What this process and its descendants use from now on. Looking up the children takes a few
+    milliseconds, before the clock starts."""
 
     def __init__(self) -> None:
         module = devices.in_use()
@@ -35,15 +35,18 @@ class Usage:
         """End the interval; the clock stops first. Local, and does not wait for the GPU.
 
         Returns:
-            ``wall_s``; ``cpu_s``, of this process and all its descendants (loader workers), running or ended, but for a child
-            that was never waited for, or has become a daemon; ``peak_rss_bytes``, the peak resident memory of *this process*
-            since it started, shared libraries included; ``peak_gpu_bytes``, the same of what PyTorch's allocator has reserved
-            (a context and NCCL's buffers take some hundred MB more); ``gpu_utilisation``, the mean percentage of time in which
-            any kernel, of any process, ran on this process's GPUs. The last two are None without a GPU, or if its kind has no
-            such counter; the last one also if it cannot be read (with CUDA that takes the package ``nvidia-ml-py``).
+            ``wall_s``; ``cpu_s``, of this process and all its descendants (loader workers), running
+            or ended, but for a child that was never waited for, or has become a daemon;
+            ``peak_rss_bytes``, the peak resident memory of *this process* since it started, shared
+            libraries included; ``peak_gpu_bytes``, the same of what PyTorch's allocator has
+            reserved (a context and NCCL's buffers take some hundred MB more); ``gpu_utilisation``,
+            the mean percentage of time in which any kernel, of any process, ran on this process's
+            GPUs. The last two are None without a GPU, or if its kind has no such counter; the last
+            one also if it cannot be read (with CUDA that takes the package ``nvidia-ml-py``).
         """
         wall_s = time.perf_counter() - self._began_s
-        # The time of a child that ended without being waited for is lost, so the difference could be negative.
+        # The time of a child that ended without being waited for is lost, so the difference could
+        # be negative.
         cpu_s = max(0.0, _family_cpu_s() - self._cpu_s)
         module = devices.in_use()
         return {
@@ -58,8 +61,8 @@ class Usage:
 def peak_rss_bytes() -> int:
     """Peak resident memory of this process since it started."""
     try:
-        # Not getrusage, whose maximum survives exec, so that a small child of a large process looks large. (psutil 5.9 has no
-        # maximum.)
+        # Not getrusage, whose maximum survives exec, so that a small child of a large process looks
+        # large. (psutil 5.9 has no maximum.)
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -70,11 +73,13 @@ def peak_rss_bytes() -> int:
 
 
 def _family_cpu_s() -> float:
-    """CPU time so far of this process, its running descendants, and the ended ones that were waited for, in seconds.
+    """CPU time so far of this process, its running descendants, and the ended ones that were waited
+    for, in seconds.
 
-    When a parent waits for a child, the child's time moves to the parent's count of ended children, so the difference between
-    two calls is right whichever children came and went. (One that ends between the two readings below is missed in this call;
-    the order of the readings prevents counting it twice.)
+    When a parent waits for a child, the child's time moves to the parent's count of ended children,
+    so the difference between two calls is right whichever children came and went. (One that ends
+    between the two readings below is missed in this call; the order of the readings prevents
+    counting it twice.)
     """
     total = 0.0
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
@@ -94,7 +99,8 @@ def _family_cpu_s() -> float:
 
 
 def _has_children() -> bool:
-    """Whether this process has a child. Asks the kernel, since psutil would read all of /proc, which takes a millisecond."""
+    """Whether this process has a child. Asks the kernel, since psutil would read all of /proc,
+    which takes a millisecond."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # reaps nothing
     except ChildProcessError:
@@ -103,8 +109,8 @@ def _has_children() -> bool:
 
 
 def gpus_in_use(module: Any) -> list[int]:
-    """The GPUs on which this process has memory, or else its current one. (Querying another one would initialize it.)
-    ``module``: see ``devices.in_use``."""
+    """The GPUs on which this process has memory, or else its current one. (Querying another one
+    would initialize it.) ``module``: see ``devices.in_use``."""
     reserved = _reserved(module) if hasattr(module, "max_memory_reserved") else []
     used = [gpu for gpu, num_bytes in enumerate(reserved) if num_bytes > 0]
     return used or [torch.accelerator.current_device_index()]
@@ -135,8 +141,8 @@ class _GpuSampler:
     def _run(self) -> None:
         ended = False
         while not ended:
-            # Wait first, since a reading covers the time before it. The last one is taken at the end, so that short
-            # intervals have one, too.
+            # Wait first, since a reading covers the time before it. The last one is taken at the
+            # end, so that short intervals have one, too.
             ended = self._done.wait(_SAMPLE_EVERY_S)
             try:
                 self._samples.append(sum(float(self._read(gpu)) for gpu in self._gpus) / len(self._gpus))

@@ -1,5 +1,5 @@
-"""The agent of a node: starts this machine's workers after each rendezvous, watches them, and follows what all nodes decide at
-the end of a round."""
+"""The agent of a node: starts this machine's workers after each rendezvous, watches them, and
+follows what all nodes decide at the end of a round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _LAUNCH = "launch"
 _USED = "used"
 """Under which the restarts after failures are counted."""
 _FAREWELL_S = GRACE_S + 1.5
-"""Seconds that the keeper of the store waits for the others at the end: their workers get GRACE_S to end, then they report."""
+"""Seconds that the keeper of the store waits for the others at the end: their workers get GRACE_S
+to end, then they report."""
 
 
 class StoreLostError(LaunchError):
@@ -47,10 +48,12 @@ class StoreLostError(LaunchError):
 
 
 class NodeAgent:
-    """Starts this machine's workers after each rendezvous, and starts a new one when a node comes, goes or fails.
+    """Starts this machine's workers after each rendezvous, and starts a new one when a node comes,
+    goes or fails.
 
-    Whether to start again is decided in the same way on all nodes (see ``verdict``). ``spec`` is as on one machine: fields that
-    differ between starts are replaced. ``take_server`` returns a fork server that is alive.
+    Whether to start again is decided in the same way on all nodes (see ``verdict``). ``spec`` is as
+    on one machine: fields that differ between starts are replaced. ``take_server`` returns a fork
+    server that is alive.
     """
 
     def __init__(
@@ -77,14 +80,16 @@ class NodeAgent:
         self._in_round = ExitStack()
         self._signal = 0
         self.stopped_with: int | None = None
-        """The exit status of a run that was asked to stop, and saved itself or could not; None after another start."""
+        """The exit status of a run that was asked to stop, and saved itself or could not; None
+        after another start."""
         self._is_joining = False  # the workers are being ended because another node joins
         self._there: Collection[int] = ()  # nodes of the last round that were not lost
         self.lost_s = connection.lost_s
         """Seconds of silence after which another node, or the store, counts as lost."""
 
     def stop(self, number: int) -> None:
-        """End the workers, and leave: this launcher got a signal. May be called from any thread; a second call kills them.
+        """End the workers, and leave: this launcher got a signal. May be called from any thread; a
+        second call kills them.
 
         Workers that save the run do so first, with those of all nodes, which then decide together.
         """
@@ -195,7 +200,8 @@ class NodeAgent:
             say(f"{node.world_size} process{plural} on {node.num_nodes} node{'s' if node.num_nodes > 1 else ''}: {hosts}")
 
     def _is_over(self) -> bool:
-        """Check the workers and the other nodes, and act on it. Returns whether the run has ended for this node.
+        """Check the workers and the other nodes, and act on it. Returns whether the run has ended
+        for this node.
 
         Called several times a second.
         """
@@ -250,14 +256,16 @@ class NodeAgent:
         if self._signal or self._is_joining:
             return False  # they were told to end
         if round_.num_waiting and not round_.has_ended:
-            # By SIGTERM, on which workers may save their state. The other nodes notice the new one by themselves.
+            # By SIGTERM, on which workers may save their state. The other nodes notice the new one
+            # by themselves.
             self._is_joining = True
             workers.stop(signal.SIGTERM, at_once=True)
             return False
         return round_.has_ended
 
     def _settle(self, *, is_first: bool) -> bool:
-        """Learn how the round has ended on all nodes, and do what follows. Returns whether the run has ended."""
+        """Learn how the round has ended on all nodes, and do what follows. Returns whether the run
+        has ended."""
         round_, workers = self._current
         stopped_with = workers.outcome.stopped_with or 0
         round_.report(
@@ -282,7 +290,8 @@ class NodeAgent:
         )
         self.stopped_with = self.verdict.stopped_with
         self.is_reporter = self.verdict.reporter == round_.number
-        sweep((), workers.spec.private_dir)  # workers that ended successfully may have left processes: see sweep
+        # workers that ended successfully may have left processes: see sweep
+        sweep((), workers.spec.private_dir)
         self._in_round.close()
         if not self.verdict.continues:
             return True

@@ -23,10 +23,11 @@ OTHERS_S = 5.0
 ALL_RUNS = "lockstep"
 """Prefix of the launchers' entries in the store."""
 _GREETING = f"{ALL_RUNS}/greeting"
-"""Where the store's keeper writes a nonce, signed with the secret of the run. All else is signed with a secret derived from
-both, so that recorded entries of an earlier store cannot be replayed."""
+"""Where the store's keeper writes a nonce, signed with the secret of the run. All else is signed
+with a secret derived from both, so that recorded entries of an earlier store cannot be replayed."""
 _SEEN_S = 10.0
-"""Seconds until a file written by another machine must be visible (NFS caches attributes for seconds)."""
+"""Seconds until a file written by another machine must be visible (NFS caches attributes for
+seconds)."""
 _ASKED_PER_S = 2000.0
 """How often a second all nodes that wait ask the store, at most, if there are hundreds."""
 _BEAT_S = 0.25
@@ -74,8 +75,9 @@ class Connection:
 
     @property
     def answer_s(self) -> float:
-        """Seconds to wait for a value that another node is about to write. (torchelastic checks once a second whether all nodes
-        are there, so they leave a rendezvous at slightly different times.)"""
+        """Seconds to wait for a value that another node is about to write. (torchelastic checks
+        once a second whether all nodes are there, so they leave a rendezvous at slightly different
+        times.)"""
         return max(OTHERS_S, min(_STORE_S, self.lost_s))
 
     @property
@@ -94,7 +96,8 @@ class Connection:
         )
 
     def another_client(self) -> SignedStore:
-        """Another client, for the thread that calls this: one that waits for an answer blocks all threads that use it."""
+        """Another client, for the thread that calls this: one that waits for an answer blocks all
+        threads that use it."""
         waiter = self.waiter("Has the machine that keeps the store been lost?")
         return SignedStore(_connect(self.nodes, waiter), self.secret, self.nodes.endpoint)
 
@@ -109,7 +112,8 @@ def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connect
     """
     nodes = endpoint.nodes
     if endpoint.listener:
-        allow_connections(4 * nodes.most)  # two of each launcher, and some ranks; see the limits in docs/notes/scale.md
+        # two of each launcher, and some ranks; see the limits in docs/notes/scale.md
+        allow_connections(4 * nodes.most)
     server = serve(endpoint.listener, endpoint.listens_at, _STORE_S) if endpoint.listener else None
     who = "node 0" if nodes.node_rank is not None else "its machine"
     remedy = f"Was {who} started, with this address and port, and is it running? (To wait longer: --timeout.)"

@@ -1,7 +1,7 @@
 """The rendezvous of nodes that may come and go: torchelastic's dynamic rendezvous.
 
-Added to it: nodes that wait report for whom; the first rendezvous waits for the maximum number of nodes, later ones do not; all
-times are by one clock.
+Added to it: nodes that wait report for whom; the first rendezvous waits for the maximum number of
+nodes, later ones do not; all times are by one clock.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from lockstep._launch.elastic.waiter import StoppedError, Waiter
 from lockstep._launch.nodes import GATHER_S
 
 _QUICK = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 5}
-"""Settings of torchelastic, in seconds, with whose defaults a run waits for three quarters of a minute when a machine is lost:
-the wait for further machines once there are enough; the interval of keep-alives; and how many keep-alives in a row a lost
-machine has missed."""
+"""Settings of torchelastic, in seconds, with whose defaults a run waits for three quarters of a
+minute when a machine is lost: the wait for further machines once there are enough; the interval of
+keep-alives; and how many keep-alives in a row a lost machine has missed."""
 
 
 class DynamicRendezvous:
@@ -64,15 +64,17 @@ class DynamicRendezvous:
         except RendezvousConnectionError as error:
             raise _cause(error) from error
         backend = StateByOneClock(stored, seconds_ahead(connection), self._tell)
-        # Otherwise torchelastic has the first node open a store on all interfaces, and announce it only once: a node that
-        # outlives the first would not find it.
+        # Otherwise torchelastic has the first node open a store on all interfaces, and announce it
+        # only once: a node that outlives the first would not find it.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._inner = create_handler(connection.store, backend, parameters)
 
     def meet(self, machine: Machine, start: Callable[[], Start]) -> Place:
-        """Meet all nodes that are there. It waits until they are enough, with messages. The first one calls ``start`` then.
+        """Meet all nodes that are there. It waits until they are enough, with messages. The first
+        one calls ``start`` then.
 
-        A node that is lost or stopped at that moment cannot report it: the others time out waiting for its first message.
+        A node that is lost or stopped at that moment cannot report it: the others time out waiting
+        for its first message.
 
         Raises:
             LaunchError: too few nodes arrived within the timeout, or the run has ended.
@@ -153,7 +155,8 @@ class DynamicRendezvous:
         self._waiter = self._connection.waiter(remedy, self._join_s)
 
     def _gather(self, waiter: Waiter) -> None:
-        """Before the first rendezvous: wait a while for the maximum number of nodes, then for the minimum."""
+        """Before the first rendezvous: wait a while for the maximum number of nodes, then for the
+        minimum."""
         store = self._connection.run_store
         num_here = store.add("arrived", 1)
         try:
@@ -193,7 +196,8 @@ class DynamicRendezvous:
 
 
 def _cause(error: RendezvousConnectionError) -> Exception:
-    """The cause of torchelastic's error: a store that does not answer, or into which somebody without the secret writes."""
+    """The cause of torchelastic's error: a store that does not answer, or into which somebody
+    without the secret writes."""
     return error.__cause__ if isinstance(error.__cause__, ForgedError) else DistError(str(error.__cause__ or error))
 
 

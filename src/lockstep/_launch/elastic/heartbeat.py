@@ -1,11 +1,13 @@
-"""Periodic requests to the launchers' store, in a thread: over a link that was cut, a request hangs.
+"""Periodic requests to the launchers' store, in a thread: over a link that was cut, a request
+hangs.
 
-There is one thread for all of them, since each would need a client of its own, and an interpreter that ends while a thread uses
-the store aborts. It detects a store that does not answer. A ``Round`` sends this node's heartbeats, and checks the others'. And
-the keeper of the store publishes its time, since clocks differ: torchelastic's state contains when each node was last alive, by
-that node's clock, and every node compares that with its own clock, by which a node that is some seconds behind would seem lost.
-Here all times in the state are by the keeper's clock: a node determines the difference when it joins, and corrects the times
-that it reads and writes (``state``).
+There is one thread for all of them, since each would need a client of its own, and an interpreter
+that ends while a thread uses the store aborts. It detects a store that does not answer. A ``Round``
+sends this node's heartbeats, and checks the others'. And the keeper of the store publishes its
+time, since clocks differ: torchelastic's state contains when each node was last alive, by that
+node's clock, and every node compares that with its own clock, by which a node that is some seconds
+behind would seem lost. Here all times in the state are by the keeper's clock: a node determines the
+difference when it joins, and corrects the times that it reads and writes (``state``).
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from lockstep._launch.elastic.signed import SignedStore
 _CLOSE_S = 0.5
 """Seconds to wait for a store that does not answer."""
 _UNNEEDED_S = 20.0
-"""Seconds until numbered nodes that wait for others connect, to notice if the store is lost. Sooner, a thousand nodes that
-come at once would connect twice as often before they meet."""
+"""Seconds until numbered nodes that wait for others connect, to notice if the store is lost.
+Sooner, a thousand nodes that come at once would connect twice as often before they meet."""
 _CLOCK = "clock"
 
 
@@ -47,11 +49,11 @@ class Heartbeat:
         return time.monotonic() - self.answered_at
 
     def also(self, act: Callable[[SignedStore], None] | None) -> None:
-        """Set a function to call with the store at each heartbeat; None: none. Waits for the previous one to return, if the
-        store answers.
+        """Set a function to call with the store at each heartbeat; None: none. Waits for the
+        previous one to return, if the store answers.
 
-        The function's first error becomes ``error``, and it is not called again. Errors of a previous function are ignored.
-        """
+        The function's first error becomes ``error``, and it is not called again. Errors of a
+        previous function are ignored."""
         is_free = self._acting.acquire(timeout=_CLOSE_S)
         self._act = act
         if not self._is_needed.is_set():
@@ -61,7 +63,8 @@ class Heartbeat:
             self._acting.release()
 
     def close(self) -> None:
-        """End the requests. (An interpreter that ends while a thread uses PyTorch's store aborts.)"""
+        """End the requests. (An interpreter that ends while a thread uses PyTorch's store
+        aborts.)"""
         self._closed.set()
         self._is_needed.set()
         self._thread.join(_CLOSE_S)
@@ -99,5 +102,6 @@ class Heartbeat:
 
 
 def seconds_ahead(connection: Connection) -> float:
-    """Seconds by which this machine's clock is ahead of the store keeper's, to within about half a second."""
+    """Seconds by which this machine's clock is ahead of the store keeper's, to within about half a
+    second."""
     return 0.0 if connection.server is not None else time.time() - float(connection.store.under(ALL_RUNS).get(_CLOCK))

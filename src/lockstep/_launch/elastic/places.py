@@ -1,4 +1,5 @@
-"""The places of a round's nodes: each announces its machine, and the first one tells each its place, all with few requests."""
+"""The places of a round's nodes: each announces its machine, and the first one tells each its
+place, all with few requests."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Start):
-    """What a node learns at the beginning of a round: of the others no more than it needs, since they may be thousands."""
+    """What a node learns at the beginning of a round: of the others no more than it needs, since
+    they may be thousands."""
 
     number: int
     """Of the node."""
@@ -93,7 +95,8 @@ def read_machine(text: bytes) -> Machine:
 
 
 def place_all(store: SignedStore, num_nodes: int, count: int, start: Start) -> None:
-    """Tell every node its place. (If each looked at all the others, a thousand nodes would ask a million times.)
+    """Tell every node its place. (If each looked at all the others, a thousand nodes would ask a
+    million times.)
 
     Waits for their machines as long as the store does for any name.
     """

@@ -1,11 +1,13 @@
-"""A round, from one rendezvous of the nodes to the next: what their launchers exchange meanwhile, through their store.
+"""A round, from one rendezvous of the nodes to the next: what their launchers exchange meanwhile,
+through their store.
 
-Each launcher sends a heartbeat several times a second. The first node checks those of all, and tells the others with its own
-what it has seen; they check only that one, and all only if it is silent: else requests would grow with the square of the
-number of nodes. A heartbeat is a number that changes, so the machines' clocks do not matter. A launcher with a reason to end
-the round (its processes failed, another node is silent, one wants to join, the launcher was stopped) announces it; then all
-end their processes, and each reports how its own ended. The entries of a round have a prefix of their own.
-"""
+Each launcher sends a heartbeat several times a second. The first node checks those of all, and
+tells the others with its own what it has seen; they check only that one, and all only if it is
+silent: else requests would grow with the square of the number of nodes. A heartbeat is a number
+that changes, so the machines' clocks do not matter. A launcher with a reason to end the round (its
+processes failed, another node is silent, one wants to join, the launcher was stopped) announces it;
+then all end their processes, and each reports how its own ended. The entries of a round have a
+prefix of their own."""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class Report:
     signal: int = 0
     """The signal that stopped its launcher, so that this node leaves; 0: none did."""
     stopped_with: int = 0
-    """The exit status of a run that was asked to stop, and saved itself or could not (``base.stopping``); 0: it was not."""
+    """The exit status of a run that was asked to stop, and saved itself or could not
+    (``base.stopping``); 0: it was not."""
 
     def to_json(self) -> str:
         """For the store."""
@@ -115,11 +118,13 @@ class Round:
             return []
         now = self._heartbeat.answered_at
         watched = {number: now - at for number, (_, at) in self._beats.items() if self.number}
-        silence_s = {**self._silence_s, **watched}  # the first node, too, acts on what it has told: so all do
+        # the first node, too, acts on what it has told: so all do
+        silence_s = {**self._silence_s, **watched}
         return sorted(number for number, seconds in silence_s.items() if number != self.number and seconds > limit_s)
 
     def done(self, stopped_with: int | None) -> None:
-        """Announce that this node's processes have ended successfully, or with this status because they were asked to stop."""
+        """Announce that this node's processes have ended successfully, or with this status because
+        they were asked to stop."""
         self._store.set(f"done/{self.number}", str(stopped_with or 0))
 
     def end(self) -> bool:

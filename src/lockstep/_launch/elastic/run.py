@@ -36,16 +36,19 @@ def run_on_nodes(
 ) -> Outcome:
     """Run a script on this machine and others to its end, or until it is stopped.
 
-    Afterwards all processes of this machine have ended. Ports and ranks in ``spec`` are set after each rendezvous.
+    Afterwards all processes of this machine have ended. Ports and ranks in ``spec`` are set after
+    each rendezvous.
 
     Raises:
-        ConfigError: the nodes differ in their secret, or two have the same number; or the file of the secret
-            cannot be written.
-        LaunchError: a worker failed or a node was lost, and no restart was left; or nodes did not arrive within the timeout.
+        ConfigError: the nodes differ in their secret, or two have the same number; or the file of
+            the secret cannot be written.
+        LaunchError: a worker failed or a node was lost, and no restart was left; or nodes did not
+            arrive within the timeout.
     """
     launch = _Launch(endpoint, server)
     with endpoint.secret.kept() if endpoint.listener is not None else contextlib.nullcontext():
-        # In a thread: while the main thread waits for an answer over the network, it handles no signals.
+        # In a thread: while the main thread waits for an answer over the network, it handles no
+        # signals.
         thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
         thread.start()
         launch.wait(thread, interrupts)
@@ -95,7 +98,8 @@ class _Launch:
             self.error = self.error or error
 
     def wait(self, thread: threading.Thread, interrupts: Interrupts) -> None:
-        """Wait until the agent has ended; once it was stopped and its workers have ended, only briefly."""
+        """Wait until the agent has ended; once it was stopped and its workers have ended, only
+        briefly."""
         num_heard, give_up_at = 0, math.inf
         while thread.is_alive():
             thread.join(_LOOK_S)
@@ -118,7 +122,8 @@ class _Launch:
         self._server.close()
 
     def _rendezvous_hangs(self) -> bool:
-        """Whether the agent is at a rendezvous, where it waits for the store indefinitely, and the store does not answer."""
+        """Whether the agent is at a rendezvous, where it waits for the store indefinitely, and the
+        store does not answer."""
         if self._heartbeat is None or self.agent is None or self.agent.has_workers:
             return False
         return self._heartbeat.silence_s() > self.agent.lost_s + _LEAVE_S

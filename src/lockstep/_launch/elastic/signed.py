@@ -1,9 +1,9 @@
 """The launchers' store, which accepts only values written by launchers of the run.
 
-Every value is signed together with its name (``launch.secret``), with a key derived for each store, and its signature is
-checked before the value is used. Whoever reaches the port without the secret can still remove values, write values that are
-refused, repeat an earlier value of the same name and launch, and create names. That can end a run, or make it wait.
-"""
+Every value is signed together with its name (``launch.secret``), with a key derived for each store,
+and its signature is checked before the value is used. Whoever reaches the port without the secret
+can still remove values, write values that are refused, repeat an earlier value of the same name and
+launch, and create names. That can end a run, or make it wait."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class ForgedError(LaunchError):
 
 
 class SignedStore(Store):
-    """A store whose values are signed. Every method that reads a value raises ForgedError if its signature is wrong.
+    """A store whose values are signed. Every method that reads a value raises ForgedError if its
+    signature is wrong.
 
-    torchelastic may wrap it in PyTorch's ``PrefixStore``, which does not keep the Python part of this object alive: somebody
-    must hold a reference. lockstep itself uses ``under``.
+    torchelastic may wrap it in PyTorch's ``PrefixStore``, which does not keep the Python part of
+    this object alive: somebody must hold a reference. lockstep itself uses ``under``.
 
     Args:
         inner: stores the signed values.
@@ -74,8 +75,8 @@ class SignedStore(Store):
 
     @override
     def add(self, key: str, amount: int) -> int:
-        """By compare_set: numbers that the store adds itself could not be signed. Callers that fail wait longer and longer, or
-        a thousand of them would need a million attempts."""
+        """By compare_set: numbers that the store adds itself could not be signed. Callers that fail
+        wait longer and longer, or a thousand of them would need a million attempts."""
         name, before, number, pause_s, num_failed = self._prefix + key, b"", 0, _LEAST_PAUSE_S, 0
         while True:
             # Concurrent callers write different bytes, so that each knows whether it was first.
@@ -90,7 +91,8 @@ class SignedStore(Store):
             if amount == 0:
                 return number
             num_failed += 1
-            if num_failed % 2 == 0:  # the next attempt will only read the number, and the one after that can succeed
+            # the next attempt will only read the number, and the one after that can succeed
+            if num_failed % 2 == 0:
                 time.sleep(random.random() * pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -103,7 +105,8 @@ class SignedStore(Store):
         """Set several names, in this order, with few requests."""
         names = [self._prefix + key for key in keys]
         signed = [self._sign(name, value) for name, value in zip(names, values, strict=True)]
-        # PyTorch's server reads a request from its beginning each time that another piece of it arrives, 64 KiB long.
+        # PyTorch's server reads a request from its beginning each time that another piece of it
+        # arrives, 64 KiB long.
         for first in range(0, len(names), _AT_ONCE):
             self._inner.multi_set(names[first : first + _AT_ONCE], signed[first : first + _AT_ONCE])
 

@@ -1,8 +1,9 @@
 """torchelastic's state of a rendezvous, on its way between torchelastic and the launchers' store.
 
-It is torchelastic's own pickle. Unpickling runs code of the writer's choice, and only launchers of this run can write: the
-store is signed. On the way its times are shifted to the clock of the store's keeper (see ``heartbeat``). They are private
-attributes, used in this file alone; a test fails if they change.
+It is torchelastic's own pickle. Unpickling runs code of the writer's choice, and only launchers of
+this run can write: the store is signed. On the way its times are shifted to the clock of the
+store's keeper (see ``heartbeat``). They are private attributes, used in this file alone; a test
+fails if they change.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class StateByOneClock(RendezvousBackend):
         if stored[2]:
             self._pause_s = _LEAST_PAUSE_S
         else:
-            # torchelastic tries again at once. Of dozens of nodes that join so at once, few ever succeed: by the time that one
-            # has changed what it got, another has written.
+            # torchelastic tries again at once. Of dozens of nodes that join so at once, few ever
+            # succeed: by the time that one has changed what it got, another has written.
             time.sleep(random.random() * self._pause_s)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             newest = self._inner.get_state()

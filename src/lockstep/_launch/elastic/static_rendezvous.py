@@ -24,8 +24,9 @@ _LOOK_S = 5.0
 class StaticRendezvous:
     """The rendezvous of numbered nodes: of all of them, every time.
 
-    A node announces its machine under its number, and looks for its place, the less often the more nodes there are. The first
-    one tells all their places once it has all machines, and until then says who is missing.
+    A node announces its machine under its number, and looks for its place, the less often the more
+    nodes there are. The first one tells all their places once it has all machines, and until then
+    says who is missing.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -37,7 +38,8 @@ class StaticRendezvous:
         self._count = -1  # of the rendezvous, from 0
 
     def meet(self, machine: Machine, start: Callable[[], Start]) -> Place:
-        """Meet the others. Every node must; it waits for them, with messages. The first one calls ``start`` then.
+        """Meet the others. Every node must; it waits for them, with messages. The first one calls
+        ``start`` then.
 
         Raises:
             ConfigError: another launcher has this node's number.

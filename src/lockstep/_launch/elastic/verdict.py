@@ -1,4 +1,5 @@
-"""The decision at the end of a round: whether the nodes start a new rendezvous, and the message for the user. Pure."""
+"""The decision at the end of a round: whether the nodes start a new rendezvous, and the message for
+the user. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Verdict:
     status: int
     """The exit status of the launchers, if they end."""
     stopped_with: int | None = None
-    """The exit status of a run that was asked to stop, and saved itself or could not: no failure."""
+    """The exit status of a run that was asked to stop, and saved itself or could not: no
+    failure."""
     reporter: int
     """The number of the reporting node."""
 
@@ -110,8 +112,8 @@ def judge(
 
 
 def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
-    """The cause first: consequences last; then those of which it is known who waited for whom; then those of the node that
-    announced the end; then by the nodes' clocks."""
+    """The cause first: consequences last; then those of which it is known who waited for whom; then
+    those of the node that announced the end; then by the nodes' clocks."""
     ordered = [
         (failure.distance, not failure.waited, not report.is_first, failure)
         for report in reports.values()

@@ -70,7 +70,8 @@ class Waiter:
         return max(0.0, self._timeout_s - self.waited_s)
 
     def tell(self, whom: str, *, ends: bool = True) -> None:
-        """Report, if it is due, that this node waits for ``whom``. ``ends``: whether the timeout applies.
+        """Report, if it is due, that this node waits for ``whom``. ``ends``: whether the timeout
+        applies.
 
         Raises:
             StoppedError: this launcher was stopped.

@@ -1,4 +1,5 @@
-"""This machine's workers for one round: started, watched and ended as on one machine, in a separate thread."""
+"""This machine's workers for one round: started, watched and ended as on one machine, in a separate
+thread."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from lockstep._launch.spec import LaunchSpec
 from lockstep._launch.supervise import Outcome
 
 _OWN_WAY_S = 0.5
-"""Seconds that workers get to notice the loss of others themselves. (A failure must not be hidden by an interrupt.)"""
+"""Seconds that workers get to notice the loss of others themselves. (A failure must not be hidden
+by an interrupt.)"""
 
 
 class Workers:
@@ -41,7 +43,8 @@ class Workers:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Once they have ended: the failures, the cause first; empty if all ended successfully, or were stopped."""
+        """Once they have ended: the failures, the cause first; empty if all ended successfully, or
+        were stopped."""
         if self._error is not None:
             raise self._error
         return self.outcome.failures
@@ -54,7 +57,8 @@ class Workers:
         return (self.outcome.stopped_by or self.outcome.stopped_with) is not None
 
     def stop(self, number: int, *, at_once: bool = False) -> None:
-        """Stop them as this signal would, saving the run if they do that. Does not wait; a second call kills them.
+        """Stop them as this signal would, saving the run if they do that. Does not wait; a second
+        call kills them.
 
         ``at_once``: False: workers that are ending by themselves get a moment to report why.
         """

@@ -23,7 +23,8 @@ _BLOCK_BYTES = 1 << 22
 
 
 def write_json(path: Path, value: Any, *, within: Path | None = None) -> bytes:
-    """Write a JSON value, atomically and durably. Returns the bytes written. ``within``: see ``open_to_write``."""
+    """Write a JSON value, atomically and durably. Returns the bytes written. ``within``: see
+    ``open_to_write``."""
     content = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
     write_atomic(path, content, durable=True, within=within)
     return content
@@ -51,7 +52,8 @@ def write_bytes(path: Path, parts: Iterable[Bytes], *, within: Path | None = Non
 
 
 def _blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
-    """The same in blocks small enough to stay in the processor's cache while they are read twice."""
+    """The same in blocks small enough to stay in the processor's cache while they are read
+    twice."""
     for part in parts:
         for start in range(0, len(part), _BLOCK_BYTES):
             yield part[start : start + _BLOCK_BYTES]

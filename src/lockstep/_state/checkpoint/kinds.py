@@ -1,4 +1,5 @@
-"""The types that checkpointed state may contain, besides lists, tensors and what JSON can express."""
+"""The types that checkpointed state may contain, besides lists, tensors and what JSON can
+express."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class RefusedError(Exception):
 
 
 class Kind(NamedTuple):
-    """Encodes values of one type as simpler ones: ``together(apart(value), **options(value))`` is the value."""
+    """Encodes values of one type as simpler ones: ``together(apart(value), **options(value))`` is
+    the value."""
 
     of: type
     apart: Callable[[Any], Any]
@@ -45,7 +47,8 @@ def is_plain(value: Any) -> bool:
     if kind is float:
         return math.isfinite(value)
     if kind is str:
-        return value.isascii() or re.search("[\ud800-\udfff]", value) is None  # halves of surrogate pairs
+        # halves of surrogate pairs
+        return value.isascii() or re.search("[\ud800-\udfff]", value) is None
     return value is None or kind is bool
 
 
@@ -86,8 +89,10 @@ KINDS = {
     "$set": Kind(set, list, set),
     "$frozenset": Kind(frozenset, list, frozenset),
     "$deque": Kind(deque, list, deque, lambda value: {"maxlen": value.maxlen}),
-    "$dict": Kind(dict, dict, dict),  # with keys that JSON does not support; items are stored as pairs
-    "$ordered": Kind(  # a module's state_dict() has an attribute with the versions of its submodules
+    # with keys that JSON does not support; items are stored as pairs
+    "$dict": Kind(dict, dict, dict),
+    # a module's state_dict() has an attribute with the versions of its submodules
+    "$ordered": Kind(
         OrderedDict,
         dict,
         _ordered_together,

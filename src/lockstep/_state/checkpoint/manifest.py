@@ -14,8 +14,8 @@
 ``world_size``     number of processes that wrote it
 ``versions``       of lockstep, torch and Python
 ``objects``        the prepared objects in order: ``kind``, ``name``, ``lines`` (which must be the same on resume),
-                   ``options`` (of optimizers and schedules) and ``file`` (a model's weights, or what
-                   the names of their parts derive from: see ``parts``)
+                   ``options`` (of optimizers and schedules) and ``file`` (a model's weights, or
+                   what the names of their parts derive from: see ``parts``)
 ``registered``     names given to ``team.register``
 ``loaders``        for each prepared loader, a list of lines that must be the same on resume
 ``metric``         for ``weights``: the metric for which they were saved

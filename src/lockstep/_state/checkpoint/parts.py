@@ -1,8 +1,9 @@
-"""Assigning the tensors of a checkpoint to the ranks that write them, and the names of their files. Pure.
+"""Assigning the tensors of a checkpoint to the ranks that write them, and the names of their files.
+Pure.
 
-Of a tensor that is cut along its first dimension over the ranks, as by ``fully_shard``, each rank writes its own rows, under
-the tensor's name. So a tensor that several files hold consists of the rows in all of them, in the order of the ranks.
-"""
+Of a tensor that is cut along its first dimension over the ranks, as by ``fully_shard``, each rank
+writes its own rows, under the tensor's name. So a tensor that several files hold consists of the
+rows in all of them, in the order of the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _SUFFIX = ".safetensors"
 
 
 def deal_out(sizes: Mapping[str, int], held: list[int]) -> list[list[str]]:
-    """The names of tensors for each rank, so that all write about equally much. The same on every rank.
+    """The names of tensors for each rank, so that all write about equally much. The same on every
+    rank.
 
     Args:
         sizes: size of each tensor in bytes, by name, in any order.
@@ -30,7 +32,8 @@ def deal_out(sizes: Mapping[str, int], held: list[int]) -> list[list[str]]:
 
 
 def weights_name(name: str) -> str:
-    """The file for the weights of a model of this name (``model``, ``model-2``, ``average``), if they are not cut."""
+    """The file for the weights of a model of this name (``model``, ``model-2``, ``average``), if
+    they are not cut."""
     return name + _SUFFIX
 
 
@@ -45,14 +48,15 @@ def state_part_name(rank: int) -> str:
 
 
 def weights_files(file: str, files: Iterable[str]) -> list[str]:
-    """Those of a checkpoint's files that hold the weights that are in ``file`` if they are not cut: itself, or its parts in the
-    order of the ranks; empty: there are none."""
+    """Those of a checkpoint's files that hold the weights that are in ``file`` if they are not cut:
+    itself, or its parts in the order of the ranks; empty: there are none."""
     pattern = rf"{re.escape(file.removesuffix(_SUFFIX))}\.rank-\d+{re.escape(_SUFFIX)}"
     return sorted((name for name in files if name == file or re.fullmatch(pattern, name)), key=_rank_of)
 
 
 def state_files(files: Iterable[str]) -> list[str]:
-    """Those of a checkpoint's files that hold tensors of all other state, in the order of the ranks."""
+    """Those of a checkpoint's files that hold tensors of all other state, in the order of the
+    ranks."""
     return sorted((file for file in files if re.fullmatch(rf"state-\d+{re.escape(_SUFFIX)}", file)), key=_rank_of)
 
 

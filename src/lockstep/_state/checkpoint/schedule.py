@@ -1,10 +1,11 @@
 """Deciding when to save a checkpoint: at the same step on every rank, whatever their clocks say.
 
-All ranks know at which steps one falls due by an interval in steps. They do not if the interval is in time, or if one of them
-still writes the last checkpoint, has failed to, or was asked to stop (see ``lockstep._base.stopping``): so about twice a second,
-and when one falls due, they exchange a few numbers.
-Each exchange also determines the step of the next one: the very next step while a checkpoint waits for an earlier one to be
-written. Checkpoints that fall due meanwhile are merged into it.
+All ranks know at which steps one falls due by an interval in steps. They do not if the interval is
+in time, or if one of them still writes the last checkpoint, has failed to, or was asked to stop
+(see ``lockstep._base.stopping``): so about twice a second, and when one falls due, they exchange a
+few numbers.
+Each exchange also determines the step of the next one: the very next step while a checkpoint waits
+for an earlier one to be written. Checkpoints that fall due meanwhile are merged into it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class CheckpointSchedule:
     """Decides after which steps a checkpoint is saved.
 
     Args:
-        every: a number of steps, or of seconds followed by ``s``, or ``off`` (never), as in ``RunConfig.interval``.
+        every: a number of steps, or of seconds followed by ``s``, or ``off`` (never), as in
+            ``RunConfig.interval``.
         exchange: see above.
         is_alone: whether there is only one process, which may read its clock after every step.
         clock: returns the time in seconds.
@@ -45,17 +47,20 @@ class CheckpointSchedule:
         self._saved_at = clock()
         self._failed = False
         self.stop_request = 0
-        """The largest ``stop_request`` of the ranks in the last exchange. The same on every rank."""
+        """The largest ``stop_request`` of the ranks in the last exchange. The same on every
+        rank."""
 
     def tick(self, step: int, *, is_busy: bool, stop_request: int = 0) -> tuple[bool, bool]:
         """Decide after a step. Every rank must call it.
 
         Args:
             is_busy: whether this rank is still writing the last checkpoint.
-            stop_request: greater than 0 if this rank was asked to stop: then a checkpoint is saved whatever the interval.
+            stop_request: greater than 0 if this rank was asked to stop: then a checkpoint is saved
+                whatever the interval.
 
         Returns:
-            Whether to save now, and whether any rank failed to write the last one: the same on every rank.
+            Whether to save now, and whether any rank failed to write the last one: the same on
+            every rank.
         """
         if self._every_steps is not None and step % self._every_steps == 0:
             self._due = True
@@ -69,7 +74,8 @@ class CheckpointSchedule:
         due, busy, failed, num_steps, self.stop_request = self._exchange(numbers)
         self._failed = False
         self._due = bool(due)
-        # One that falls due while the last one is being written is saved after the first step at which all have finished.
+        # One that falls due while the last one is being written is saved after the first step at
+        # which all have finished.
         self._next_exchange = step + (1 if due and busy else num_steps)
         return self.stop_request > 0 or (self._due and not busy), bool(failed)
 
@@ -88,7 +94,8 @@ class CheckpointSchedule:
         self._failed = self._failed or not well
 
     def acknowledge(self) -> None:
-        """Record that all ranks know the outcome of the last checkpoint without another exchange."""
+        """Record that all ranks know the outcome of the last checkpoint without another
+        exchange."""
         self._failed = False
 
     @property

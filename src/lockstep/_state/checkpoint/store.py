@@ -9,9 +9,9 @@
         damaged-step-00000130/      one from which a launch could not resume
     <run directory>/best/           the weights kept by ``team.best``
 
-A checkpoint is written under a temporary name beside the others, flushed to disk, and renamed. So whatever has a
-checkpoint's name was complete when it was written, even if the run was killed; checksums detect later damage.
-"""
+A checkpoint is written under a temporary name beside the others, flushed to disk, and renamed. So
+whatever has a checkpoint's name was complete when it was written, even if the run was killed;
+checksums detect later damage."""
 
 from __future__ import annotations
 
@@ -69,33 +69,37 @@ class Store:
         return sorted(paths, key=step_of, reverse=True)
 
     def has_unfinished(self) -> bool:
-        """Whether a killed launch has left a directory that may be complete except for its name: see ``clean``."""
+        """Whether a killed launch has left a directory that may be complete except for its name:
+        see ``clean``."""
         return any(self.directory.glob(f"{_UNFINISHED}*"))
 
     def newest(self) -> Path | None:
         """The checkpoint of the latest step; None: there is none.
 
-        The file ``newest`` is for people and other programs, and may be one checkpoint behind after a kill.
-        """
+        The file ``newest`` is for people and other programs, and may be one checkpoint behind after
+        a kill."""
         return next(iter(self.all()), None)
 
     def newest_sound(self, say: Callable[[str], None]) -> tuple[Path, Manifest] | None:
         """The newest undamaged checkpoint; None if the run has no checkpoints.
 
-        Newer, damaged ones are renamed, since the run will reach their steps again. The caller must hold the run's lock.
+        Newer, damaged ones are renamed, since the run will reach their steps again. The caller must
+        hold the run's lock.
 
         Args:
             say: called with a line about each damaged one.
 
         Raises:
-            CheckpointError: there are checkpoints, but none is usable; or one was written by a newer version.
+            CheckpointError: there are checkpoints, but none is usable; or one was written by a
+                newer version.
         """
         damaged: list[tuple[Path, str]] = []
         for path in self.all():
             try:
                 manifest = verify(path)
             except NewerFormatError:
-                raise  # resuming from an older checkpoint would undo what the newer version has done
+                # resuming from an older checkpoint would undo what the newer version has done
+                raise
             except CheckpointError as error:
                 damaged.append((path, str(error)))
                 continue
@@ -120,7 +124,8 @@ class Store:
         return self.directory / f"{_UNFINISHED}{step:08d}-{token}"
 
     def commit(self, unfinished: Path, manifest: Manifest, keep: int) -> Path:
-        """Commit a written checkpoint as the newest one, and delete the oldest ones. Returns its path.
+        """Commit a written checkpoint as the newest one, and delete the oldest ones. Returns its
+        path.
 
         Args:
             unfinished: the directory with its other files, flushed to disk by their writers.
@@ -135,7 +140,8 @@ class Store:
         write_atomic(self.directory / _NEWEST, path.name + "\n", durable=True, within=self.run_dir)
         flush(self.directory)
         older = [checkpoint for checkpoint in self.all() if checkpoint != path]
-        # Those of later steps remain from before the run went back to an undamaged one: they are deleted first.
+        # Those of later steps remain from before the run went back to an undamaged one: they are
+        # deleted first.
         older.sort(key=lambda checkpoint: step_of(checkpoint) > manifest.step)
         for checkpoint in older[keep - 1 :]:
             self._remove(checkpoint)
@@ -153,7 +159,8 @@ class Store:
         return self.run_dir / BEST
 
     def clear_failed(self, unfinished: Path) -> None:
-        """Delete the leftovers of failed attempts, other than ``unfinished``. No rank may be writing another checkpoint."""
+        """Delete the leftovers of failed attempts, other than ``unfinished``. No rank may be
+        writing another checkpoint."""
         for path in self.directory.glob(f"{_UNFINISHED}*"):
             if path != unfinished and not path.name.endswith(_OLD):
                 remove(path, within=self.run_dir)
@@ -169,7 +176,8 @@ class Store:
                 pass
         except FileNotFoundError:
             return
-        for path in sorted(self.directory.glob(f"{_UNFINISHED}*")):  # a new checkpoint before the old one that it replaces
+        # a new checkpoint before the old one that it replaces
+        for path in sorted(self.directory.glob(f"{_UNFINISHED}*")):
             if path.name.endswith(_REMOVED):
                 self._remove(path)
             else:
@@ -179,12 +187,14 @@ class Store:
                 remove(path, within=self.run_dir)
 
     def _put(self, unfinished: Path, manifest: Manifest, path: Path) -> None:
-        """Complete a checkpoint by its manifest, verify that nothing is missing, and give it its name."""
+        """Complete a checkpoint by its manifest, verify that nothing is missing, and give it its
+        name."""
         manifest.write(unfinished, within=self.run_dir)
         flush(unfinished)
         verify(unfinished, sizes_only=True)
         if os.path.lexists(path):
-            # The run went back beyond this step and reached it again. A directory cannot be replaced atomically.
+            # The run went back beyond this step and reached it again. A directory cannot be
+            # replaced atomically.
             old = unfinished.with_name(f"{unfinished.name}{_OLD}")
             rename(path, old, within=self.run_dir)
             try:
@@ -198,7 +208,8 @@ class Store:
         flush(path.parent)
 
     def _rescue(self, unfinished: Path) -> None:
-        """Commit a complete checkpoint, whose launch was killed just before renaming it; delete others."""
+        """Commit a complete checkpoint, whose launch was killed just before renaming it; delete
+        others."""
         try:
             manifest = verify(unfinished)
         except CheckpointError:
@@ -230,7 +241,8 @@ class Store:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint directory for a path: the path itself, or the newest checkpoint of a run directory.
+    """The checkpoint directory for a path: the path itself, or the newest checkpoint of a run
+    directory.
 
     Raises:
         CheckpointError: there is none.

@@ -1,10 +1,11 @@
 """Writing a safetensors file with as little effect on concurrent training as possible.
 
-The library's ``save_file`` computes no checksum, which would need two more passes over the tensors: 4.1 s of CPU time for
-1.2 GB, rather than 2 to 3 s here. Files are read by the library only, and tests compare them with the library's byte by byte.
+The library's ``save_file`` computes no checksum, which would need two more passes over the tensors:
+4.1 s of CPU time for 1.2 GB, rather than 2 to 3 s here. Files are read by the library only, and
+tests compare them with the library's byte by byte.
 
-The format (https://github.com/huggingface/safetensors): eight bytes with the length of the header, the header in JSON, and
-the tensors without gaps.
+The format (https://github.com/huggingface/safetensors): eight bytes with the length of the header,
+the header in JSON, and the tensors without gaps.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, within: Path | N
 def _header(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, object]]:
     header: dict[str, dict[str, object]] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # so that each is aligned
+    # so that each is aligned
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
         tensor = tensors[name]
         if tensor.dtype not in _NAMES:
             raise CheckpointError(f"{name} has dtype {tensor.dtype}, which a safetensors file cannot hold")

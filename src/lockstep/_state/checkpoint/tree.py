@@ -1,18 +1,19 @@
 """State as JSON and named tensors: nothing is pickled, so reading a checkpoint runs no code.
 
-A plain value stands for itself, and so does a dict whose keys are all strings that do not begin with ``$``. Everything else
-is an object with one tag, and further fields beside the tag::
+A plain value stands for itself, and so does a dict whose keys are all strings that do not begin
+with ``$``. Everything else is an object with one tag, and further fields beside the tag::
 
     {"$tuple": [0.9, 0.999]}
     {"$dict": [[0, "the value of the key 0"], ...]}
     {"$deque": [1, 2], "maxlen": 3}
     {"$tensor": "optimizer-1.state.0.exp_avg", "device": "cuda", "strides": [1, 4]}
 
-A tensor's ``device`` is the kind of device that it was on. Of a process with several, ``place`` is the device's number in the
-process, unless that is 0: the numbers that PyTorch gives devices are others on every process.
+A tensor's ``device`` is the kind of device that it was on. Of a process with several, ``place`` is
+the device's number in the process, unless that is 0: the numbers that PyTorch gives devices are
+others on every process.
 
-Only the types in ``kinds.py`` can be written and read, by exact type, since a subclass may have more state than its base.
-"""
+Only the types in ``kinds.py`` can be written and read, by exact type, since a subclass may have
+more state than its base."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ _IN_FILES = {  # dtypes that safetensors supports; complex numbers are stored as
 def take_apart(tree: Any, name: str, devices: Sequence[torch.device] = ()) -> tuple[Json, dict[str, Tensor]]:
     """Split a tree into a JSON value and named tensors.
 
-    The tensors are detached but not copied (arrays are), so they change with the tree. They may be on a GPU, with any strides;
-    ``put_together`` requires them to be contiguous and on the CPU.
+    The tensors are detached but not copied (arrays are), so they change with the tree. They may be
+    on a GPU, with any strides; ``put_together`` requires them to be contiguous and on the CPU.
 
     Args:
         tree: tensors, arrays, plain values, and containers of them.
@@ -59,12 +60,14 @@ def take_apart(tree: Any, name: str, devices: Sequence[torch.device] = ()) -> tu
 
 
 def put_together(value: Json, tensors: Mapping[str, Tensor], devices: Sequence[torch.device] = ()) -> Any:
-    """Rebuild a tree from the results of ``take_apart``. Its tensors are in newly allocated memory: in that of a file they
-    would not be aligned, which can change the bits of results computed from them.
+    """Rebuild a tree from the results of ``take_apart``. Its tensors are in newly allocated memory:
+    in that of a file they would not be aligned, which can change the bits of results computed from
+    them.
 
     Args:
         tensors: by name, on the CPU.
-        devices: those of this process. What was on an accelerator goes to that of the same number. None: all stays on the CPU.
+        devices: those of this process. What was on an accelerator goes to that of the same number.
+            None: all stays on the CPU.
     """
     return _Putter(tensors, devices).put(value)
 
@@ -132,7 +135,8 @@ class _Taker:
         if is_dtensor(value):  # gathered before it is written
             self.tensors[name] = value.detach()
             return node
-        strides = torch.empty_like(value, device="meta").stride()  # those of clone(): without gaps, in the same order
+        # those of clone(): without gaps, in the same order
+        strides = torch.empty_like(value, device="meta").stride()
         if strides != torch.empty(value.shape, device="meta").stride():
             node["strides"] = list(strides)
         if value.requires_grad and value.is_leaf:
@@ -204,7 +208,8 @@ class _Putter:
         return Parameter(tensor, requires_grad) if tag == "$parameter" else tensor.requires_grad_(requires_grad)
 
     def _here(self, device: torch.device, place: int = 0) -> torch.device:
-        """The device of this process that takes the place of one of the process that saved the checkpoint."""
+        """The device of this process that takes the place of one of the process that saved the
+        checkpoint."""
         if device.type == "cpu" or not self._devices:
             return device
         return self._devices[min(place, len(self._devices) - 1)]

@@ -19,18 +19,21 @@ from lockstep._state.checkpoint.store import find_checkpoint
 from lockstep._world.comm.dtensors import cut_like, is_cut, own_rows
 
 Form = Callable[[str], Tensor | None]
-"""Returns the tensor whose form the named one will have, whole or cut over the ranks; None: it is not known."""
+"""Returns the tensor whose form the named one will have, whole or cut over the ranks; None: it is
+not known."""
 
 
 def load_weights(path: str | Path, model: str = "model", device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """Load the weights of a model from a checkpoint: a state dict for ``model.load_state_dict``. No code is executed.
+    """Load the weights of a model from a checkpoint: a state dict for ``model.load_state_dict``. No
+    code is executed.
 
     Any process may call it, whether or not it has joined a run.
 
     Args:
-        path: a checkpoint directory; a run directory, for its newest checkpoint; ``<run>/best``; or a ``.safetensors`` file.
-        model: the name of the model: ``model``, ``model-2``, ... in the order of preparation; ``average`` for the first
-            ``AveragedModel``.
+        path: a checkpoint directory; a run directory, for its newest checkpoint; ``<run>/best``; or
+            a ``.safetensors`` file.
+        model: the name of the model: ``model``, ``model-2``, ... in the order of preparation;
+            ``average`` for the first ``AveragedModel``.
         device: the device of the returned tensors.
 
     Raises:
@@ -55,7 +58,8 @@ class Tensors(Mapping[str, Tensor]):
     """The tensors of several safetensors files by name, each read on access.
 
     Args:
-        files: the files, in the order of the ranks that wrote them. A tensor in several of them consists of all their rows.
+        files: the files, in the order of the ranks that wrote them. A tensor in several of them
+            consists of all their rows.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -71,8 +75,9 @@ class Tensors(Mapping[str, Tensor]):
         self._prefix = ""
 
     def formed(self, form: Form, prefix: str = "") -> Tensors:
-        """The same tensors, in the form that they will have: of those that are cut over the ranks, only this rank's rows are
-        read. ``prefix``: what their names begin with, and ``form`` does not know."""
+        """The same tensors, in the form that they will have: of those that are cut over the ranks,
+        only this rank's rows are read. ``prefix``: what their names begin with, and ``form`` does
+        not know."""
         formed = copy.copy(self)
         formed._form, formed._prefix = form, prefix
         return formed

@@ -1,8 +1,9 @@
-"""Writing a checkpoint while training continues: one thread per rank, coordinated through the file system.
+"""Writing a checkpoint while training continues: one thread per rank, coordinated through the file
+system.
 
-Each rank writes its part into the unfinished directory, followed by a note that lists its files. Rank 0 waits for all notes,
-builds the manifest from them, and commits. The threads issue no collectives, which would be matched with those of the
-training loop in the wrong order.
+Each rank writes its part into the unfinished directory, followed by a note that lists its files.
+Rank 0 waits for all notes, builds the manifest from them, and commits. The threads issue no
+collectives, which would be matched with those of the training loop in the wrong order.
 """
 
 from __future__ import annotations

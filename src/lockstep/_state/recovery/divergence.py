@@ -1,9 +1,11 @@
-"""Detecting ranks that have diverged, by comparing every few steps what must be the same on all of them.
+"""Detecting ranks that have diverged, by comparing every few steps what must be the same on all of
+them.
 
-Each rank sums the bits of its weights, buffers, optimizer state, learning rates, registered state and the random stream
-outside of ``batch.shards``, and the ranks compare the sums. The interval follows from the cost: at most 0.2 % of the time. They
-are also compared after steps whose sums an instrument needs anyway, before anything is saved, and when the script ends:
-what it does after its last step is part of the answer.
+Each rank sums the bits of its weights, buffers, optimizer state, learning rates, registered state
+and the random stream outside of ``batch.shards``, and the ranks compare the sums. The interval
+follows from the cost: at most 0.2 % of the time. They are also compared after steps whose sums an
+instrument needs anyway, before anything is saved, and when the script ends: what it does after its
+last step is part of the answer.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class DivergenceCheck(Listener):
         self._checked: tuple[int, float] | None = None
         """The step and time of the last comparison."""
         self._trained: tuple[dict[str, Any], list[int]] | None = None
-        """This rank's sums, and how often its tensors had been written, when the last loop over epochs was left."""
+        """This rank's sums, and how often its tensors had been written, when the last loop over
+        epochs was left."""
 
     @override
     def tick(self, step: int) -> None:
@@ -54,17 +57,19 @@ class DivergenceCheck(Listener):
         """
         is_due = step >= self._next or self._fingerprint.is_wanted(step)
         if is_due and self._collectives.size > 1 and not self.have_diverged:
-            # Later the script may have changed something, and fetching the next batch may have drawn.
+            # Later the script may have changed something, and fetching the next batch may have
+            # drawn.
             self._compare(step, f"after step {step}", lambda: _named(self._fingerprint.after(step), _stream()))
 
     def before_save(self, step: int) -> None:
-        """Compare the ranks before a checkpoint that is saved right after a step, unless ``tick`` has just done so. Every rank
-        must call it. Raises MismatchError like ``tick``."""
+        """Compare the ranks before a checkpoint that is saved right after a step, unless ``tick``
+        has just done so. Every rank must call it. Raises MismatchError like ``tick``."""
         if self._checked is None or self._checked[0] != step:
             self.compare(step, f"after step {step}")
 
     def compare(self, step: int, when: str) -> None:
-        """Compare the ranks behind code of the script's own, an epoch's tail, say. Every rank must call it.
+        """Compare the ranks behind code of the script's own, an epoch's tail, say. Every rank must
+        call it.
 
         Args:
             when: the place in the script, in words.
@@ -81,8 +86,8 @@ class DivergenceCheck(Listener):
             self._trained = self._sums(), self._fingerprint.num_writes()
 
     def compare_at_end(self, step: int) -> bool:
-        """``compare``, when the script ends. That rank 0 alone has changed something after the last epoch (it may have loaded
-        the best weights to export them) is reported, and is no error.
+        """``compare``, when the script ends. That rank 0 alone has changed something after the last
+        epoch (it may have loaded the best weights to export them) is reported, and is no error.
 
         Returns:
             Whether the state is the same on all ranks.
@@ -92,8 +97,8 @@ class DivergenceCheck(Listener):
         return self._compare(step, "at the end of the script", self._sums, is_end=True)
 
     def digest(self) -> int:
-        """The digest of all compared state, whole: also of weights of which each rank has a part, so that a change in one part
-        is seen by all. Every rank must call it."""
+        """The digest of all compared state, whole: also of weights of which each rank has a part,
+        so that a change in one part is seen by all. Every rank must call it."""
         return _digest(_named(self._fingerprint.whole()))
 
     def _sums(self) -> dict[str, Any]:
@@ -113,8 +118,8 @@ class DivergenceCheck(Listener):
         return bool(highest == -lowest)
 
     def _is_work_of_rank_0(self, sums: dict[str, Any]) -> bool:
-        """Whether all other ranks have left alone what was trained; if so, rank 0 says what it has changed. Every rank must
-        call it."""
+        """Whether all other ranks have left alone what was trained; if so, rank 0 says what it has
+        changed. Every rank must call it."""
         is_left_alone = self._trained == (sums, self._fingerprint.num_writes())
         mine, *others = self._collectives.all_gather_plain((sums, is_left_alone))
         if any(other != (others[0][0], True) for other in others):
@@ -135,8 +140,8 @@ class DivergenceCheck(Listener):
         return max(1, min(_MOST_STEPS, math.ceil(cost_s / max(step_s * _MOST_OF_TIME, 1e-9))))
 
     def _which(self, name: str) -> str:
-        """The value in a part of the state that differs, on each rank, as a clause; empty: it is no plain value. Every rank
-        must call it."""
+        """The value in a part of the state that differs, on each rank, as a clause; empty: it is no
+        plain value. Every rank must call it."""
         found = _first_difference(self._collectives.all_gather_plain(self._fingerprint.leaves(name)))
         if found is None:
             return ""
@@ -171,14 +176,16 @@ def _first_difference(by_rank: Sequence[Mapping[str, str]]) -> tuple[str, list[s
 
 
 def _odd_ones_out(values: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """The ranks that have the most common value, or rank 0's if others are as common, and the rest."""
+    """The ranks that have the most common value, or rank 0's if others are as common, and the
+    rest."""
     usual = max(values, key=values.count)
     has_usual = [value == usual for value in values]
     return [rank for rank, has in enumerate(has_usual) if has], [rank for rank, has in enumerate(has_usual) if not has]
 
 
 def _named(sums: Sums, stream: int | None = None) -> dict[str, Any]:
-    """All sums by name; causes come first: settings such as learning rates, then the random stream, then tensors."""
+    """All sums by name; causes come first: settings such as learning rates, then the random stream,
+    then tensors."""
     named = {f"{part} of {owner}": value for owner, parts in sums.items() for part, value in parts.items()}
     settings = {name: value for name, value in named.items() if isinstance(value, str)}
     streams = {} if stream is None else {"the random stream outside of batch.shards": stream}

@@ -1,4 +1,5 @@
-"""The digests of a run's state: computed once a step for the comparison of ranks and the digest journal."""
+"""The digests of a run's state: computed once a step for the comparison of ranks and the digest
+journal."""
 
 from __future__ import annotations
 
@@ -20,15 +21,16 @@ from lockstep._world.comm.bit_sums import unread_bit_sums
 from lockstep._world.comm.dtensors import is_dtensor
 
 Sums = dict[str, dict[str, Any]]
-"""For each object of the run, a number or text for each part of its state: equal if and only if the bits are (but for sums that
-agree by chance)."""
+"""For each object of the run, a number or text for each part of its state: equal if and only if the
+bits are (but for sums that agree by chance)."""
 
 _Beside = tuple[Sequence[Tensor], list[Any]]
 """Numbers to read with the next digests, and the list for them."""
 
 
 class Fingerprint:
-    """The digests of all state that must be the same on every rank, and at every world size where the strategy promises it.
+    """The digests of all state that must be the same on every rank, and at every world size where
+    the strategy promises it.
 
     Args:
         state: the run's.
@@ -41,8 +43,8 @@ class Fingerprint:
         self._beside: list[_Beside] = []
 
     def want(self, is_due: Callable[[int], bool]) -> None:
-        """Ask for the digests after the steps of which ``is_due`` is true: the ranks are compared after those, too. Every rank
-        must call it, with the same function of the step alone."""
+        """Ask for the digests after the steps of which ``is_due`` is true: the ranks are compared
+        after those, too. Every rank must call it, with the same function of the step alone."""
         self._wanted.append(is_due)
 
     def is_wanted(self, step: int) -> bool:
@@ -53,33 +55,36 @@ class Fingerprint:
         return False
 
     def read_beside(self, numbers: Sequence[Tensor]) -> list[Any]:
-        """A list that the next ``after`` fills with these numbers, which are float64 or int64 tensors without dimensions: a
-        device is waited for once, for them and for the digests. Local."""
+        """A list that the next ``after`` fills with these numbers, which are float64 or int64
+        tensors without dimensions: a device is waited for once, for them and for the digests.
+        Local."""
         found: list[Any] = []
         self._beside.append((numbers, found))
         return found
 
     def after(self, step: int) -> Sums:
-        """The digests after a step, computed once for all listeners that ask at its end: of whole tensors, also where each rank
-        has a part. Every rank must call it."""
+        """The digests after a step, computed once for all listeners that ask at its end: of whole
+        tensors, also where each rank has a part. Every rank must call it."""
         if self._known is None or self._known[0] != step:
             beside, self._beside = self._beside, []
             self._known = (step, self._sums(list(self._state.compared()), beside))
         return self._known[1]
 
     def whole(self) -> Sums:
-        """The digests as the state is at the moment: of whole tensors, also where each rank has a part. Every rank must call
-        it."""
+        """The digests as the state is at the moment: of whole tensors, also where each rank has a
+        part. Every rank must call it."""
         return self._sums(list(self._state.compared()))
 
     def now(self) -> Sums:
-        """The digests as the state is at the moment, without the tensors of which each rank has a part. Local."""
+        """The digests as the state is at the moment, without the tensors of which each rank has a
+        part. Local."""
         items = [item for item in self._state.compared() if not is_dtensor(item[2])]
         return self._sums([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items])
 
     def _sums(self, compared: Sequence[tuple[str, str, Any]], beside: Sequence[_Beside] = ()) -> Sums:
         sums: Sums = {}
-        ordered = sorted(compared, key=lambda item: isinstance(item[2], Tensor))  # digests depend on it: tensors are last
+        # digests depend on it: tensors are last
+        ordered = sorted(compared, key=lambda item: isinstance(item[2], Tensor))
         unread = unread_bit_sums(list(tensors_in([value for _, _, value in ordered])))
         bits = iter(all_on_cpu([*(number for numbers, _ in beside for number in numbers), *unread]))
         for numbers, found in beside:
@@ -89,7 +94,8 @@ class Fingerprint:
         return sums
 
     def leaves(self, described: str) -> dict[str, str]:
-        """The plain values in a part of the state, by their places in it: for the words about a difference. Local.
+        """The plain values in a part of the state, by their places in it: for the words about a
+        difference. Local.
 
         ``described``: ``PART of OWNER``.
         """
@@ -99,7 +105,8 @@ class Fingerprint:
         return {}
 
     def num_writes(self) -> list[int]:
-        """How often each compared tensor has been written in place: writing the same numbers again counts."""
+        """How often each compared tensor has been written in place: writing the same numbers again
+        counts."""
         tensors = (value for _, _, value in self._state.compared() if isinstance(value, Tensor))
         return [0 if tensor.is_inference() else version(tensor) for tensor in tensors]
 

@@ -1,14 +1,15 @@
-"""Tensors of the script that move with the steps and are in no checkpoint: averages of the weights, of whatever class, and
-buffers of modules that were not prepared.
+"""Tensors of the script that move with the steps and are in no checkpoint: averages of the weights,
+of whatever class, and buffers of modules that were not prepared.
 
-They are searched for in the script's variables, and what these hold, in steps 1, 2, 4, 8, ... What has changed since the look
-before is watched in the steps that follow:
+They are searched for in the script's variables, and what these hold, in steps 1, 2, 4, 8, ... What
+has changed since the look before is watched in the steps that follow:
 
-- An *average* moves towards the weights. Its change, from one write to the next, points from what it was to where the weights
-  are, and ends before these. That is so of averages alone: not of copies (which get there), gradients, caches, buffers that
-  are refilled, or weights that a step tries out.
-- A *persistent buffer* is state by the word of the module's author. It must change in two steps, to something that is no copy
-  of what the run's state holds.
+- An *average* moves towards the weights. Its change, from one write to the next, points from what
+  it was to where the weights are, and ends before these. That is so of averages alone: not of
+  copies (which get there), gradients, caches, buffers that are refilled, or weights that a step
+  tries out.
+- A *persistent buffer* is state by the word of the module's author. It must change in two steps, to
+  something that is no copy of what the run's state holds.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ from lockstep._world.comm.dtensors import is_dtensor, to_local
 _MOST_OBJECTS = 20_000
 """Objects of the script after which a look ends: it takes some 20 ms then."""
 _MOST_ITEMS, _MOST_ROWS = 4096, 64
-"""Items up to which a container is searched, and up to which one of containers is: longer ones hold data."""
+"""Items up to which a container is searched, and up to which one of containers is: longer ones hold
+data."""
 _SAMPLED = 256
 """Elements that are compared of a tensor."""
 _LEAST = 8
-"""Elements that an average must have: of fewer, many a change points towards the weights by chance."""
+"""Elements that an average must have: of fewer, many a change points towards the weights by
+chance."""
 _STRAIGHT = 0.99
-"""The least cosine between an average's change and the way to the weights. Less than 1 by rounding, where it moves little."""
+"""The least cosine between an average's change and the way to the weights. Less than 1 by rounding,
+where it moves little."""
 _ARRIVES = 0.98
 """The part of that way from which on a write counts as a copy."""
 _WRITES = 2
@@ -83,8 +87,8 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Group:
-    """What changes together: the tensors of a module, of another object, or of a variable. It holds nothing of the script,
-    whose objects may come to their end or be replaced."""
+    """What changes together: the tensors of a module, of another object, or of a variable. It holds
+    nothing of the script, whose objects may come to their end or be replaced."""
 
     home: CodeType | str
     """The function or module among whose variables it is."""
@@ -238,7 +242,8 @@ class MovingTensors:
                     yield held
 
     def _tensors(self, *, with_others: bool = False) -> Iterator[Tensor]:
-        """The weights of all prepared models. ``with_others``: and their gradients and buffers, and the optimizers' state."""
+        """The weights of all prepared models. ``with_others``: and their gradients and buffers, and
+        the optimizers' state."""
         for adapter in self._state.objects:
             target = adapter.target
             if isinstance(target, nn.Module):
@@ -302,7 +307,8 @@ def _is_table(items: Any) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it can be read and compared as others: it is of no class of a library's own, and of no graph."""
+    """Whether it can be read and compared as others: it is of no class of a library's own, and of
+    no graph."""
     is_known = type(tensor) in _KINDS or is_dtensor(tensor)
     return is_known and not (
         tensor.grad_fn is not None
@@ -310,7 +316,8 @@ def _is_plain(tensor: Tensor) -> bool:
         or tensor.is_nested
         or tensor.is_inference()
         or tensor.device.type == "meta"
-        or (tensor.numel() > 0 and not is_dtensor(tensor) and tensor.untyped_storage().nbytes() == 0)  # freed, as by fsdp
+        # freed, as by fsdp
+        or (tensor.numel() > 0 and not is_dtensor(tensor) and tensor.untyped_storage().nbytes() == 0)
     )
 
 
@@ -323,7 +330,8 @@ def _is_persistent(held: Held) -> bool:
         isinstance(module, nn.Module)
         and name not in module._non_persistent_buffers_set
         and not isinstance(module, NORMALIZATIONS)
-        and (held.value.numel() > 1 or held.value.is_floating_point())  # a counter of steps is no state to miss by itself
+        # a counter of steps is no state to miss by itself
+        and (held.value.numel() > 1 or held.value.is_floating_point())
     )
 
 
@@ -348,7 +356,8 @@ def differ(one: Tensor, other: Tensor) -> bool:
 
 
 def _approaches(before: Tensor, now: Tensor, weights: Tensor) -> bool:
-    """Whether something has moved towards one of several weights (the rows), and not all the way."""
+    """Whether something has moved towards one of several weights (the rows), and not all the
+    way."""
     if before.shape != now.shape or before.shape != weights.shape[1:]:
         return False
     moved, ways = now - before, weights - before
@@ -358,8 +367,8 @@ def _approaches(before: Tensor, now: Tensor, weights: Tensor) -> bool:
 
 
 def _top(held: Held) -> Held:
-    """What the tensor's group has in common: the outermost module that it is part of, or else the nearest object, or the
-    variable of the script."""
+    """What the tensor's group has in common: the outermost module that it is part of, or else the
+    nearest object, or the variable of the script."""
     nearest: Held | None = None
     outermost: Held | None = None
     below = held
@@ -375,8 +384,8 @@ def _top(held: Held) -> Held:
 
 
 def _owner_of(all_held: list[Held]) -> Held:
-    """What is to be registered: the innermost object that holds all of them, or one around it, which may count its updates: the
-    outermost module, or the next object that has a state."""
+    """What is to be registered: the innermost object that holds all of them, or one around it,
+    which may count its updates: the outermost module, or the next object that has a state."""
     first, *others = [[held, *held.above] for held in all_held]
     shared = next((item for item in first if all(item in other for other in others)), first[0])
     target, *above = [item for item in (shared, *shared.above) if item.key not in _REGISTRIES]

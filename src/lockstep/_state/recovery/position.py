@@ -1,8 +1,8 @@
 """The position of a run in its script, and how a resumed launch finds it again. Pure.
 
-A resumed script runs from its top, skipping what was done already. Three counts determine the position, and nothing else
-about the script is known: calls of ``team.epochs()``, the epochs of each, and passes over training loaders.
-"""
+A resumed script runs from its top, skipping what was done already. Three counts determine the
+position, and nothing else about the script is known: calls of ``team.epochs()``, the epochs of
+each, and passes over training loaders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class ScriptPosition:
     """A position in a script."""
 
     section: int = 0
-    """Odd in a loop over ``team.epochs()`` (1 in the first), even before, between and after such loops."""
+    """Odd in a loop over ``team.epochs()`` (1 in the first), even before, between and after such
+    loops."""
     epoch: int = 0
     passes: int = 0
     """Number of earlier passes over training loaders in this epoch (or section)."""
@@ -54,8 +55,9 @@ class Resumption:
     The loop reports each epoch and pass before it begins.
 
     Args:
-        restore: restores the run's state. It is called with True when the position to resume from is reached, and with False
-            before that, in the epoch of a pass to resume: then not all of the script's objects may have been prepared.
+        restore: restores the run's state. It is called with True when the position to resume from
+            is reached, and with False before that, in the epoch of a pass to resume: then not all
+            of the script's objects may have been prepared.
         target: the position from which to resume; None: the run is new.
         is_end: whether the target is the end of the script.
         may_shorten: whether the loop over epochs that was interrupted may now have fewer.
@@ -77,7 +79,8 @@ class Resumption:
         self._target_is_end = is_end
         self._may_shorten = may_shorten
         self._is_at_end = False
-        """Whether this launch is at the end that the run had reached before, and has done nothing new."""
+        """Whether this launch is at the end that the run had reached before, and has done nothing
+        new."""
         self._section = 0
         self._num_epochs: int | None = None
         self._epoch = 0
@@ -85,11 +88,13 @@ class Resumption:
         self._in_pass = False
         self._pass_is_of_before = False
         self._end: ScriptPosition | None = None
-        """The end of the last loop over epochs, if it was completed and nothing was trained since."""
+        """The end of the last loop over epochs, if it was completed and nothing was trained
+        since."""
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the code now running had run before the interruption, so that it has no effect again."""
+        """Whether the code now running had run before the interruption, so that it has no effect
+        again."""
         return self.target is not None or self._is_at_end
 
     @property
@@ -109,20 +114,22 @@ class Resumption:
         )
 
     def newest_pass(self) -> tuple[int, int, int]:
-        """Section, epoch, and number in it, from 1, of the pass that runs or has run last. The same whether it is made or
-        skipped."""
+        """Section, epoch, and number in it, from 1, of the pass that runs or has run last. The same
+        whether it is made or skipped."""
         return (self._section, self._epoch, self._passes)
 
     def end(self) -> ScriptPosition:
-        """The position at the end of the script, from which a later launch may train more epochs."""
+        """The position at the end of the script, from which a later launch may train more
+        epochs."""
         return self._end or self.here()
 
     def enter_epochs(self, num_epochs: int, *, at_once: bool = False) -> int:
         """Enter a loop over ``team.epochs()``; returns its first epoch.
 
         Args:
-            at_once: whether the run is restored here for good, also to a position within a pass: everything is prepared, and
-                what comes before the pass in that epoch is not done again.
+            at_once: whether the run is restored here for good, also to a position within a pass:
+                everything is prepared, and what comes before the pass in that epoch is not done
+                again.
 
         Raises:
             UsageError: it was interrupted with epochs left, and has fewer now.
@@ -145,7 +152,8 @@ class Resumption:
                 self.target = None
                 self._restore(True)
             else:
-                self._restore(False)  # for the script's code before the pass, which sees the state again when that begins
+                # for the script's code before the pass, which sees the state again when that begins
+                self._restore(False)
         return first
 
     def begin_epoch(self, epoch: int) -> None:
@@ -173,7 +181,8 @@ class Resumption:
         return self.target is not None and self.is_in_epochs and self.here().key() < self.target.key()
 
     def skips(self) -> bool:
-        """Whether the next pass was completed before the interruption. If so it is counted as completed."""
+        """Whether the next pass was completed before the interruption. If so it is counted as
+        completed."""
         if self.target is None:
             return False
         self._check()
@@ -204,10 +213,12 @@ class Resumption:
         self._num_epochs = num_epochs
 
     def _arrive(self, *, is_over: bool = False) -> bool:
-        """Restore the run if this is the position to resume from, and not within a pass; returns whether it is.
+        """Restore the run if this is the position to resume from, and not within a pass; returns
+        whether it is.
 
         Args:
-            is_over: whether the target is the end of the loop over epochs that is about to begin, or of a longer one.
+            is_over: whether the target is the end of the loop over epochs that is about to begin,
+                or of a longer one.
         """
         target = self.target
         if target is None or target.in_pass or not (is_over or target.key() == self.here().key()):
@@ -218,8 +229,9 @@ class Resumption:
         return True
 
     def _leave_end(self) -> None:
-        """Train a finished run further. Code that has run since the end was reached again was already part of its state (a
-        schedule's step in the tail of the last epoch, say), so the state is restored once more."""
+        """Train a finished run further. Code that has run since the end was reached again was
+        already part of its state (a schedule's step in the tail of the last epoch, say), so the
+        state is restored once more."""
         if self._is_at_end:
             self._is_at_end = False
             self._restore(True)

@@ -1,4 +1,5 @@
-"""Resuming an interrupted run: comparing its checkpoint with the objects that the script prepares, and restoring them."""
+"""Resuming an interrupted run: comparing its checkpoint with the objects that the script prepares,
+and restoring them."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class Restorer:
     _changed_options: dict[int, list[str]] = field(default_factory=dict)
 
     def check_seed(self, seed: int | None) -> None:
-        """Compare the seed that the script has set after ``join`` with the checkpoint's; None: it has set none.
+        """Compare the seed that the script has set after ``join`` with the checkpoint's; None: it
+        has set none.
 
         Raises:
             MismatchError: it differs, and with it all random streams.
@@ -133,7 +135,8 @@ class Restorer:
         )
 
     def script_has_restored(self) -> bool:
-        """Whether an optimizer has state of steps already, before any is restored here: the script has loaded it."""
+        """Whether an optimizer has state of steps already, before any is restored here: the script
+        has loaded it."""
         optimizers = [adapter.target for adapter in self.state.objects if isinstance(adapter.target, Optimizer)]
         return not self.is_done and any(has_stepped(slots) for optimizer in optimizers for slots in optimizer.state.values())
 
@@ -141,7 +144,8 @@ class Restorer:
         """Restore all state.
 
         Args:
-            is_final: whether all objects of the checkpoint must have been prepared; otherwise those prepared are restored.
+            is_final: whether all objects of the checkpoint must have been prepared; otherwise those
+                prepared are restored.
 
         Raises:
             MismatchError: an object differs or is missing.
@@ -176,8 +180,8 @@ class Restorer:
         return Tensors([self.checkpoint.path / name for name in files]).formed(form)
 
     def _registered_forms(self) -> Form:
-        """Those of what is registered: known only where it may be cut over the ranks, since a script's own ``state_dict`` need
-        not work before the state is restored."""
+        """Those of what is registered: known only where it may be cut over the ranks, since a
+        script's own ``state_dict`` need not work before the state is restored."""
         if not self.state.is_cut:
             return lambda _: None
         now = {name: value for name, adapter in self.state.registered.items() for _, value in adapter.compared()}
@@ -214,7 +218,8 @@ class Restorer:
 
 
 def has_stepped(slots: Any) -> bool:
-    """Whether the state of one parameter in an optimizer is of a step: a constructor that makes it (Adagrad's) counts none."""
+    """Whether the state of one parameter in an optimizer is of a step: a constructor that makes it
+    (Adagrad's) counts none."""
     return bool(slots) and not (isinstance(slots, Mapping) and "step" in slots and not slots["step"])
 
 

@@ -1,4 +1,5 @@
-"""The state of a run: what its checkpoints hold, what it resumes with, and what must be the same on all its ranks."""
+"""The state of a run: what its checkpoints hold, what it resumes with, and what must be the same on
+all its ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from lockstep._world.comm.dtensors import full_tensor, is_cut, to_local
 
 
 class RunState:
-    """All objects whose state belongs to the run. It grows as the script prepares and registers objects.
+    """All objects whose state belongs to the run. It grows as the script prepares and registers
+    objects.
 
     Args:
         devices: those of this process, to which restored tensors go.
@@ -37,8 +39,8 @@ class RunState:
         self.best: float | None = None
         """The best metric given to ``Team.best``."""
         self.left_out: dict[StateAdapter, dict[str, Any]] = {}
-        """Attributes of each object that belong to the state, and that a checkpoint cannot hold, by name: as of the newest
-        ``part``."""
+        """Attributes of each object that belong to the state, and that a checkpoint cannot hold, by
+        name: as of the newest ``part``."""
         self.best_epoch = -1
         """The epoch in which it was given; -1: there is none."""
 
@@ -77,8 +79,8 @@ class RunState:
         return any(is_cut(tensor) for weights in self._weights().values() for tensor in weights.values())
 
     def weights(self, rank: int) -> dict[str, Weights]:
-        """The files that a rank writes of the weights of all models: its own rows of what is cut over the ranks, and on rank 0
-        what is whole. Every rank must call it."""
+        """The files that a rank writes of the weights of all models: its own rows of what is cut
+        over the ranks, and on rank 0 what is whole. Every rank must call it."""
         files: dict[str, Weights] = {}
         for file, current in self._weights().items():
             weights = _cut_or_whole(current)
@@ -88,11 +90,11 @@ class RunState:
         return {name: part for name, part in files.items() if part}
 
     def part(self, rank: int, world_size: int) -> tuple[dict[str, Weights], dict[str, Any]]:
-        """The files that a rank writes of a checkpoint, with their tensors, and the JSON value of ``state.json``, which is the
-        same on every rank. Every rank must call it.
+        """The files that a rank writes of a checkpoint, with their tensors, and the JSON value of
+        ``state.json``, which is the same on every rank. Every rank must call it.
 
-        Each rank writes its own rows of what is cut over the ranks. Of what is whole, rank 0 writes the weights and what is not
-        compared, and the rest goes to the ranks with least to write."""
+        Each rank writes its own rows of what is cut over the ranks. Of what is whole, rank 0 writes
+        the weights and what is not compared, and the rest goes to the ranks with least to write."""
         tensors: dict[str, Tensor] = {}
 
         def apart(tree: Any, name: str) -> Any:
@@ -108,7 +110,8 @@ class RunState:
             "best_epoch": self.best_epoch,
         }
         files = self.weights(rank)
-        # Of what may differ, ranks would deal out different sizes, too, and leave out a tensor, or write it twice.
+        # Of what may differ, ranks would deal out different sizes, too, and leave out a tensor, or
+        # write it twice.
         differing = tuple(f"registered.{name}." for name, adapter in self.registered.items() if not adapter.is_compared)
         of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name or f"{name}.".startswith(differing)}
         held = [0] * world_size
@@ -136,8 +139,8 @@ class RunState:
         return {**state, ATTRIBUTES: held} if held else state
 
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
-        """The object, the part of its state, and the value, for all that must be the same on all ranks: a tensor, or a tree of
-        plain values and tensors."""
+        """The object, the part of its state, and the value, for all that must be the same on all
+        ranks: a tensor, or a tree of plain values and tensors."""
         for adapter in self.objects:
             yield from ((adapter.name, part, value) for part, value in adapter.compared())
         for name, adapter in self.registered.items():
@@ -155,7 +158,8 @@ class RunState:
 
 
 def _cut_or_whole(tensors: Weights) -> Weights:
-    """What is cut in another way than along the first dimension is gathered. Every rank must call it."""
+    """What is cut in another way than along the first dimension is gathered. Every rank must call
+    it."""
     return {name: tensor if is_cut(tensor) else full_tensor(tensor) for name, tensor in tensors.items()}
 
 

@@ -52,8 +52,8 @@ class Saver(Listener):
     """Saves checkpoints of a run, and keeps its best weights.
 
     Args:
-        config: the settings, with the interval and number of checkpoints. (Of a traced run only the best weights are saved,
-            and the state when it is asked to stop.)
+        config: the settings, with the interval and number of checkpoints. (Of a traced run only the
+            best weights are saved, and the state when it is asked to stop.)
         token: identifies this launch, the same on every rank.
         journal: receives an event for each checkpoint.
         stop_watch: records that this rank is asked to stop.
@@ -122,11 +122,13 @@ class Saver(Listener):
             self._writer.give_up()
 
     def ask(self) -> None:
-        """At the end of an epoch, tail included, check whether the run must stop here. Every rank must call it."""
+        """At the end of an epoch, tail included, check whether the run must stop here. Every rank
+        must call it."""
         self.is_due = self._schedule.ask(self._stop_request()) or self.is_due
 
     def _stop_request(self) -> int:
-        """For ``CheckpointSchedule``: 0, or a number that encodes the signal, and is largest for the lowest rank."""
+        """For ``CheckpointSchedule``: 0, or a number that encodes the signal, and is largest for
+        the lowest rank."""
         received = self._stop_watch.received
         return 0 if received is None else (self._collectives.size - self._collectives.rank) * _SIGNAL_RANGE + received
 
@@ -145,14 +147,16 @@ class Saver(Listener):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run was asked to stop: then it ends when the checkpoint that is due is saved. The same on every rank."""
+        """Whether the run was asked to stop: then it ends when the checkpoint that is due is saved.
+        The same on every rank."""
         return self._schedule.stop_request > 0
 
     def save_due(self, position: ScriptPosition, step: int, epoch: int) -> None:
         """Save the checkpoint that is due. Every rank must call it.
 
         Raises:
-            Stopped: the run was asked to stop, and the checkpoint is on disk (or could not be written, which is reported).
+            Stopped: the run was asked to stop, and the checkpoint is on disk (or could not be
+                written, which is reported).
         """
         if self.is_stopping:
             self._stop(position, step, epoch)
@@ -163,11 +167,13 @@ class Saver(Listener):
         signaled_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
         self._stop_watch.say(name, signaled_rank)
         self.has_stopped = True
-        saved = step == 0 or self._save_for_good(position, step, epoch)  # at step 0 there is nothing to lose
+        # at step 0 there is nothing to lose
+        saved = step == 0 or self._save_for_good(position, step, epoch)
         self._journal.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
         if self._is_main and saved:
             command = "." if self._collectives.size > 1 else f": {shlex.join(sys.orig_argv)}"
-            remedy = "" if is_launched() else f" The same command resumes it{command}"  # the launcher says which
+            # the launcher says which
+            remedy = "" if is_launched() else f" The same command resumes it{command}"
             say(f"run {self._store.run_dir} is saved after step {step}.{remedy}")
         elif self._is_main:
             newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if there is one"
@@ -181,13 +187,15 @@ class Saver(Listener):
         raise (Interrupted if is_interrupt else Stopped)(status)
 
     def _save_for_good(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> bool:
-        """Save the last checkpoint of this launch and wait for it; returns whether it was written. Every rank must call it."""
+        """Save the last checkpoint of this launch and wait for it; returns whether it was written.
+        Every rank must call it."""
         self.save(position, step, epoch, finished=finished)
         return self.wait_until_written()
 
     @property
     def in_progress(self) -> int | None:
-        """The step of the checkpoint that this rank copies or writes; None: none. Any thread may ask."""
+        """The step of the checkpoint that this rank copies or writes; None: none. Any thread may
+        ask."""
         return self._copies or self._writer.step
 
     def save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> None:
@@ -226,7 +234,8 @@ class Saver(Listener):
             held_s = None if is_best else self._held_s.pop(step, None)
             if is_best:
                 self._best_is_lost = bool(result.error)
-            if not is_best or (result.error and result.num_writers > 1):  # then rank 0 is told to give up, too
+            # then rank 0 is told to give up, too
+            if not is_best or (result.error and result.num_writers > 1):
                 self._schedule.written(well=not result.error)
                 well = well and not result.error
             if result.error:
@@ -258,14 +267,15 @@ class Saver(Listener):
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
 
     def newest_written(self) -> int | None:
-        """The step of the newest complete checkpoint, after a short wait for what is being written; None: there is none. Local;
-        any thread may call it while training stands still."""
+        """The step of the newest complete checkpoint, after a short wait for what is being written;
+        None: there is none. Local; any thread may call it while training stands still."""
         self._writer.wait(_LAST_WORDS_S)
         newest = self._store.newest()
         return None if newest is None else step_of(newest)
 
     def wait_until_written(self) -> bool:
-        """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must call it."""
+        """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must
+        call it."""
         with self._standstill():
             return self._wait_until_written()
 
@@ -283,8 +293,8 @@ class Saver(Listener):
             self._writer.wait(_LOOK_EVERY_S)
 
     def save_end(self, position: ScriptPosition, step: int, epoch: int) -> bool:
-        """After the last epoch: save what may be the last checkpoint, and wait for it, since a process may exit without notice.
-        Returns whether it was written. Every rank must call it."""
+        """After the last epoch: save what may be the last checkpoint, and wait for it, since a
+        process may exit without notice. Returns whether it was written. Every rank must call it."""
         if self._schedule.is_off or step == 0:
             return False
         self.save(position, step, epoch)
@@ -293,7 +303,8 @@ class Saver(Listener):
         return is_saved
 
     def close(self, position: ScriptPosition, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> bool:
-        """At the end of the script, save the last checkpoint. Unless the script failed, every rank must call it.
+        """At the end of the script, save the last checkpoint. Unless the script failed, every rank
+        must call it.
 
         Returns whether all that was to be saved is; True if the script failed.
 
@@ -314,8 +325,8 @@ class Saver(Listener):
             self._writer.close()
 
     def _mark_finished(self, step: int) -> bool:
-        """Record that the script ended with the checkpoint of this step; returns whether that is on disk. Every rank must call
-        it."""
+        """Record that the script ended with the checkpoint of this step; returns whether that is on
+        disk. Every rank must call it."""
         well = True
         if self._is_main:
             try:
@@ -356,8 +367,8 @@ class Saver(Listener):
             self._writer.submit(job)
 
     def _write_best(self, step: int) -> bool:
-        """At the end, wait for the best weights; returns whether they are written. Every rank must call it, if a step was
-        taken."""
+        """At the end, wait for the best weights; returns whether they are written. Every rank must
+        call it, if a step was taken."""
         if step > 0:
             self.wait_until_written()
         else:

@@ -48,7 +48,8 @@ class Snapshots:
         self._touching: threading.Thread | None = None
 
     def rehearse(self) -> None:
-        """After the first step, when all state exists: check that it can be saved, and allocate memory for its copy."""
+        """After the first step, when all state exists: check that it can be saved, and allocate
+        memory for its copy."""
         self.is_rehearsed = True
         for adapter in self._state.objects:
             adapter.settle()
@@ -81,11 +82,11 @@ class Snapshots:
         return self._job(manifest, mine, state, self._staging)
 
     def take_weights(self, value: float, step: int, epoch: int) -> Job | None:
-        """A copy of the weights: of its own rows on each rank, if they are cut over the ranks. Otherwise rank 0 writes them
-        alone, since they are the same on every rank; None on others.
+        """A copy of the weights: of its own rows on each rank, if they are cut over the ranks.
+        Otherwise rank 0 writes them alone, since they are the same on every rank; None on others.
 
-        Every rank must call it, when nothing is being written. ``value``: that by which they are the best.
-        """
+        Every rank must call it, when nothing is being written. ``value``: that by which they are
+        the best."""
         manifest = Manifest(
             kind="weights",
             step=step,

@@ -22,8 +22,10 @@ def version() -> str:
 
 
 def numerics() -> dict[str, Any]:
-    """What can change the last bits of an answer: PyTorch's global settings, and a GPU's product and libraries."""
-    # Those of the older interface (``allow_tf32``) show here too. Its own getters raise once a script has used this one.
+    """What can change the last bits of an answer: PyTorch's global settings, and a GPU's product
+    and libraries."""
+    # Those of the older interface (``allow_tf32``) show here too. Its own getters raise once a
+    # script has used this one.
     backends = torch.backends
     products = {
         "cuda.matmul": backends.cuda.matmul,
@@ -47,7 +49,8 @@ def numerics() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, Any]:
-    """The settings by which PyTorch chooses among kernels, or lets them round, by the names by which scripts set them."""
+    """The settings by which PyTorch chooses among kernels, or lets them round, by the names by
+    which scripts set them."""
     backends = torch.backends
     cuda: Any = backends.cuda
     reductions = (
@@ -75,7 +78,8 @@ def _kernels() -> dict[str, Any]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread's CPU takes the smallest numbers for 0. (PyTorch sets this, and does not tell.)"""
+    """Whether this thread's CPU takes the smallest numbers for 0. (PyTorch sets this, and does not
+    tell.)"""
     smallest = torch.tensor([torch.finfo(torch.float64).smallest_normal], dtype=torch.float64, device="cpu")
     return not (smallest / 2).item()
 
@@ -86,7 +90,8 @@ def _gpu() -> dict[str, Any]:
     device = torch.device(devices.accelerator(), torch.accelerator.current_device_index())
     return {
         "gpu": devices.product_of(device),
-        "multiprocessors": devices.num_multiprocessors(device),  # fewer in a part of a GPU (MIG, MPS)
+        # fewer in a part of a GPU (MIG, MPS)
+        "multiprocessors": devices.num_multiprocessors(device),
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         **numeric_variables(),
     }

@@ -1,4 +1,5 @@
-"""Warning of what the script does in its loop that a launch which resumes would not do again, and so be refused."""
+"""Warning of what the script does in its loop that a launch which resumes would not do again, and
+so be refused."""
 
 from __future__ import annotations
 

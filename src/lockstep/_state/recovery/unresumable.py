@@ -1,4 +1,5 @@
-"""Warning of what a launch that resumes from the checkpoint that was just taken would go on without, or be refused for."""
+"""Warning of what a launch that resumes from the checkpoint that was just taken would go on
+without, or be refused for."""
 
 from __future__ import annotations
 

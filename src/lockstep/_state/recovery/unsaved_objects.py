@@ -1,8 +1,10 @@
-"""Warning of objects that act on the run's parameters but were not prepared: their state is in no checkpoint.
+"""Warning of objects that act on the run's parameters but were not prepared: their state is in no
+checkpoint.
 
-The warning is given once for each, when it first acts in a step. Optimizers are noticed by a hook on their steps; schedules,
-averages and loss scalers are searched for among the objects of the process when the first pass begins. Averages of classes that
-lockstep does not know are found by what they do (see ``moving_tensors``).
+The warning is given once for each, when it first acts in a step. Optimizers are noticed by a hook
+on their steps; schedules, averages and loss scalers are searched for among the objects of the
+process when the first pass begins. Averages of classes that lockstep does not know are found by
+what they do (see ``moving_tensors``).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
 
 
 _MOST_TRIES = 8
-"""Steps in which it is seen whether an optimizer's parameters are as the step before has left them."""
+"""Steps in which it is seen whether an optimizer's parameters are as the step before has left
+them."""
 _NOT_GIVEN = "was given neither to team.prepare() nor to team.register()"
 
 
@@ -49,7 +52,8 @@ class _Other:
     before: list[Tensor]
     """Samples of its parameters before it acted in a step."""
     after: list[Tensor] | None = None
-    """The same when that step had ended: what the script puts back for each step (a perturbation, say) is no state."""
+    """The same when that step had ended: what the script puts back for each step (a perturbation,
+    say) is no state."""
     is_judged: bool = False
     num_tries: int = 0
 
@@ -71,7 +75,8 @@ class UnsavedObjects(Listener):
         self._moving = MovingTensors(state)
         self._has_searched = False
         self._resting: list[tuple[ref[Any], Any]] = []
-        """Schedules, averages and scalers that have not acted since they were found, with their progress."""
+        """Schedules, averages and scalers that have not acted since they were found, with their
+        progress."""
         self._others: list[_Other] = []
         """Optimizers of parameters that no prepared model has."""
         self._judged: dict[int, ref[Optimizer]] = {}
@@ -193,7 +198,8 @@ def _action(item: Any) -> str:
 
 
 def _parts(item: Any) -> Iterable[Any]:
-    """The objects that an object holds, except the optimizer of a schedule, which is not in the schedule's state."""
+    """The objects that an object holds, except the optimizer of a schedule, which is not in the
+    schedule's state."""
     if isinstance(item, (list, tuple)):
         return item
     parts = item if isinstance(item, Mapping) else getattr(item, "__dict__", {})
@@ -201,7 +207,8 @@ def _parts(item: Any) -> Iterable[Any]:
 
 
 def _ids_in(items: Iterable[Any]) -> set[int]:
-    """The ids of objects and those inside them: the schedules in a SequentialLR, say, or in an object of the script."""
+    """The ids of objects and those inside them: the schedules in a SequentialLR, say, or in an
+    object of the script."""
     ids, level = set[int](), list(items)
     for _ in range(4):
         ids.update(map(id, level))

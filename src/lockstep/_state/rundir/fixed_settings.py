@@ -1,5 +1,6 @@
-"""The settings that a run begins with and keeps, since they determine its answer: saved in its directory as ``birth.json``, and
-applied to later launches. (Where a name must be short they are the run's ``birth``.)"""
+"""The settings that a run begins with and keeps, since they determine its answer: saved in its
+directory as ``birth.json``, and applied to later launches. (Where a name must be short they are the
+run's ``birth``.)"""
 
 from __future__ import annotations
 
@@ -50,21 +51,24 @@ class Command:
     """The command of a run. The same command later refers to the same run."""
 
     script: str
-    """Its resolved path; empty: there is none (an interactive session), and such commands are never equal."""
+    """Its resolved path; empty: there is none (an interactive session), and such commands are never
+    equal."""
     args: tuple[str, ...]
     number: int
     """Number of the run among those that one process joins."""
     part: str = ""
     """Distinguishes further runs of this command: the task of a job array (see ``Job.part``)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of a birth (and the strategy) that were given explicitly, on the command line or in the script."""
+    """The settings of a birth (and the strategy) that were given explicitly, on the command line or
+    in the script."""
 
     def is_like(self, other: Command) -> bool:
         """Whether both are the same except for their settings."""
         return dataclasses.replace(self, settings={}) == dataclasses.replace(other, settings={})
 
     def differs_in_args(self, other: Command) -> bool:
-        """Whether both are the same except for their settings and the script's arguments, and those are not."""
+        """Whether both are the same except for their settings and the script's arguments, and those
+        are not."""
         return self.args != other.args and dataclasses.replace(self, args=other.args).is_like(other)
 
     def differing(self, earlier: Command, allow: Collection[str] = ()) -> list[str]:
@@ -74,7 +78,8 @@ class Command:
 
     @staticmethod
     def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any], part: str = "") -> Command:
-        """The command of this process. (A function called in a process of its own has no script.)"""
+        """The command of this process. (A function called in a process of its own has no
+        script.)"""
         script = sys.argv[0] if sys.argv else ""
         path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
         names = {"strategy", *(setting.name for setting in fields(FixedSettings))}
@@ -113,7 +118,8 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
         version = content.pop("format")
         if version == _FORMAT:
             command = content.pop("command")
-            # This checks the values. (A run without --device may be on a kind that the option does not name.)
+            # This checks the values. (A run without --device may be on a kind that the option does
+            # not name.)
             RunConfig(**{name: value for name, value in content.items() if name not in ("exact", "device")})
             return check(FixedSettings(**content)), check(Command(**{**command, "args": tuple(command["args"])}))
     except FileNotFoundError:
@@ -131,10 +137,12 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
 def reconcile(
     path: Path, birth: FixedSettings, explicit: Mapping[str, Any], now: FixedSettings, allow: Collection[str] = ()
 ) -> FixedSettings:
-    """The settings with which a launch resumes: those of the birth, except where others are allowed.
+    """The settings with which a launch resumes: those of the birth, except where others are
+    allowed.
 
     Args:
-        explicit: settings of this launch that were given explicitly, on the command line or in the script.
+        explicit: settings of this launch that were given explicitly, on the command line or in the
+            script.
         now: the birth that a new run would have.
         allow: names of settings that may differ.
 

@@ -1,4 +1,5 @@
-"""The lock of a run directory, which admits one launch at a time and is released when its holder ends."""
+"""The lock of a run directory, which admits one launch at a time and is released when its holder
+ends."""
 
 from __future__ import annotations
 
@@ -18,20 +19,23 @@ from lockstep._base.visible import visible
 _FILE_NAME = "lock"
 _MOST_BYTES = 4096
 PATIENCE_S = 1.0
-"""Seconds that a launch waits: a process that checks whether a run is active holds the lock briefly."""
+"""Seconds that a launch waits: a process that checks whether a run is active holds the lock
+briefly."""
 _TELL_AFTER_S = 1.0
 
 
 class RunLock:
     """The lock of a run directory, held by rank 0 of the active launch for the life of the process.
 
-    A POSIX lock (``lockf``): the kernel releases it when the process ends, however that happens; forked processes do not
-    inherit it; and it works over NFS. (It is lost when the process closes any descriptor of the file, so the holder must not
-    open the file again.)
+    A POSIX lock (``lockf``): the kernel releases it when the process ends, however that happens;
+    forked processes do not inherit it; and it works over NFS. (It is lost when the process closes
+    any descriptor of the file, so the holder must not open the file again.)
 
     Args:
-        patience_s: seconds to wait for the current holder. A message is printed after the first second.
-        far_patience_s: the same, for a holder on another host, which may be lost without the file server having noticed.
+        patience_s: seconds to wait for the current holder. A message is printed after the first
+            second.
+        far_patience_s: the same, for a holder on another host, which may be lost without the file
+            server having noticed.
 
     Raises:
         ConfigError: another process holds it; the message names it.
@@ -78,10 +82,12 @@ class RunLock:
 
 
 def holder_of(run_dir: Path) -> str | None:
-    """A description of the process that holds the lock; None: none does. Must not be called by the holder."""
+    """A description of the process that holds the lock; None: none does. Must not be called by the
+    holder."""
     try:
         with open_to_read(run_dir / _FILE_NAME) as file:
-            # A shared lock needs no write permission, and concurrent checks do not mistake each other for the holder.
+            # A shared lock needs no write permission, and concurrent checks do not mistake each
+            # other for the holder.
             return None if _try(file.fileno(), fcntl.LOCK_SH) else _holder(file.fileno())
     except OSError:  # there is no lock file, or it is not readable by this user
         return None
@@ -119,12 +125,14 @@ def _other_host(holder: str) -> str:
 
 
 def last_launch(run_dir: Path) -> str:
-    """The name of the launch that last held the lock; empty: none. Must not be called by the holder."""
+    """The name of the launch that last held the lock; empty: none. Must not be called by the
+    holder."""
     return _line(run_dir, 1)
 
 
 def last_job(run_dir: Path) -> str:
-    """The name of the job (see ``Job.name``) that last held the lock; empty: none. Must not be called by the holder."""
+    """The name of the job (see ``Job.name``) that last held the lock; empty: none. Must not be
+    called by the holder."""
     return _line(run_dir, 2)
 
 

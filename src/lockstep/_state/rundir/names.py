@@ -19,8 +19,8 @@ def _stem(script: str) -> str:
 def default_run_dir(parent: Path, script: str) -> Path:
     """Create a directory ``<parent>/<script's name>-<n>``.
 
-    Its n is above those of all existing ones, even if lower ones were deleted: higher numbers mean newer runs.
-    """
+    Its n is above those of all existing ones, even if lower ones were deleted: higher numbers mean
+    newer runs."""
     stem = _stem(script)
     parent.mkdir(parents=True, exist_ok=True)
     number = 1 + next((number for number, _ in _numbered(parent, stem)), 0)
@@ -47,7 +47,8 @@ def _numbered(parent: Path, stem: str) -> list[tuple[int, Path]]:
 
 
 def rename_old_run(path: Path) -> Path:
-    """Rename a run directory to ``<name>.old-<n>``, to make room for a new run. Returns the new path."""
+    """Rename a run directory to ``<name>.old-<n>``, to make room for a new run. Returns the new
+    path."""
     for number in itertools.count(1):
         new_path = path.with_name(f"{path.name}.old-{number}")
         if not new_path.exists():

@@ -1,7 +1,8 @@
-"""Checking that every machine of a run sees its directory: rank 0 writes a file there, and each machine looks for it.
+"""Checking that every machine of a run sees its directory: rank 0 writes a file there, and each
+machine looks for it.
 
-Checkpoints are written and read by all ranks. A machine with another directory at the same path would otherwise be noticed
-on resume, or never.
+Checkpoints are written and read by all ranks. A machine with another directory at the same path
+would otherwise be noticed on resume, or never.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ PATIENCE_S = 5.0
 
 
 def blind_hosts(directory: Path, token: str, world: World, collectives: Collectives) -> list[str]:
-    """The hosts that do not see a file which rank 0 writes to a directory. Every rank must call it; it blocks until all have.
+    """The hosts that do not see a file which rank 0 writes to a directory. Every rank must call it;
+    it blocks until all have.
 
     Args:
         directory: the same on every rank.

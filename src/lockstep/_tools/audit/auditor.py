@@ -1,4 +1,5 @@
-"""Audits a run: every N steps a second rank recomputes one shard, and the gradients are compared bit by bit."""
+"""Audits a run: every N steps a second rank recomputes one shard, and the gradients are compared
+bit by bit."""
 
 from __future__ import annotations
 
@@ -40,25 +41,28 @@ class _Case:
     position: tuple[int, int, int]
     """The step, its phase, and the shard."""
     restart_rng: Callable[[], None]
-    """Lets the random streams continue from where they were before the phase's shards: each run of the shard begins there if it
-    has no stream of its own (V = 1)."""
+    """Lets the random streams continue from where they were before the phase's shards: each run of
+    the shard begins there if it has no stream of its own (V = 1)."""
     owner_sums: GradientSums
     """Of the shard, on its owner."""
     repeat_sums: GradientSums
     """Of the same shard, when this rank recomputes it."""
     parcels: list[bytes] = field(default_factory=list)
-    """The shard's samples from each batch of the phase, in the order in which the script asked for their shards."""
+    """The shard's samples from each batch of the phase, in the order in which the script asked for
+    their shards."""
     results: list[tuple[str, Computed]] | None = None
-    """This rank's results with their roles, once the owner and the auditor are known to differ; None before that."""
+    """This rank's results with their roles, once the owner and the auditor are known to differ;
+    None before that."""
 
 
 class Auditor(Listener):
     """Audits a run, on one rank.
 
-    When an audited phase begins, the owner of the shard sends its samples to the auditor, which runs them aside before its own
-    shards. Digests of both results go with the numbers that all ranks exchange at the end of the phase. (An exchange of their
-    own, before that, would wait for ranks whose gradients others wait for.) If they differ, the judges run the shard as well,
-    and every rank ends with the verdict. Implements ``loop.ledger.Teller``.
+    When an audited phase begins, the owner of the shard sends its samples to the auditor, which
+    runs them aside before its own shards. Digests of both results go with the numbers that all
+    ranks exchange at the end of the phase. (An exchange of their own, before that, would wait for
+    ranks whose gradients others wait for.) If they differ, the judges run the shard as well, and
+    every rank ends with the verdict. Implements ``loop.ledger.Teller``.
 
     Args:
         choose: what is audited of a step; None: nothing.
@@ -115,7 +119,8 @@ class Auditor(Listener):
     # A phase
 
     def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
-        """See ``PhaseDriver.runs``. Every rank must exhaust those of the batch that leads the phase, which blocks until all do.
+        """See ``PhaseDriver.runs``. Every rank must exhaust those of the batch that leads the
+        phase, which blocks until all do.
 
         Raises:
             AuditFailed: the results differ.
@@ -173,7 +178,8 @@ class Auditor(Listener):
     # Communication between ranks
 
     def _share(self, case: _Case, plan: StepPlan, data: Sequence[Any], number: int) -> None:
-        """Send the shard's samples from a batch of the phase from its owner to its auditor. Only these two communicate."""
+        """Send the shard's samples from a batch of the phase from its owner to its auditor. Only
+        these two communicate."""
         rank, choice = self._collectives.rank, case.choice
         if rank == choice.owner:
             case.parcels.append(self._pack(choice.shard, plan, data, number))
@@ -187,7 +193,8 @@ class Auditor(Listener):
         values = self._aside.carried(shard) if number == 0 else []
         try:
             parcel = pack(Parcel(runs=runs, per_shard=values), self._devices)
-            unpack(parcel, self._devices)  # what cannot be unpickled would end the run on the auditor
+            # what cannot be unpickled would end the run on the auditor
+            unpack(parcel, self._devices)
         except Exception as error:
             raise DataError(
                 f"audit: the samples of shard {shard} cannot be sent to another process: {error!r}. Have the loader yield what "
@@ -231,7 +238,8 @@ class Auditor(Listener):
             self._digests = [max(digests) for digests in zip(*rows, strict=True)]
 
     def _open(self, case: _Case) -> None:
-        """Open a case because the two results differ: send the shard to the judges. Every rank must call it."""
+        """Open a case because the two results differ: send the shard to the judges. Every rank must
+        call it."""
         rank, choice = self._collectives.rank, case.choice
         case.results = [("first", self._computed(case.owner_sums))] if rank == choice.owner else []
         case.results += [("second", self._computed(case.repeat_sums))] if rank == choice.auditor else []
@@ -263,7 +271,8 @@ class Auditor(Listener):
         self._report(verdict)
         ignore_interrupts()
         if self._collectives.size > 1:
-            self._collectives.barrier()  # the first rank to exit ends all, so the verdict must be out by then
+            # the first rank to exit ends all, so the verdict must be out by then
+            self._collectives.barrier()
         raise AuditFailed(verdict.headline)
 
     def _computed(self, sums: GradientSums) -> Computed:
@@ -296,8 +305,9 @@ class Auditor(Listener):
 
 
 class AuditTimer(Listener):
-    """Times the micro-steps that an audit recomputes, as logging. What precedes them in the phase, waiting for their samples
-    from the owner, counts as waiting. Neither is reported to other ranks as being busy."""
+    """Times the micro-steps that an audit recomputes, as logging. What precedes them in the phase,
+    waiting for their samples from the owner, counts as waiting. Neither is reported to other ranks
+    as being busy."""
 
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock

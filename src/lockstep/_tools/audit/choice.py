@@ -1,4 +1,5 @@
-"""Who audits which shard of a step. Pure: a function of the seed, the step and the number of processes."""
+"""Who audits which shard of a step. Pure: a function of the seed, the step and the number of
+processes."""
 
 from __future__ import annotations
 
@@ -37,13 +38,15 @@ class Choice:
     auditor: int
     """The rank that recomputes it: a different one, unless there is only one process."""
     judges: tuple[int, ...]
-    """The ranks that compute it once more if the two differ: both of them, and a third if there is one."""
+    """The ranks that compute it once more if the two differ: both of them, and a third if there is
+    one."""
 
 
 def choose(*, seed: int, step: int, every: int, num_filled: int, blocks: Blocks) -> Choice:
     """The shard of an audited step.
 
-    Ranks take turns in pairs, in an order given by the seed: any W / 2 consecutive audits (rounded up) cover all W ranks.
+    Ranks take turns in pairs, in an order given by the seed: any W / 2 consecutive audits (rounded
+    up) cover all W ranks.
 
     Args:
         seed: of the run.

@@ -1,4 +1,5 @@
-"""Sums of the bits of one shard's losses and gradients, taken from autograd before these are weighted, added or moved."""
+"""Sums of the bits of one shard's losses and gradients, taken from autograd before these are
+weighted, added or moved."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Sums = dict[str, int]
 
 
 class GradientSums(Listener):
-    """Hooks into the backward passes of one shard's micro-steps. Nothing is copied from a GPU before ``read``.
+    """Hooks into the backward passes of one shard's micro-steps. Nothing is copied from a GPU
+    before ``read``.
 
     Args:
         parameters: with their names.
@@ -73,8 +75,8 @@ class GradientSums(Listener):
 
 
 def digest_of(sums: Sums) -> int:
-    """A digest of the sums in any order, since models on several devices have one autograd thread for each: 48 bits, which a
-    float64 holds."""
+    """A digest of the sums in any order, since models on several devices have one autograd thread
+    for each: 48 bits, which a float64 holds."""
     return int.from_bytes(hashlib.blake2b(repr(sorted(sums.items())).encode(), digest_size=6).digest(), "little")
 
 

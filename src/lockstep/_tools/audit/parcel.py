@@ -1,4 +1,5 @@
-"""What a rank needs to recompute another's shard, serialized: the samples exactly as they are in memory."""
+"""What a rank needs to recompute another's shard, serialized: the samples exactly as they are in
+memory."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from lockstep._data.batches import map_tensors
 from lockstep._plan.shards import MicroStep
 
 _LINE = 64
-"""PyTorch's memory alignment in bytes. Kernels may add in a different order where a tensor is aligned differently."""
+"""PyTorch's memory alignment in bytes. Kernels may add in a different order where a tensor is
+aligned differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,9 @@ class Parcel:
     per_shard: Sequence[Any] = ()
     """Its values of each ``team.per_shard``, in the order of their creation."""
     device_numbers: Sequence[int | None] = ()
-    """The device of each tensor of ``per_shard``, in the order of ``map_tensors``, as an index into the process's devices;
-    None: the CPU. (Samples are on the CPU, and are moved when the script receives them.)"""
+    """The device of each tensor of ``per_shard``, in the order of ``map_tensors``, as an index into
+    the process's devices; None: the CPU. (Samples are on the CPU, and are moved when the script
+    receives them.)"""
 
 
 def pack(parcel: Parcel, devices: Sequence[torch.device]) -> bytes:
@@ -54,8 +57,8 @@ def pack(parcel: Parcel, devices: Sequence[torch.device]) -> bytes:
 
 
 def unpack(data: bytes, devices: Sequence[torch.device]) -> Parcel:
-    """The parcel that ``pack`` serialized, perhaps on another rank. Tensors of ``per_shard`` that were on a GPU are put on
-    the one of this process's ``devices`` with the same number."""
+    """The parcel that ``pack`` serialized, perhaps on another rank. Tensors of ``per_shard`` that
+    were on a GPU are put on the one of this process's ``devices`` with the same number."""
     parcel: Parcel = pickle.loads(data)
     numbers = iter(parcel.device_numbers)
 
@@ -67,8 +70,8 @@ def unpack(data: bytes, devices: Sequence[torch.device]) -> Parcel:
 
 
 def _own_storage(tensor: Tensor) -> Tensor:
-    """A tensor without the rest of its storage, which pickle would include: a batch may be a view of the whole data set.
-    Strides and memory alignment are preserved."""
+    """A tensor without the rest of its storage, which pickle would include: a batch may be a view
+    of the whole data set. Strides and memory alignment are preserved."""
     tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor
     if tensor.layout != torch.strided or tensor.is_quantized:
         return tensor

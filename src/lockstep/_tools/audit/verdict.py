@@ -29,7 +29,8 @@ class Verdict:
     parameter: str
     """The first, in the order of the backward pass, whose gradient differs; or the loss."""
     wrong: tuple[int, ...]
-    """The wrong rank; several if it is one of them and cannot be narrowed down; empty if the results do not say that one is."""
+    """The wrong rank; several if it is one of them and cannot be narrowed down; empty if the
+    results do not say that one is."""
     where: tuple[str, ...]
     """Their hosts and devices."""
     summary: str
@@ -71,13 +72,15 @@ _ONCE = (
 def judge(first: Computed, second: Computed, again: Sequence[Computed], position: tuple[int, int, int]) -> Verdict:
     """Which rank is wrong.
 
-    A rank is accused if all others agree, and it either repeats its own result or agrees with them the second time. One whose
-    results all differ is named, but not accused: kernels that are not deterministic look the same.
+    A rank is accused if all others agree, and it either repeats its own result or agrees with them
+    the second time. One whose results all differ is named, but not accused: kernels that are not
+    deterministic look the same.
 
     Args:
         first: the owner's result, which would have counted.
         second: the auditor's, which differs.
-        again: both ranks' second results, and a third rank's where there is one; or the only rank's third.
+        again: both ranks' second results, and a third rank's where there is one; or the only rank's
+            third.
         position: the step, its phase, and the shard.
     """
     step, phase, shard = position
@@ -125,7 +128,8 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
 
 
 def first_difference(first: Sums, second: Sums) -> str:
-    """The first name, in the order of the backward pass, whose sums differ or that only one of them has."""
+    """The first name, in the order of the backward pass, whose sums differ or that only one of them
+    has."""
     return next(unlike(first, second), "nothing")
 
 

@@ -1,1 +1,2 @@
-"""Reading a script's loop without running it: what one place of it writes and another reads. Source in, findings out."""
+"""Reading a script's loop without running it: what one place of it writes and another reads. Source
+in, findings out."""

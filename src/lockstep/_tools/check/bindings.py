@@ -17,7 +17,8 @@ _OF_PARAMETERS = ("requires_grad", "training")
 """Attributes of parameters and modules that are no numbers to compute with."""
 _GATHERING: dict[type[ast.AST], str] = {ast.BitOr: "or", ast.Or: "or", ast.BitAnd: "and", ast.And: "and"}
 _EXTREMES = {"max": "max", "maximum": "max", "min": "min", "minimum": "min"}
-"""Operators and functions that make of all shards' values one that does not depend on which process has which."""
+"""Operators and functions that make of all shards' values one that does not depend on which process
+has which."""
 
 
 class Bindings(Methods):
@@ -52,8 +53,8 @@ class Bindings(Methods):
                 self.set_item(target, value, own=own)
 
     def _set_in_sample(self, target: ast.Attribute | ast.Subscript, source_: ast.AST | None) -> bool:
-        """A part of something is set. Returns whether that is a finding: it is of a sample that the data set keeps, and its
-        new value is made of the old one."""
+        """A part of something is set. Returns whether that is a finding: it is of a sample that the
+        data set keeps, and its new value is made of the old one."""
         base = self.eval(target.value) if self.inside else NOTHING
         if not base.flags & OWNED or source_ is None:
             return False
@@ -63,13 +64,14 @@ class Bindings(Methods):
         return False
 
     def _move_sample(self, target: ast.AST, base: Value) -> bool:
-        """A new value of a part of a sample, or of one, is made of the old one. Returns whether the data set keeps it."""
+        """A new value of a part of a sample, or of one, is made of the old one. Returns whether the
+        data set keeps it."""
         is_new = (self.frame, ast.unparse(target)) in self.state.cells
         return not is_new and self.change_sample(base, target)
 
     def put_variable(self, name: str, value: Value, write: Write | None) -> None:
-        """Bind a variable. One that is bound in a loop first is no state that a resume could lose without a word: where it is
-        read before it is written, Python says so."""
+        """Bind a variable. One that is bound in a loop first is no state that a resume could lose
+        without a word: where it is read before it is written, Python says so."""
         key = self.key_of(name)
         if not self.inside and self.loops:
             if key not in self.state.cells:
@@ -180,7 +182,8 @@ class Bindings(Methods):
                 self.change(place, target, shown, "change", stored, own=own)
 
     def _is_anew(self, place: Object, value: Value) -> bool:
-        """Whether a value that is kept for each parameter of a model is not made of the one that was kept before."""
+        """Whether a value that is kept for each parameter of a model is not made of the one that
+        was kept before."""
         cell = self.state.get((place, CONTENT))
         return cell is None or value.sites.isdisjoint(write.site for write in cell.writes)
 
@@ -242,8 +245,8 @@ class Bindings(Methods):
 
 
 def gathers(source_: ast.AST | None, *, own: bool) -> str:
-    """How a variable's new value comes from its old one, by which shards are gathered: see ``Site.how``. A flag that is raised
-    is the ``or`` of what raises it."""
+    """How a variable's new value comes from its old one, by which shards are gathered: see
+    ``Site.how``. A flag that is raised is the ``or`` of what raises it."""
     if isinstance(source_, ast.Constant) and isinstance(source_.value, int):
         return "or" if source_.value else "and"
     if not own:

@@ -41,8 +41,9 @@ Exit status: 0 if nothing is found, 1 if something is, 2 if a script cannot be r
 @click.argument("scripts", metavar="SCRIPT...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(scripts: tuple[Path, ...], as_json: bool) -> None:
-    """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what the script itself writes
-    in one place and reads in another: inside batch.shards and outside, or in one step and, after a resume, in a later one.
+    """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what
+    the script itself writes in one place and reads in another: inside batch.shards and outside, or
+    in one step and, after a resume, in a later one.
 
     Nothing is imported or run. A run reports the same when it starts.
     """

@@ -81,7 +81,8 @@ class Expressions(Machine):
         handler = self.handlers.get(type(node))
         return NOTHING if handler is None else handler(node)
 
-    # -- names --------------------------------------------------------------------------------------------------------------
+    # -- names
+    # --------------------------------------------------------------------------------------------------------------
 
     def external(self, name: str) -> Value:
         """Something of a library."""
@@ -204,7 +205,8 @@ class Expressions(Machine):
         value = compute(self.use(left), self.use(right))
         return value._replace(texts=text((left, right))) if isinstance(node.op, ast.Add) else value
 
-    # -- parts --------------------------------------------------------------------------------------------------------------
+    # -- parts
+    # --------------------------------------------------------------------------------------------------------------
 
     def _subscript(self, node: ast.Subscript) -> Value:
         base, index = self.eval(node.value), self.eval(node.slice)
@@ -246,7 +248,8 @@ class Expressions(Machine):
         )
 
     def is_of_data_set(self, node: ast.AST) -> bool:
-        """Whether it is an attribute of the data set whose sample is fetched: what is in it are samples."""
+        """Whether it is an attribute of the data set whose sample is fetched: what is in it are
+        samples."""
         at = node.value if isinstance(node, ast.Attribute) else None
         return self.data_set is not None and isinstance(at, ast.Name) and self.data_set in self._name(at).objects
 

@@ -1,4 +1,5 @@
-"""The files that are read: a script, and the modules of the user's own beside it. Only here is anything opened."""
+"""The files that are read: a script, and the modules of the user's own beside it. Only here is
+anything opened."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ _LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def read_script(path: Path) -> list[Finding]:
-    """What the reading finds in a script and in the modules of the user's own that it imports: those beside it, and those of
-    its own package. Nothing in files that cannot be read or parsed, and nothing in installed packages."""
+    """What the reading finds in a script and in the modules of the user's own that it imports:
+    those beside it, and those of its own package. Nothing in files that cannot be read or parsed,
+    and nothing in installed packages."""
     text = _text(path)
     if text is None or _LIBRARIES & {*path.absolute().parts}:
         return []
@@ -24,7 +26,8 @@ def read_script(path: Path) -> list[Finding]:
 
 
 def read_function(path: Path, name: str) -> list[Finding]:
-    """The same of a function that a file defines, or of a method (``Class.method``), as if the file called it at its end."""
+    """The same of a function that a file defines, or of a method (``Class.method``), as if the file
+    called it at its end."""
     text = _text(path)
     owner, _, method = name.rpartition(".")
     if text is None or not all(part.isidentifier() for part in name.split(".")):
@@ -34,8 +37,8 @@ def read_function(path: Path, name: str) -> list[Finding]:
 
 
 def has_loop(path: Path) -> bool:
-    """Whether there is anything to read in a script: it, or a module of the user's own that it imports, joins a run of
-    lockstep's or runs over shards."""
+    """Whether there is anything to read in a script: it, or a module of the user's own that it
+    imports, joins a run of lockstep's or runs over shards."""
     text = _text(path)
     reader = Reader(_Modules(path).load)
     return text is not None and reader.look_ahead(str(path), text) is not None and reader.has_loop
@@ -53,7 +56,8 @@ class _Modules:
         self._num_read = 0
 
     def load(self, name: str, importer: str) -> tuple[str, str] | None:
-        """The path and the text of a module that a file imports; None: it is none of the user's own."""
+        """The path and the text of a module that a file imports; None: it is none of the user's
+        own."""
         for path in self._candidates(name, Path(importer)):
             if not path.is_file() or _LIBRARIES & {*path.absolute().parts} or self._num_read >= _MOST_FILES:
                 continue

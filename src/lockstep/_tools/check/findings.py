@@ -23,16 +23,19 @@ def _argument_meant(name: str) -> str:
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of finding. ``{name}`` stands for what the script calls it, ``{read}`` for the place that reads it."""
+    """A kind of finding. ``{name}`` stands for what the script calls it, ``{read}`` for the place
+    that reads it."""
 
     message: str
     remedy: str
     of_object: str = ""
-    """The remedy where it is an object of a class of the script (``{cls}``), changed by one of its methods (``{call}``)."""
+    """The remedy where it is an object of a class of the script (``{cls}``), changed by one of its
+    methods (``{call}``)."""
 
 
 DIFFERS, STARTS_ANEW = "LS1", "LS2"
-"""The families of codes: another answer on another number of processes; after a resume. (LS3: in the wrong place.)"""
+"""The families of codes: another answer on another number of processes; after a resume. (LS3: in
+the wrong place.)"""
 
 RULES = {
     "LS101": Rule(
@@ -221,8 +224,8 @@ def make(
     read: str = "",
     whole: str = "",
 ) -> Finding:
-    """A finding in its rule's words. ``how``, ``method``: see ``Site``. ``read``: the place that reads it, as ``line 7``.
-    ``whole``: the names of what the name is a part of."""
+    """A finding in its rule's words. ``how``, ``method``: see ``Site``. ``read``: the place that
+    reads it, as ``line 7``. ``whole``: the names of what the name is a part of."""
     rule = _BY_WAY.get((code, how)) or RULES[code]
     short = name.rpartition(".")[2] or name
     cls, _, called = method.partition(".")

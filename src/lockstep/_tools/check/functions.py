@@ -134,7 +134,8 @@ class Functions(Loops):
         return self._cached(function, definition, value) if is_drawn and source.is_cached(definition) else value
 
     def _cached(self, function: Object, definition: ast.AST, value: Value) -> Value:
-        """What a function with a cache has drawn: by whichever call was the first of this process."""
+        """What a function with a cache has drawn: by whichever call was the first of this
+        process."""
         known = self.state.get((function, "cache"))
         if known is not None and not known.writes:
             return known.value  # filled before the loop
@@ -256,7 +257,8 @@ class Functions(Loops):
         return site
 
     def _module_of(self, site: Site) -> Site:
-        """A module changes its buffer: as the loop shows it, by the module that is called there, which is to be prepared."""
+        """A module changes its buffer: as the loop shows it, by the module that is called there,
+        which is to be prepared."""
         for call, frame, called in self.calls[self.num_calls_around :]:
             name = source.shown(call.func)
             if any(self.is_module(o) and not o.is_prepared for o in called) and not name.startswith("self.forward"):
@@ -313,7 +315,8 @@ class Functions(Loops):
         return Value.made(given.flags | (content.flags & DATA), given.sites | content.sites | self._sites_of_given(target))
 
     def _sites_of_given(self, target: Object, depth: int = 5) -> frozenset[Site]:
-        """Where attributes were set of an object of a library's class, or of one in it, by which it computes."""
+        """Where attributes were set of an object of a library's class, or of one in it, by which it
+        computes."""
         sites = frozenset(site for name in target.given for site in (self.field(target, name) or NOTHING).sites)
         children = [child for child in target.children if depth and child.kind in ("module", "opaque")]
         return sites.union(*(self._sites_of_given(child, depth - 1) for child in children))

@@ -26,8 +26,8 @@ class Reading(Instrument):
 
 
 def read_main() -> list[Finding]:
-    """What the reading finds in the script that this process runs. Never an error: a run does not depend on it. In a notebook,
-    which has no file, nothing is found."""
+    """What the reading finds in the script that this process runs. Never an error: a run does not
+    depend on it. In a notebook, which has no file, nothing is found."""
     findings: list[Finding] = []
     with contextlib.suppress(Exception):
         file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -37,8 +37,8 @@ def read_main() -> list[Finding]:
 
 
 def notices(findings: Sequence[Finding], *, resumes: bool) -> list[str]:
-    """Lines for the console: a warning for each that makes the answer another on other numbers of processes, then one line for
-    all that starts anew on a resume.
+    """Lines for the console: a warning for each that makes the answer another on other numbers of
+    processes, then one line for all that starts anew on a resume.
 
     Args:
         findings: of the reading.

@@ -116,7 +116,8 @@ class Libraries(Teams):
 
     @override
     def of_process(self, about: Iterable[str], node: ast.AST, otherwise: Value = NOTHING) -> Value:
-        """What says how many processes there are, or which this is: names of environment variables say what."""
+        """What says how many processes there are, or which this is: names of environment variables
+        say what."""
         value = otherwise
         if "WORLD_SIZE" in about:
             value = mix((value, Value.made(WORLD, self.place(node, ast.unparse(node)[:40], "world"))))
@@ -140,7 +141,8 @@ class Libraries(Teams):
             whole = (
                 next((k.value for k in node.keywords if k.arg == "batch_size"), None) if isinstance(node, ast.Call) else None
             )
-            given = rows if isinstance(whole, ast.Constant) and whole.value is None else NOTHING  # else they are stacked
+            # else they are stacked
+            given = rows if isinstance(whole, ast.Constant) and whole.value is None else NOTHING
         elif source.dotted(collate) in ("list", "tuple"):
             given = rows
         made.hands_out = self.owned(given) and not _has_workers(node)
@@ -162,7 +164,8 @@ class Libraries(Teams):
         return mix(found)
 
     def read_data_set(self, data: Value) -> Value:
-        """Run what loader workers run: each has objects of its own, as each process has. Returns a sample."""
+        """Run what loader workers run: each has objects of its own, as each process has. Returns a
+        sample."""
         rows = []
         for target in data.objects:
             method = self.method(target, "__getitem__") if target.kind == "instance" else None
@@ -182,7 +185,8 @@ class Libraries(Teams):
         return data.kind == "opaque" and data.name.endswith("TensorDataset")
 
     def read_collate(self, collate: Value, row: Value) -> Value:
-        """Run a ``collate_fn``, in which workers are alone, too, on a list of samples. Returns a batch."""
+        """Run a ``collate_fn``, in which workers are alone, too, on a list of samples. Returns a
+        batch."""
         batches, rows = [], Value.of(Object("list", "rows"))
         for target in () if self.inside else collate.objects:
             if target.kind == "function":
@@ -332,7 +336,8 @@ class Libraries(Teams):
         return used
 
     def _by_name(self, name: str, node: ast.Call, args: list[Value]) -> Value | None:
-        """``getattr`` and ``setattr`` of names that stand in the script. None: it is not known which."""
+        """``getattr`` and ``setattr`` of names that stand in the script. None: it is not known
+        which."""
         found = []
         for attribute in sorted(filter(str.isidentifier, args[1].texts)):
             target = ast.copy_location(ast.Attribute(node.args[0], attribute, ast.Load()), node)
@@ -355,6 +360,7 @@ class Libraries(Teams):
 
 
 def _has_workers(node: ast.AST) -> bool:
-    """Whether a loader's samples come from other processes, as copies: that is written in its call."""
+    """Whether a loader's samples come from other processes, as copies: that is written in its
+    call."""
     workers = [k.value for k in node.keywords if k.arg == "num_workers"] if isinstance(node, ast.Call) else []
     return any(isinstance(number, ast.Constant) and isinstance(number.value, int) and number.value > 0 for number in workers)

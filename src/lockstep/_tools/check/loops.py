@@ -36,7 +36,8 @@ class Loops(Expressions):
         self.on_yield: list[Callable[[Value], None]] = []
         self.yields_batches = False
 
-    # -- what is iterated ---------------------------------------------------------------------------------------------------
+    # -- what is iterated
+    # ---------------------------------------------------------------------------------------------------
 
     @override
     def iterate(self, node: ast.AST, target: ast.AST | None = None) -> tuple[Value, str]:
@@ -154,7 +155,8 @@ class Loops(Expressions):
             return merge(items), kind
         return Value.made(0, frozenset(), items), kind
 
-    # -- generators of the script -------------------------------------------------------------------------------------------
+    # -- generators of the script
+    # -------------------------------------------------------------------------------------------
 
     def _generator_of(self, target: Object) -> Object | None:
         if target.kind == "stream":
@@ -167,7 +169,8 @@ class Loops(Expressions):
         )
 
     def run_generator(self, target: Object, on_yield: Callable[[Value], None]) -> None:
-        """Run a generator of the script; what it yields goes to ``on_yield``, in the frame that iterates."""
+        """Run a generator of the script; what it yields goes to ``on_yield``, in the frame that
+        iterates."""
         function = self._generator_of(target)
         if function is None or function.definition is None:
             return
@@ -202,7 +205,8 @@ class Loops(Expressions):
                 self.on_yield.append(handler)
         return NOTHING
 
-    # -- loops --------------------------------------------------------------------------------------------------------------
+    # -- loops
+    # --------------------------------------------------------------------------------------------------------------
 
     def run_for(self, node: ast.For | ast.AsyncFor) -> None:
         """Run a ``for`` loop."""

@@ -1,4 +1,5 @@
-"""The state of an abstract execution: where it is, what was written where, and which use of it is a finding."""
+"""The state of an abstract execution: where it is, what was written where, and which use of it is a
+finding."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ from lockstep._tools.check.values import (
 )
 
 MOST_WORK = 400_000
-"""Expressions looked at before the reading gives up, with what it has found: far more than any script needs."""
+"""Expressions looked at before the reading gives up, with what it has found: far more than any
+script needs."""
 
 _UNWRITTEN = {"team", "loader", "batch", "evaluation", "function", "class", "file", "external", "clock", "method", "shards"}
-"""Kinds of objects that a variable may be bound to anew without that being a state of the script."""
+"""Kinds of objects that a variable may be bound to anew without that being a state of the
+script."""
 _UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external", "file", "function", "class", "method"}
 """Kinds of objects whose changes in part are no state of the script, or another's to keep."""
 _HELD = {"instance", "module", "tensor", "opaque", "list", "dict", "set", "deque", "draws"}
@@ -64,7 +67,8 @@ class Machine(Reading):
         self.report = Report()
         self.made: dict[int, Object] = {}
         self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
-        """Calls of the script's own functions that are running: where, and of which object's methods."""
+        """Calls of the script's own functions that are running: where, and of which object's
+        methods."""
         self.num_calls_around = 0
         """How many of them are around the innermost loop over shards, steps or epochs."""
         self.begun: list[Object] = []
@@ -73,7 +77,8 @@ class Machine(Reading):
         self.has_joined = False
         self.is_seeded = False
 
-    # -- objects ------------------------------------------------------------------------------------------------------------
+    # -- objects
+    # ------------------------------------------------------------------------------------------------------------
 
     def make(self, node: ast.AST, kind: str, name: str = "", *, fresh: bool = True) -> Object:
         """The object that this place of the script makes."""
@@ -85,7 +90,8 @@ class Machine(Reading):
         return made
 
     def keep(self, held: Iterable[Object]) -> None:
-        """Checkpoints hold these objects, and what they hold: what they are given later is kept then (see ``hold``)."""
+        """Checkpoints hold these objects, and what they hold: what they are given later is kept
+        then (see ``hold``)."""
         waiting = [target for target in held if not target.is_kept]
         while waiting:
             target = waiting.pop()
@@ -105,7 +111,8 @@ class Machine(Reading):
             kinds = _PLAIN if place.is_optimizer() else _HELD
             self.keep(o for part in (value, *(value.items or ())) for o in part.objects if o.kind in kinds)
 
-    # -- reading ------------------------------------------------------------------------------------------------------------
+    # -- reading
+    # ------------------------------------------------------------------------------------------------------------
 
     def _is_seen(self, write: Write) -> bool:
         if write.site.inside:
@@ -113,7 +120,8 @@ class Machine(Reading):
         return write.stale
 
     def look(self, cell: Cell) -> Value:
-        """What a location holds, as a value that depends on those who wrote it earlier, or elsewhere."""
+        """What a location holds, as a value that depends on those who wrote it earlier, or
+        elsewhere."""
         if not cell.writes:
             return cell.value
         seen = frozenset(write.site for write in cell.writes if self._is_seen(write))
@@ -146,7 +154,8 @@ class Machine(Reading):
         """What is computed from all of these."""
         return mix([self.use(value) for value in values])
 
-    # -- writing ------------------------------------------------------------------------------------------------------------
+    # -- writing
+    # ------------------------------------------------------------------------------------------------------------
 
     def site(self, node: ast.AST, name: str, how: str) -> Site:
         """This place."""
@@ -188,7 +197,8 @@ class Machine(Reading):
         return Write(self.from_loop(self.site(node, name, how)), self.loops)
 
     def governed(self, value: Value) -> Value:
-        """A value as it is where it is written: that it is written at all depends on something, too."""
+        """A value as it is where it is written: that it is written at all depends on something,
+        too."""
         return value._replace(sites=value.sites | self.control) if self.control else value
 
     def change(self, target: Object, node: ast.AST, name: str, how: str, value: Value, *, own: bool = True) -> None:
@@ -197,7 +207,9 @@ class Machine(Reading):
             return
         self.hold(target, value)
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):
-            return  # weights that are written inside are refused when it runs; outside they are in checkpoints
+            # weights that are written inside are refused when it runs; outside they are in
+            # checkpoints
+            return
         if target.is_kept and not self.inside:
             self.state.add((target, CONTENT), self.governed(value), None)
             return
@@ -223,7 +235,8 @@ class Machine(Reading):
         self.state.put((target, CONTENT), value, self.write(node, self.name_of(target) or name, how, value))
 
     def renew(self, target: Object, node: ast.AST, name: str, value: Value) -> None:
-        """An item changes that every shard writes anew, such as what a hook notes under a layer's name."""
+        """An item changes that every shard writes anew, such as what a hook notes under a layer's
+        name."""
         cell = self.state.get((target, CONTENT))
         place = self.from_loop(self.site(node, name, "change"))[:3]
         if cell is not None:
@@ -232,7 +245,8 @@ class Machine(Reading):
         self.change(target, node, name, "change", value, own=False)
 
     def change_sample(self, value: Value, node: ast.AST) -> bool:
-        """A sample, or a part of one, is changed in place. Returns whether it is one that the data set keeps."""
+        """A sample, or a part of one, is changed in place. Returns whether it is one that the data
+        set keeps."""
         if not (value.flags & OWNED and self.inside):
             return False
         how, whole = ("", self._whole_sample(node)) if self.in_data_set else ("batch", self._whole_batch(node))
@@ -245,7 +259,8 @@ class Machine(Reading):
         return root if root in self.shard_names else ", ".join(self.shard_names)
 
     def _whole_sample(self, node: ast.AST) -> str:
-        """What to copy in a function of a data set: not what a loop in it binds, since the copy would be lost behind that."""
+        """What to copy in a function of a data set: not what a loop in it binds, since the copy
+        would be lost behind that."""
         root, definition = source.root(node), self.frame.definition
         loops = [part for part in source.walk(definition) if isinstance(part, ast.For)] if definition is not None else []
         outer = [source.root(loop.iter) for loop in loops if root in source.bound_names(loop.target)]
@@ -266,7 +281,8 @@ class Machine(Reading):
                 self.state.add((target, name), value, write)
 
     def name_of(self, target: Object, frame: Frame | None = None) -> str:
-        """The variable that has held an object, or what it is in, for longest: of this frame or one around it."""
+        """The variable that has held an object, or what it is in, for longest: of this frame or one
+        around it."""
         frame = frame or self.frame
         while frame is not None:
             for (owner, name), cell in self.state.cells.items():
@@ -286,7 +302,8 @@ class Machine(Reading):
             frame = frame.parent
         return ""
 
-    # -- findings -----------------------------------------------------------------------------------------------------------
+    # -- findings
+    # -----------------------------------------------------------------------------------------------------------
 
     def sink(self, value: Value, node: ast.AST, kind: str) -> None:
         """The answer, or what the user sees, depends on a value.
@@ -294,8 +311,8 @@ class Machine(Reading):
         Args:
             value: which.
             node: where.
-            kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``, ``decision`` (of all ranks),
-                ``save``, ``print`` or ``return``.
+            kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``,
+                ``decision`` (of all ranks), ``save``, ``print`` or ``return``.
         """
         sites = value.sites if kind == "print" else value.sites | self.control
         for site in sites:
@@ -307,7 +324,8 @@ class Machine(Reading):
         """A finding that needs no reader."""
         self.report.add(code, self.site(node, name, ""))
 
-    # -- where it is --------------------------------------------------------------------------------------------------------
+    # -- where it is
+    # --------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def under(self, test: Value) -> Iterator[None]:

@@ -62,7 +62,8 @@ class Methods(Libraries):
         return value._replace(sites=value.sites | receiver.sites)
 
     def _train_by_host(self, node: ast.Call, name: str, given: set[Object]) -> None:
-        """Run the methods that a library calls once per shard, where the script calls the library to train."""
+        """Run the methods that a library calls once per shard, where the script calls the library
+        to train."""
         for target in sorted((o for o in given if o.kind == "instance"), key=lambda o: o.name):
             for called, place in hosts.called_per_shard(target.library_classes(), name):
                 method = self.method(target, called)
@@ -80,7 +81,8 @@ class Methods(Libraries):
         name = func.attr
         used = self.used(given)
         if names.is_in_place(name) or name in names.APPENDING:
-            if not (receiver.flags & DATA and names.is_in_place(name)):  # else a result of this shard's own
+            # else a result of this shard's own
+            if not (receiver.flags & DATA and names.is_in_place(name)):
                 self.change_root(func.value, used, own=name not in names.EMPTYING)
             return Value.made(receiver.flags | used.flags, receiver.sites | used.sites)
         if name == "clone":

@@ -116,12 +116,14 @@ _BARS = re.compile(
 
 
 def is_harmless(name: str) -> bool:
-    """Whether a call of this name shows something, and changes nothing on which the training depends."""
+    """Whether a call of this name shows something, and changes nothing on which the training
+    depends."""
     return bool(_HARMLESS.search(name) or _PICTURE.search(name) or _BARS.search(name))
 
 
 def kind_of(name: str) -> str | None:
-    """What a call of this name does with what it is given: see ``Machine.sink``. None: it makes a picture of it."""
+    """What a call of this name does with what it is given: see ``Machine.sink``. None: it makes a
+    picture of it."""
     if _PICTURE.search(name) or _BARS.search(name):
         return None
     if _SAVING.search(name):
@@ -135,8 +137,8 @@ def is_in_place(method: str) -> bool:
 
 
 def is_exported(library: str, name: str) -> bool:
-    """Whether ``from library import *`` may bind a name, as far as it matters here: one that is known by its full name, or may
-    be a class."""
+    """Whether ``from library import *`` may bind a name, as far as it matters here: one that is
+    known by its full name, or may be a class."""
     full = f"{library}.{name}"
     known = (TENSORS, RANDOM_CALL, CLOCKS, MODULES, OPTIMIZERS, AVERAGES)
     return name[:1].isupper() or full in LOADERS | COPIES | COUNTERS | GENERATORS or any(p.match(full) for p in known)

@@ -1,4 +1,5 @@
-"""Reading a script: running it in the abstract, from its first line to its last, and whatever it defines and does not call."""
+"""Reading a script: running it in the abstract, from its first line to its last, and whatever it
+defines and does not call."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from lockstep._tools.check.values import Frame, Object, Value
 _OK = re.compile(r"#\s*lockstep:\s*ok\b((?:[ ,]+LS\d+)*)")
 
 Load = Callable[[str, str], "tuple[str, str] | None"]
-"""Given the dotted name of a module, and the path of the file that imports it: its path and its text; None: it is no module of
-the user's own."""
+"""Given the dotted name of a module, and the path of the file that imports it: its path and its
+text; None: it is no module of the user's own."""
 
 
 class Reader(Statements):
@@ -32,7 +33,8 @@ class Reader(Statements):
         self.files: dict[str, Object] = {}
         self.uses_lockstep = False
         self.has_loop = False
-        """Whether a file joins a run, runs over shards, or imports a library's interface that does."""
+        """Whether a file joins a run, runs over shards, or imports a library's interface that
+        does."""
         self.texts: dict[str, str] = {}
 
     def read(self, path: str, text: str) -> None:
@@ -50,7 +52,8 @@ class Reader(Statements):
             source.forget()
 
     def look_ahead(self, path: str, text: str) -> ast.Module | None:
-        """Parse a script, and learn which functions run over shards, also in modules that are imported later."""
+        """Parse a script, and learn which functions run over shards, also in modules that are
+        imported later."""
         tree = _parse(text)
         if tree is None:
             return None
@@ -102,7 +105,8 @@ class Reader(Statements):
         return Value.of(self.files[path])
 
     def _run_what_is_left(self, frame: Frame) -> None:
-        """Functions with a loop over shards that the script itself does not call, such as a ``main`` for others to call."""
+        """Functions with a loop over shards that the script itself does not call, such as a
+        ``main`` for others to call."""
         state = self.state
         frames = [frame, *(o.frame for o in self.files.values() if o.frame is not None)]
         for current in frames:

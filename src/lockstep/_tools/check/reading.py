@@ -1,4 +1,5 @@
-"""What the parts of a reading ask of each other: each part inherits from the one before, and all run on one another."""
+"""What the parts of a reading ask of each other: each part inherits from the one before, and all
+run on one another."""
 
 from __future__ import annotations
 
@@ -30,11 +31,13 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def from_loop(self, site: Site) -> Site:
-        """A change in a method of an object of the script's: as the loop shows it, by its variable and the call."""
+        """A change in a method of an object of the script's: as the loop shows it, by its variable
+        and the call."""
 
     @abc.abstractmethod
     def in_state(self, target: Object) -> frozenset[str] | None:
-        """The attributes that the ``state_dict()`` of an object of the script's holds; None: all, or it is not known."""
+        """The attributes that the ``state_dict()`` of an object of the script's holds; None: all,
+        or it is not known."""
 
     @abc.abstractmethod
     def iterate(self, node: ast.AST, target: ast.AST | None = None) -> tuple[Value, str]:
@@ -46,7 +49,8 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def served(self, loader: Object) -> Value:
-        """That on which it depends what a loader yields next: what its data set and its sampler are by now."""
+        """That on which it depends what a loader yields next: what its data set and its sampler are
+        by now."""
 
     @abc.abstractmethod
     def call(self, node: ast.Call) -> Value:
@@ -62,7 +66,8 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def written(self, value: Value) -> Value:
-        """What stands in a text for a value: for an object of the script, what its ``__str__`` makes of it."""
+        """What stands in a text for a value: for an object of the script, what its ``__str__``
+        makes of it."""
 
     @abc.abstractmethod
     def of_method(

@@ -1,4 +1,5 @@
-"""What a reading has found: which uses of what was written elsewhere are findings, and one finding for each name."""
+"""What a reading has found: which uses of what was written elsewhere are findings, and one finding
+for each name."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ _CODES_OUTSIDE = {
 
 
 def code_of(site: Site, kind: str, *, is_control: bool) -> str | None:
-    """The code of the finding that something depends on a place which has written what it uses; None: it is right.
+    """The code of the finding that something depends on a place which has written what it uses;
+    None: it is right.
 
     Args:
         site: the place.
@@ -80,14 +82,15 @@ _Rank = tuple[int, bool, bool, int, int, str, int, str]
 
 
 class Report:
-    """One finding for each name of a function: where it is written first, and read first. In whatever order they come: what
-    depends on several sites finds them in that of a set."""
+    """One finding for each name of a function: where it is written first, and read first. In
+    whatever order they come: what depends on several sites finds them in that of a set."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, int, str], tuple[_Rank, Finding]] = {}
 
     def add(self, code: str, site: Site, use: Use | None = None, whole: str = "") -> None:
-        """Note a finding. ``use``: what depends on it; None: nothing has to. ``whole``: see ``make``."""
+        """Note a finding. ``use``: what depends on it; None: nothing has to. ``whole``: see
+        ``make``."""
         key = code, site.path, site.scope, site.name
         read = "" if use is None else _read_where(code, site, use)
         path, node = (site.path, None) if use is None else (use.path, use.node)

@@ -1,4 +1,5 @@
-"""Changes of samples in place: which of them leave another sample behind each time, by the text of a statement alone."""
+"""Changes of samples in place: which of them leave another sample behind each time, by the text of
+a statement alone."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def moves_on(target: ast.AST, value: ast.AST) -> bool:
 def is_moving(method: ast.Attribute) -> bool:
     """Whether a method changes what it is called on, and more so each time."""
     if method.attr in names.APPENDING:
-        return not isinstance(method.value, ast.Name)  # a list that the loader has made of samples is its user's
+        # a list that the loader has made of samples is its user's
+        return not isinstance(method.value, ast.Name)
     return names.is_in_place(method.attr) and method.attr not in names.EMPTYING | _SETTLED
 
 

@@ -19,7 +19,8 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes of some statements, without those of functions and classes that are defined there."""
+    """All nodes of some statements, without those of functions and classes that are defined
+    there."""
     stack = list(body)
     while stack:
         node = stack.pop()
@@ -59,7 +60,8 @@ def is_cached(function: ast.AST) -> bool:
 
 
 def own_attributes(method: ast.AST) -> set[str] | None:
-    """The attributes of its object that a method speaks of; None: it may be any, by ``vars(self)`` or a method of its own."""
+    """The attributes of its object that a method speaks of; None: it may be any, by ``vars(self)``
+    or a method of its own."""
     arguments: list[ast.arg] = method.args.args  # type: ignore[attr-defined]
     name = arguments[0].arg if arguments else ""
     parts = list(walk(method))
@@ -93,7 +95,8 @@ def forget() -> None:
 
 @cache
 def called_names(node: ast.AST) -> frozenset[str]:
-    """The last names of what is called anywhere in it; ``.shards`` and ``batch.shards``, if that is read."""
+    """The last names of what is called anywhere in it; ``.shards`` and ``batch.shards``, if that is
+    read."""
     names = set[str]()
     stack: list[ast.AST] = []
     _push_children(node, stack)
@@ -155,7 +158,8 @@ def shards_read_of(body: Iterable[ast.AST], names: set[str]) -> set[str]:
 
 
 def functions_with_shards(nodes: Iterable[ast.AST]) -> set[str]:
-    """Names of functions, of all these nodes, that run over shards, or call, by name, one that does."""
+    """Names of functions, of all these nodes, that run over shards, or call, by name, one that
+    does."""
     calls: dict[str, set[str]] = {}
     for function in nodes:
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):

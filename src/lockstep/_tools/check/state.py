@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from lockstep._tools.check.values import Cell, Frame, Object, Value, Write, merge
 
 Key = tuple["Object | Frame", str]
-"""A variable of a frame, an attribute of an object, or an item of it under a constant (``[name]``)."""
+"""A variable of a frame, an attribute of an object, or an item of it under a constant
+(``[name]``)."""
 CONTENT = "*"
-"""The location for everything else in an object: the items of a list, the numbers of a tensor, the weights of a model."""
+"""The location for everything else in an object: the items of a list, the numbers of a tensor, the
+weights of a model."""
 
 
 class State:
@@ -47,7 +49,8 @@ class State:
             del self.cells[key]
 
     def age(self, loop: int) -> None:
-        """A loop begins another iteration, or has ended: what was written in it is of an earlier one."""
+        """A loop begins another iteration, or has ended: what was written in it is of an earlier
+        one."""
         for key, cell in self.cells.items():
             if cell.writes and any(not write.stale and loop in write.loops for write in cell.writes):
                 aged = frozenset(write._replace(stale=True) if loop in write.loops else write for write in cell.writes)

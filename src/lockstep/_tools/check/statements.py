@@ -83,13 +83,15 @@ class Statements(Bindings):
         if (kind := names.kind_of(name)) is not None:
             self.sink(self.use(value), node, kind)
 
-    # -- ways ---------------------------------------------------------------------------------------------------------------
+    # -- ways
+    # ---------------------------------------------------------------------------------------------------------------
 
     def _if(self, node: ast.If) -> bool:
         if isinstance(node.test, ast.Compare) and source.dotted(node.test.left) == "__name__":
             return self.block(node.body)
         test = self.use(self.eval(node.test))
-        if _asks_which(node.test) and not node.orelse:  # of a model's parameters, which are one here
+        # of a model's parameters, which are one here
+        if _asks_which(node.test) and not node.orelse:
             others = self.state.copy()
             if all(isinstance(part, ast.Continue) for part in node.body) or not self.block(node.body):
                 self.state = others  # which go on
@@ -157,7 +159,8 @@ class Statements(Bindings):
         self.state = joined
         return self.block(node.finalbody)
 
-    # -- definitions --------------------------------------------------------------------------------------------------------
+    # -- definitions
+    # --------------------------------------------------------------------------------------------------------
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         made = self.make(node, "function", node.name)
@@ -227,7 +230,8 @@ class Statements(Bindings):
 
 
 def _asks_which(test: ast.AST) -> bool:
-    """Whether a test is of one parameter among others: whether it has a gradient, or is to have one."""
+    """Whether a test is of one parameter among others: whether it has a gradient, or is to have
+    one."""
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test = test.operand
     if isinstance(test, ast.Compare) and isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None:

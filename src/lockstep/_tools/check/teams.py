@@ -119,8 +119,9 @@ class Teams(Functions):
 
 
 def _is_of_any(site: Site, test: ast.AST, *, negated: bool = False) -> bool:
-    """Whether that a test holds on any rank follows from all shards, however they are dealt out: the greatest of each rank's
-    values is above a bound on any rank just if that of all is. Not so: the greatest below a bound, or the last."""
+    """Whether that a test holds on any rank follows from all shards, however they are dealt out:
+    the greatest of each rank's values is above a bound on any rank just if that of all is. Not so:
+    the greatest below a bound, or the last."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _is_of_any(site, test.operand, negated=not negated)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if negated else ast.Or):
@@ -138,7 +139,8 @@ def _is_of_any(site: Site, test: ast.AST, *, negated: bool = False) -> bool:
 
 
 def _gathered(node: ast.AST, site: Site) -> str:
-    """How the values of this process's shards become one in an expression, or have become: see ``Site.how``."""
+    """How the values of this process's shards become one in an expression, or have become: see
+    ``Site.how``."""
     if not isinstance(node, ast.Call):
         return site.how
     name = source.dotted(node.func).rpartition(".")[2]

@@ -1,4 +1,5 @@
-"""What the reading knows of a value, of an object, and of a place in the script that changes one."""
+"""What the reading knows of a value, of an object, and of a place in the script that changes
+one."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from typing import NamedTuple
 from lockstep._tools.check import names
 
 DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, WORLD, OWNED = (1 << bit for bit in range(8))
-"""Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
-was gathered from all; a number that counts this process's shards; of the number of processes; a sample, or a part of one, that
-the data set keeps and has handed out itself (not what is computed from it)."""
+"""Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the
+time; of the rank, or of what was gathered from all; a number that counts this process's shards; of
+the number of processes; a sample, or a part of one, that the data set keeps and has handed out
+itself (not what is computed from it)."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
 
@@ -26,17 +28,19 @@ class Site(NamedTuple):
     column: int
     name: str
     how: str
-    """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and another), ``append``, ``cache``
-    (of a function), ``change`` (in place), ``attribute``, ``given`` (an attribute to an object of a library), ``average`` (a
-    copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``beside epochs`` (of
-    enumerate or zip), ``shard number``, ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an optimizer holds),
-    ``left out`` (of a ``state_dict()``), ``worker``, ``world``, ``data set``."""
+    """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and
+    another), ``append``, ``cache`` (of a function), ``change`` (in place), ``attribute``, ``given``
+    (an attribute to an object of a library), ``average`` (a copy of a model), ``draw`` (a
+    generator), ``next`` (an iterator), ``number`` (of enumerate), ``beside epochs`` (of enumerate
+    or zip), ``shard number``, ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an
+    optimizer holds), ``left out`` (of a ``state_dict()``), ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0
     """The function in which it is."""
     method: str = ""
-    """Of a change to an object of a class of the script: what is called in the loop, such as ``Meter.update``."""
+    """Of a change to an object of a class of the script: what is called in the loop, such as
+    ``Meter.update``."""
 
 
 class Write(NamedTuple):
@@ -57,11 +61,13 @@ class Value(NamedTuple):
     objects: frozenset[Object] = frozenset()
     flags: int = 0
     sites: frozenset[Site] = frozenset()
-    """Where that on which it depends was written: by another shard of this process, or in an earlier step."""
+    """Where that on which it depends was written: by another shard of this process, or in an
+    earlier step."""
     items: tuple[Value, ...] | None = None
     """Of a tuple that is spelled out."""
     texts: frozenset[str] = frozenset()
-    """What it may be, if it is a text that stands in the script: names of attributes are found by it."""
+    """What it may be, if it is a text that stands in the script: names of attributes are found by
+    it."""
 
     @staticmethod
     def of(*objects: Object) -> Value:
@@ -74,7 +80,8 @@ class Value(NamedTuple):
         return Value(frozenset(), flags, sites, items)
 
     def plain(self) -> Value:
-        """What is computed from it: it depends on the same, and is no object that others hold, too."""
+        """What is computed from it: it depends on the same, and is no object that others hold,
+        too."""
         if not self.objects and self.items is None and not self.flags & OWNED:
             return self
         return Value.made(self.flags & ~OWNED, self.sites)
@@ -97,9 +104,10 @@ class Object:
     """An object that the script makes, named by the place that makes it."""
 
     kind: str
-    """``team``, ``batch``, ``evaluation``, ``loader``, ``iterator``, ``list`` (and other containers), ``tensor``, ``module``,
-    ``instance``, ``function``, ``class``, ``generator`` (of random numbers), ``optimizer``, ``clock``, ``file`` (a module),
-    ``shards``, ``epochs``, ``opaque``."""
+    """``team``, ``batch``, ``evaluation``, ``loader``, ``iterator``, ``list`` (and other
+    containers), ``tensor``, ``module``, ``instance``, ``function``, ``class``, ``generator`` (of
+    random numbers), ``optimizer``, ``clock``, ``file`` (a module), ``shards``, ``epochs``,
+    ``opaque``."""
     name: str = ""
     node: ast.AST | None = None
     definition: ast.AST | None = None
@@ -142,8 +150,8 @@ class Object:
         return self.kind == "instance" and any(map(names.OPTIMIZERS.match, self.library_classes()))
 
     def holds_state(self, name: str = "") -> bool:
-        """Whether what it is given, as this attribute, is in checkpoints, too: by its ``state_dict()``, or, of an optimizer, if
-        it is plain."""
+        """Whether what it is given, as this attribute, is in checkpoints, too: by its
+        ``state_dict()``, or, of an optimizer, if it is plain."""
         if not name or self.in_state is None or name in self.in_state:
             return self.is_kept and (not self.is_prepared or self.is_optimizer())
         return False
@@ -218,6 +226,7 @@ def text(parts: Sequence[Value]) -> frozenset[str]:
 
 
 def compute(left: Value, right: Value) -> Value:
-    """What an operator makes of two values. A duration, or samples by second, differ from run to run anyway."""
+    """What an operator makes of two values. A duration, or samples by second, differ from run to
+    run anyway."""
     flags = (left.flags | right.flags) & ~OWNED
     return Value.made(flags, frozenset() if flags & CLOCK else left.sites | right.sites)

@@ -1,4 +1,5 @@
-"""``lockstep checkpoint``: what is in a checkpoint, whether it is intact, and a model's weights from it."""
+"""``lockstep checkpoint``: what is in a checkpoint, whether it is intact, and a model's weights
+from it."""
 
 from __future__ import annotations
 
@@ -60,18 +61,19 @@ To load it with safetensors alone:
 def command() -> None:
     """Inspect or verify a checkpoint, or export a model from it.
 
-    In all commands, PATH is a checkpoint directory, a run directory (for its newest checkpoint), or RUN/best for the
-    weights kept by team.best(). Code in a checkpoint is never executed, and nothing in it is changed.
-    """
+    In all commands, PATH is a checkpoint directory, a run directory (for its newest checkpoint), or
+    RUN/best for the weights kept by team.best(). Code in a checkpoint is never executed, and
+    nothing in it is changed."""
 
 
 @command.command("inspect", context_settings=CONTEXT)
 @click.argument("path", type=click.Path(path_type=Path))
 def inspect_command(path: Path) -> None:
-    """Print the manifest of a checkpoint as JSON, and what is wrong with its files as far as their sizes show.
+    """Print the manifest of a checkpoint as JSON, and what is wrong with its files as far as their
+    sizes show.
 
-    Prepared objects have a line for each parameter, with its shape and dtype. lockstep checkpoint verify reads the files.
-    """
+    Prepared objects have a line for each parameter, with its shape and dtype. lockstep checkpoint
+    verify reads the files."""
     directory, manifest = _read(path, lambda directory, manifest: (directory, manifest))
     about = {"directory": str(directory), **dataclasses.asdict(manifest), "bytes": manifest.num_bytes}
     echo_json({**about, "damage": _damage(directory, manifest, sizes_only=True)})
@@ -83,8 +85,8 @@ def inspect_command(path: Path) -> None:
 def verify_command(path: Path, all_of_run: bool) -> None:
     """Read a whole checkpoint, and compare it with the checksums recorded when it was saved.
 
-    Each damaged file is named, and the exit status is 1 if there is any. A run that resumes verifies its checkpoint in
-    the same way, and falls back to the one before if it is damaged.
+    Each damaged file is named, and the exit status is 1 if there is any. A run that resumes
+    verifies its checkpoint in the same way, and falls back to the one before if it is damaged.
     """
     if not all_of_run:
         _read(path, _examine)
@@ -117,8 +119,8 @@ def verify_command(path: Path, all_of_run: bool) -> None:
 def export_command(path: Path, out: Path, model: str, force: bool) -> None:
     """Write the weights of a model to OUT, a .safetensors file that can be loaded without lockstep.
 
-    The names are those of the script's model. The checksum is verified, and OUT is written atomically.
-    """
+    The names are those of the script's model. The checksum is verified, and OUT is written
+    atomically."""
     if out.suffix != _SUFFIX:
         raise ConfigError(f"{out} will be a safetensors file: give it a name that ends in {_SUFFIX}")
     if out.is_dir():

@@ -11,7 +11,8 @@ _SHORT_S = 2.0
 
 
 def notes_on(comparison: Comparison) -> Iterator[str]:
-    """Sentences to print under the table, most important first; none if nothing stands in the way."""
+    """Sentences to print under the table, most important first; none if nothing stands in the
+    way."""
     yield from _different_losses(comparison)
     yield from _too_few_cores(comparison)
     yield from _short_runs(comparison)

@@ -69,14 +69,15 @@ def command(
 ) -> None:
     """Run SCRIPT with ARGS with each of several methods in turn, and compare them.
 
-    Prints a table of speed (seconds per epoch, samples per second with 95 % interval, speed-up, efficiency), resource
-    usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from one process's), and
-    a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives
-    results.json, and the directory and output of every run.
+    Prints a table of speed (seconds per epoch, samples per second with 95 % interval, speed-up,
+    efficiency), resource usage (cores or GPUs, memory) and answers (final loss and accuracy, and
+    their differences from one process's), and a sentence per row: whether it differs by more than
+    noise, and what limits it. The directory of --out receives results.json, and the directory and
+    output of every run.
 
-    SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
-    same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets
-    a row with the reason.
+    SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it.
+    All rows have the same global batch, shards, threads and seed, so that they compute the same
+    thing; a method that cannot run here gets a row with the reason.
 
     \b
     A method is strategy[@launcher][+precision]:

@@ -1,4 +1,5 @@
-"""Runs one script under several methods, one after another and several times round, and collects their figures."""
+"""Runs one script under several methods, one after another and several times round, and collects
+their figures."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ def plan(task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: 
 def run(comparison: Comparison, observer: Observer) -> Comparison:
     """Run every row once a round. ``results.json`` is rewritten after each run.
 
-    A row that fails has the reason. A KeyboardInterrupt ends the row that runs, and the comparison: what was measured
-    so far is returned and written.
+    A row that fails has the reason. A KeyboardInterrupt ends the row that runs, and the comparison:
+    what was measured so far is returned and written.
     """
     order = turns(len(comparison.rows), comparison.rounds)
     for number, (turn_round, index) in enumerate(order, start=1):
@@ -80,10 +81,11 @@ def run(comparison: Comparison, observer: Observer) -> Comparison:
 
 
 def turns(num_rows: int, rounds: int) -> list[tuple[int, int]]:
-    """The round and the row of each run: each row once a round, so that a temporary slowdown of the machine affects all rows.
+    """The round and the row of each run: each row once a round, so that a temporary slowdown of the
+    machine affects all rows.
 
-    Every second round goes backwards, which spreads slow drifts (heat, say) evenly over the rows. Pure.
-    """
+    Every second round goes backwards, which spreads slow drifts (heat, say) evenly over the rows.
+    Pure."""
     rows = range(num_rows)
     return [(number, index) for number in range(1, rounds + 1) for index in (rows if number % 2 else reversed(rows))]
 
@@ -101,7 +103,8 @@ def trial_of(comparison: Comparison, result: RowResult, turn_round: int) -> Tria
         launcher=method.launcher,
         num_processes=row.num_processes,
         settings={"strategy": method.strategy, "precision": method.precision},
-        # For libraries that count them before the script joins. (torchrun would set it to 1, and other launchers would not.)
+        # For libraries that count them before the script joins. (torchrun would set it to 1, and
+        # other launchers would not.)
         variables={"OMP_NUM_THREADS": str(comparison.threads)},
     )
 

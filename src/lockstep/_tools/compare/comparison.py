@@ -40,12 +40,14 @@ class RowResult:
 
     @property
     def failure(self) -> RowRun | None:
-        """The run that failed or took too long. Other rows continue, but this one is not run again."""
+        """The run that failed or took too long. Other rows continue, but this one is not run
+        again."""
         return next((run for run in self.runs if run.status in ("failed", "timeout")), None)
 
     @property
     def decisive_run(self) -> RowRun:
-        """The run that decides the row's status: one that failed, else the newest that was measured, else the newest."""
+        """The run that decides the row's status: one that failed, else the newest that was
+        measured, else the newest."""
         good = [run for run in self.runs if run.figures is not None]
         return self.failure or (*self.runs[-1:], NOT_RUN)[0] if self.failure or not good else good[-1]
 
@@ -76,7 +78,8 @@ class Comparison(Study):
     """One script under several methods, each of them once a round."""
 
     threads: int
-    """Of each process, in all rows: the answer depends on it to the last bits, and the speed of course."""
+    """Of each process, in all rows: the answer depends on it to the last bits, and the speed of
+    course."""
     rows: tuple[RowResult, ...]
     rounds: int = 1
     notes: tuple[str, ...] = ()
@@ -99,7 +102,8 @@ class Comparison(Study):
 
     @property
     def baseline(self) -> RowResult | None:
-        """The row that the others are compared with: the first measured ``single``, in 32-true if there is one."""
+        """The row that the others are compared with: the first measured ``single``, in 32-true if
+        there is one."""
         singles = [result for result in self.rows if result.row.method.strategy == "single" and result.measured]
         usual = [result for result in singles if result.row.method.precision == "32-true"]
         return next(iter((*usual, *singles)), None)

@@ -7,15 +7,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The 0.975 quantiles of Student's t with 1, 2, ... 30 degrees of freedom, from the NIST/SEMATECH e-Handbook of Statistical
-# Methods, section 1.3.6.7.2.
+# The 0.975 quantiles of Student's t with 1, 2, ... 30 degrees of freedom, from the NIST/SEMATECH
+# e-Handbook of Statistical Methods, section 1.3.6.7.2.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 
 _COARSE = 100
-"""Per cent. What is measured more coarsely than this is not known, and digits would say otherwise."""
+"""Per cent. What is measured more coarsely than this is not known, and digits would say
+otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,12 @@ def middle(values: Sequence[float]) -> float:
 
 
 def interval_of(values: Sequence[float]) -> Interval | None:
-    """Student's t interval of the geometric mean: speeds vary in proportion, so that their logarithms are closer to normal.
+    """Student's t interval of the geometric mean: speeds vary in proportion, so that their
+    logarithms are closer to normal.
 
     Args:
-        values: positive; of independent measurements. Those of two rows are compared by the ratios within each round, so that
-            what is slower or faster for a whole round cancels out.
+        values: positive; of independent measurements. Those of two rows are compared by the ratios
+            within each round, so that what is slower or faster for a whole round cancels out.
 
     Returns:
         None for fewer than two values, which say nothing about noise.
@@ -58,7 +60,8 @@ def interval_of(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     logarithms = [math.log(value) for value in values]
-    # With more degrees of freedom than the table has, the quantile is smaller: the interval is a little wide.
+    # With more degrees of freedom than the table has, the quantile is smaller: the interval is a
+    # little wide.
     quantile = _T[min(len(values) - 1, len(_T)) - 1]
     reach = quantile * statistics.stdev(logarithms) / math.sqrt(len(values))
     mean = statistics.fmean(logarithms)

@@ -33,12 +33,15 @@ class Figures:
     steady_s: float
     """Time in which the figures were measured: training without warm-up, over all epochs."""
     includes_warm_up: bool
-    """True if every pass was so short that it was all warm-up: then the figures are of whole passes."""
+    """True if every pass was so short that it was all warm-up: then the figures are of whole
+    passes."""
     samples_per_s: float
     epoch_s: float
-    """Seconds an epoch of training takes at the steady pace; evaluation and start-up are not in it."""
+    """Seconds an epoch of training takes at the steady pace; evaluation and start-up are not in
+    it."""
     cpu_utilisation: float | None
-    """Per cent of all cores of the machine that the processes and their loader workers kept busy."""
+    """Per cent of all cores of the machine that the processes and their loader workers kept
+    busy."""
     gpu_utilisation: float | None
     """Per cent, mean over the processes' GPUs."""
     gpu_utilisation_by_rank: tuple[float | None, ...] | None
@@ -71,7 +74,8 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
     """The figures of one run.
 
     Raises:
-        UsageError: the run did not finish one pass over a training loader, so there is nothing to measure.
+        UsageError: the run did not finish one pass over a training loader, so there is nothing to
+            measure.
     """
     listed = list(events)
     start = next((event for event in listed if event.get("event") == "start"), {})
@@ -118,8 +122,8 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
 
 
 def pace_of(passes: Sequence[Mapping[str, Any]]) -> tuple[float, float, bool]:
-    """The samples and seconds of steady training, and False; if all of it was warm-up, those of whole passes, and True. Zeros
-    if no time was recorded."""
+    """The samples and seconds of steady training, and False; if all of it was warm-up, those of
+    whole passes, and True. Zeros if no time was recorded."""
     for names, is_whole in ((("steady_samples", "steady_s"), False), (("num_samples", "wall_s"), True)):
         samples, seconds = (sum(number_in(event, name) or 0.0 for event in passes) for name in names)
         if samples and seconds:
@@ -128,8 +132,9 @@ def pace_of(passes: Sequence[Mapping[str, Any]]) -> tuple[float, float, bool]:
 
 
 def pooled(rounds: Sequence[Figures]) -> Figures:
-    """The figures of a row from those of its rounds: of speed the geometric mean, of memory the peak; values are those of the
-    first round (``Relation`` says whether any round has others), and so is what does not differ."""
+    """The figures of a row from those of its rounds: of speed the geometric mean, of memory the
+    peak; values are those of the first round (``Relation`` says whether any round has others), and
+    so is what does not differ."""
     first = rounds[0]
     if len(rounds) == 1:
         return first
@@ -162,7 +167,8 @@ class Relation:
     interval: Interval | None = None
     """Of the speed-up; None: fewer than two rounds have both."""
     loss_difference: float | None
-    """Final loss less the baseline's, the largest of any two rounds; 0 is equality of every bit that was logged, in all."""
+    """Final loss less the baseline's, the largest of any two rounds; 0 is equality of every bit
+    that was logged, in all."""
     accuracy_difference: float | None
 
     @property
@@ -172,8 +178,8 @@ class Relation:
 
 
 def relate(rounds: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> Relation:
-    """How a row compares with the baseline, by the figures of each round. Values are compared only if both are from
-    evaluation, or from training."""
+    """How a row compares with the baseline, by the figures of each round. Values are compared only
+    if both are from evaluation, or from training."""
 
     def difference(name: str) -> float | None:
         pairs = [
@@ -228,7 +234,8 @@ def _gpu_utilisation_by_rank(passes: Sequence[Mapping[str, Any]]) -> tuple[float
 
 
 def _final(events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float | None, str | None]:
-    """A value at the end of the run, under the first name that is there, and where it comes from."""
+    """A value at the end of the run, under the first name that is there, and where it comes
+    from."""
     evaluations = [event for event in events if event.get("event") == "evaluate"]
     steps = [event for event in events if event.get("event") == "step"]
     last_epoch = [event for event in steps if event.get("epoch") == steps[-1].get("epoch")]
@@ -241,7 +248,8 @@ def _final(events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[f
 
 
 def splits_of(passes: Iterable[Mapping[str, Any]]) -> tuple[list[Split], int]:
-    """The seconds of each part by rank, and the steps, of all passes at the last number of processes; both empty: none.
+    """The seconds of each part by rank, and the steps, of all passes at the last number of
+    processes; both empty: none.
 
     Args:
         passes: the journal's events ``epoch``.

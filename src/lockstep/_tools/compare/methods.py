@@ -1,4 +1,5 @@
-"""The names of methods: ``strategy[@launcher][+precision]``, and the rows of a comparison that they stand for. Pure."""
+"""The names of methods: ``strategy[@launcher][+precision]``, and the rows of a comparison that they
+stand for. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _DEFAULTS = {
     "horovod@horovodrun": "horovod",
     **{f"ddp+{precision}": "gpus" for precision in config.PRECISIONS if precision != "32-true"},
 }
-"""Each strategy, each launcher, each precision; and the component it needs. (Processors emulate most 16-bit formats.)"""
+"""Each strategy, each launcher, each precision; and the component it needs. (Processors emulate
+most 16-bit formats.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,8 @@ class Method:
 
     strategy: str
     launcher: str = "lockstep"
-    """``lockstep`` (``lockstep run``), ``torchrun``, ``mpirun``, ``horovodrun``, or ``python`` (the plain interpreter: one
-    process)."""
+    """``lockstep`` (``lockstep run``), ``torchrun``, ``mpirun``, ``horovodrun``, or ``python`` (the
+    plain interpreter: one process)."""
     precision: str = "32-true"
 
     @property
@@ -87,7 +89,8 @@ def parse_method(text: str) -> Method:
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:
-    """Methods separated by commas, in the order given. One named twice runs twice: that shows the noise.
+    """Methods separated by commas, in the order given. One named twice runs twice: that shows the
+    noise.
 
     Raises:
         ConfigError: one is not known, or there is none.
@@ -99,7 +102,8 @@ def parse_methods(text: str) -> tuple[Method, ...]:
 
 
 def default_methods(components: Collection[str]) -> tuple[str, ...]:
-    """The names of the methods that run on a machine with these components, of gpus, horovod, mpirun."""
+    """The names of the methods that run on a machine with these components, of gpus, horovod,
+    mpirun."""
     return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in components)
 
 
@@ -113,7 +117,8 @@ def default_nprocs(*, num_gpus: int, num_cores: int) -> tuple[int, ...]:
 
 
 def expand(methods: Sequence[Method], nprocs: Iterable[int]) -> tuple[Row, ...]:
-    """One row for each method and number of processes; ``single`` and ``dp`` have one process whatever is asked for."""
+    """One row for each method and number of processes; ``single`` and ``dp`` have one process
+    whatever is asked for."""
     numbers = tuple(nprocs)
     pairs = [
         (method, num_processes)

@@ -49,7 +49,8 @@ def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, .
 
 
 def line(comparison: Comparison, result: RowResult, chosen: Sequence[Column]) -> list[str]:
-    """The cells of one row, after method and processes. A row without figures says in the first what became of it."""
+    """The cells of one row, after method and processes. A row without figures says in the first
+    what became of it."""
     if result.figures is None:
         return [result.status, *[""] * (len(chosen) - 1)]
     figures, relation = result.figures, comparison.relation(result)
@@ -139,7 +140,8 @@ def difference(relation: Relation | None, name: str) -> str:
 
 
 def sentence_of(comparison: Comparison, result: RowResult) -> str | None:
-    """How fast a row is, whether that is more than noise, and what limits it; None without figures."""
+    """How fast a row is, whether that is more than noise, and what limits it; None without
+    figures."""
     figures = result.figures
     if figures is None:
         return None

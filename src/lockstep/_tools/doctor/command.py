@@ -1,4 +1,5 @@
-"""``lockstep doctor``: whether this machine, or several together, are fit for a run, and what to do if not."""
+"""``lockstep doctor``: whether this machine, or several together, are fit for a run, and what to do
+if not."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ _OF_HOSTS = ("backend", "device", "timeout_s")
 def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: Any) -> int:
     """Check whether this machine, or several together, can train.
 
-    The result of each check is ok, warn (a run will work, but slowly or not for long) or fail (it will not work), with the
-    values found and a remedy.
+    The result of each check is ok, warn (a run will work, but slowly or not for long) or fail (it
+    will not work), with the values found and a remedy.
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     began_s, console = time.monotonic(), open_console(quiet=as_json)
@@ -97,7 +98,8 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: 
 def _with_other_launchers(
     options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, here: Sequence[Finding]
 ) -> tuple[list[Finding], bool]:
-    """All hosts' findings, and whether this one is to print them: each host's launcher starts its part."""
+    """All hosts' findings, and whether this one is to print them: each host's launcher starts its
+    part."""
     launch_options = dataclasses.replace(
         options,
         nproc_per_node=str(situation.num_processes),

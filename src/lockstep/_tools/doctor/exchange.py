@@ -1,4 +1,5 @@
-"""Measurements that processes make together. Every rank must call each of these functions, which block until all have."""
+"""Measurements that processes make together. Every rank must call each of these functions, which
+block until all have."""
 
 from __future__ import annotations
 
@@ -63,11 +64,12 @@ def join(timeout_s: float) -> Iterator[Member]:
 
 
 def measure(member: Member) -> dict[str, Any]:
-    """Measure latency (the median time of an all-reduce of one number) and bandwidth (of a large tensor), on the slowest rank.
+    """Measure latency (the median time of an all-reduce of one number) and bandwidth (of a large
+    tensor), on the slowest rank.
 
     Returns:
-        ``latency_s``, ``bandwidth_bytes_s``, ``num_bytes`` (of that tensor), ``world_size``, ``backend``, ``interface``,
-        ``torch_gpus`` (that PyTorch sees in this process).
+        ``latency_s``, ``bandwidth_bytes_s``, ``num_bytes`` (of that tensor), ``world_size``,
+        ``backend``, ``interface``, ``torch_gpus`` (that PyTorch sees in this process).
     """
     device = member.device if member.transport.is_on_devices else torch.device("cpu")
     number = torch.zeros(1, device=device)

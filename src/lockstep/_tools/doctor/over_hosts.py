@@ -1,8 +1,10 @@
-"""``python -m lockstep._tools.doctor.over_hosts FILE``: one process of the checks across several hosts.
+"""``python -m lockstep._tools.doctor.over_hosts FILE``: one process of the checks across several
+hosts.
 
-``lockstep doctor --nnodes N`` starts it on each host with the launcher of ``lockstep run``, to examine what a run would use.
-FILE contains the findings of its host; the first process of each host replaces them by those of all hosts. Every rank must call
-the functions that take a ``Member``; they block until all have.
+``lockstep doctor --nnodes N`` starts it on each host with the launcher of ``lockstep run``, to
+examine what a run would use. FILE contains the findings of its host; the first process of each host
+replaces them by those of all hosts. Every rank must call the functions that take a ``Member``; they
+block until all have.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def look(situation: Situation) -> dict[str, Any]:
     try:
         num_gpus = 0 if config.device == "cpu" else gpus.num_gpus(situation.environ)
         if 0 < num_gpus < situation.num_processes and config.backend == "auto":
-            settings["backend"] = "gloo"  # over which processes share a GPU, as the two of this check may have to
+            # over which processes share a GPU, as the two of this check may have to
+            settings["backend"] = "gloo"
         return {"num_gpus": num_gpus, **launch(_measure, nproc=situation.num_processes, **settings)[0]}
     except LockstepError as error:
         return {"error": error.summary if isinstance(error, LaunchError) else str(error).partition("\n")[0] or "no message"}
@@ -54,7 +55,8 @@ def judge(*, error: str = "", num_gpus: int = 0, torch_gpus: int = 0, **measured
 def judge_speed(
     *, backend: str, interface: str, world_size: int, latency_s: float, bandwidth_bytes_s: float, **_: Any
 ) -> Finding:
-    """Whether latency and bandwidth are normal. ``bandwidth_bytes_s``: a tensor's size by the time of its all-reduce."""
+    """Whether latency and bandwidth are normal. ``bandwidth_bytes_s``: a tensor's size by the time
+    of its all-reduce."""
     speed = f"{bandwidth_bytes_s / 1e6:,.3g} MB/s" if bandwidth_bytes_s < 1e9 else f"{bandwidth_bytes_s / 1e9:,.3g} GB/s"
     found = f"{1e3 * latency_s:.2f} ms latency, {speed} ({world_size} processes, {backend} on {interface})"
     if bandwidth_bytes_s < _SLOW_BYTES_S[backend]:

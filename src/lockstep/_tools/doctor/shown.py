@@ -19,7 +19,8 @@ _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
 def situation_of(options: LaunchOptions, config: RunConfig) -> Situation:
-    """The situation that a command line describes on this machine, under the launcher that has started it, if any."""
+    """The situation that a command line describes on this machine, under the launcher that has
+    started it, if any."""
     world, nodes = read_environment().world, plan_nodes(options)
     is_one_of_several = nodes is None and world.world_size > 1
     count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)

@@ -1,9 +1,9 @@
 """A file of fixed size with what a process is doing, which outlives the process.
 
-A record is handed to the kernel as it is written, so it survives a SIGKILL in the next moment. The file is not memory-mapped,
-since a full disk or a removed file would then kill the process; and it is not kept open, since a script may close all files, as
-daemons do, and reuse the descriptor. Records alternate between two slots, so that a reader always finds a complete one.
-"""
+A record is handed to the kernel as it is written, so it survives a SIGKILL in the next moment. The
+file is not memory-mapped, since a full disk or a removed file would then kill the process; and it
+is not kept open, since a script may close all files, as daemons do, and reuse the descriptor.
+Records alternate between two slots, so that a reader always finds a complete one."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ class BlackBox:
 
     Args:
         path: of the file (see ``box_path``).
-        is_shared: whether other machines read it: each record is then sent to the file server at once.
-        is_over: whether its process is gone, and the one record that is written now comes after all of its own.
+        is_shared: whether other machines read it: each record is then sent to the file server at
+            once.
+        is_over: whether its process is gone, and the one record that is written now comes after all
+            of its own.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, is_over: bool = False) -> None:
@@ -113,7 +115,8 @@ def read_box(path: Path) -> dict[str, Any] | None:
 
 
 def note_status(private_dir: Path, rank: int, status: int) -> None:
-    """Add to the black boxes of a process that is gone how it ended: its exit status, or minus the signal.
+    """Add to the black boxes of a process that is gone how it ended: its exit status, or minus the
+    signal.
 
     Args:
         private_dir: of the launch.

@@ -1,9 +1,9 @@
 """The latest collectives that a process has called, in memory that outlives the process.
 
-A communication library may abort a process at a moment when nothing in it can be written any more. So each call is noted as
-it is made, in memory that the launcher offers to each of its workers (``offer_rings``). There is no file system behind it: a
-write into a mapped file would wait for the disk now and then. A process without such a launcher has a ring of its own.
-"""
+A communication library may abort a process at a moment when nothing in it can be written any more.
+So each call is noted as it is made, in memory that the launcher offers to each of its workers
+(``offer_rings``). There is no file system behind it: a write into a mapped file would wait for the
+disk now and then. A process without such a launcher has a ring of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _HEADER = struct.Struct("<8sQ")
 """A magic number, and how many calls were noted."""
 _MAGIC = b"lckcall2"
 _SLOT = struct.Struct("<QQdH")
-"""The number of the call in this process, from 1; its number in its group; when it was made; the length of what follows."""
+"""The number of the call in this process, from 1; its number in its group; when it was made; the
+length of what follows."""
 _SLOT_BYTES = 384
 _NUM_SLOTS = 512
 _BYTES = _HEADER.size + _NUM_SLOTS * _SLOT_BYTES
@@ -37,16 +38,19 @@ class NotedCall(NamedTuple):
     """A call of one rank."""
 
     number: int
-    """PyTorch's, in its group. Calls of one collective have equal ones. 0: it has none, as messages to single ranks."""
+    """PyTorch's, in its group. Calls of one collective have equal ones. 0: it has none, as messages
+    to single ranks."""
     time_s: float
     """Seconds since 1970."""
     group: str
     """Its name, the same on all its ranks."""
     life: int
-    """Different for groups of one name: a script may close its groups and open them again, or name them alike."""
+    """Different for groups of one name: a script may close its groups and open them again, or name
+    them alike."""
     call: Call
     via: str
-    """The function that was called for it, where that has another name (``all_gather_object``); or ``lockstep``."""
+    """The function that was called for it, where that has another name (``all_gather_object``); or
+    ``lockstep``."""
     at: str
     """The line of the user's code; empty: unknown."""
 
@@ -57,7 +61,8 @@ def ring_path(private_dir: Path, rank: int) -> Path:
 
 
 def offer_rings(private_dir: Path, ranks: Sequence[int]) -> list[int]:
-    """Let the rings of ranks that are not started yet be memory of this process while the returned descriptors are open."""
+    """Let the rings of ranks that are not started yet be memory of this process while the returned
+    descriptors are open."""
     descriptors: list[int] = []
     with contextlib.suppress(OSError, AttributeError):  # AttributeError: not Linux
         ring_path(private_dir, 0).parent.mkdir(exist_ok=True)
@@ -80,7 +85,8 @@ class CallRing:
     """The ring of this process, its only writer. Calls may be noted in any thread.
 
     Args:
-        path: one that the launcher has offered; None, or if it cannot be opened: the ring is seen by this process alone.
+        path: one that the launcher has offered; None, or if it cannot be opened: the ring is seen
+            by this process alone.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -1,4 +1,5 @@
-"""A collective as a rank has called it, and in what two calls differ that must be the same on all ranks. Pure."""
+"""A collective as a rank has called it, and in what two calls differ that must be the same on all
+ranks. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Call(NamedTuple):
     kind: str
     """As PyTorch's recorder names it: ``all_reduce``."""
     dtype: str = ""
-    """Types of the tensors, as the recorder names them (``float``); empty: it has none, or they are not known."""
+    """Types of the tensors, as the recorder names them (``float``); empty: it has none, or they are
+    not known."""
     shapes: Shapes = ()
     """Of the first tensors that this rank puts in."""
     op: str = ""
@@ -71,13 +73,14 @@ def parse(text: str) -> Call:
 
 
 def difference(one: Call, other: Call, *, is_loose: bool = False) -> str:
-    """What two calls of one collective differ in that must be the same on all ranks: ``kind``, ``dtype``, ``size``, ``op`` or
-    ``root``; empty: in nothing, as far as is known.
+    """What two calls of one collective differ in that must be the same on all ranks: ``kind``,
+    ``dtype``, ``size``, ``op`` or ``root``; empty: in nothing, as far as is known.
 
     Args:
         one: a rank's call.
         other: another rank's.
-        is_loose: whether they are known from different sources, which may have different names for one collective.
+        is_loose: whether they are known from different sources, which may have different names for
+            one collective.
     """
     if one.kind != other.kind:
         return "" if is_loose and _family(one.kind) == _family(other.kind) else "kind"
@@ -109,7 +112,8 @@ def _have_same_shapes(one: Shapes, other: Shapes) -> bool:
 
 
 def _belong_together(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether elements meet that belong together: a scalar may be a vector, and any tensor may be flattened."""
+    """Whether elements meet that belong together: a scalar may be a vector, and any tensor may be
+    flattened."""
     shapes = [tuple(size for size in shape if size != 1) for shape in (one, other)]
     is_flat = any(len(shape) < 2 for shape in shapes)
     return shapes[0] == shapes[1] or (is_flat and math.prod(one) == math.prod(other))

@@ -48,11 +48,12 @@ outlives the process, so killed ranks are shown, too.
 @click.option("--all", "whole", is_flag=True, help="Show every frame, those of libraries too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank, with every frame.")
 def command(run_dir: Path | None, pid: int | None, whole: bool, as_json: bool) -> None:
-    """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come first.
+    """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come
+    first.
 
-    Without RUN_DIR: every rank that lockstep run has started on this machine. Ranks that do the same at the same line of
-    code are shown together. The stack is that of a rank's main thread, outermost call first. Frames of libraries are counted.
-    """
+    Without RUN_DIR: every rank that lockstep run has started on this machine. Ranks that do the
+    same at the same line of code are shown together. The stack is that of a rank's main thread,
+    outermost call first. Frames of libraries are counted."""
     if run_dir is not None and pid is not None:
         raise ConfigError(f"{run_dir} and --pid {pid}: give one of them, both say what to look at")
     launches = _of_launches(pid) if run_dir is None else {"": read_reports(run_dir, time.time())}

@@ -1,8 +1,9 @@
 """Deadlocks: ranks of which it is certain, from their black boxes, that they can never go on. Pure.
 
-A rank that waits in a collective needs every member of its process group to begin that collective. It never goes on if one of
-them has begun another in its place, or has ended, or itself never goes on. Nothing is concluded of a rank that computes, loads
-data, is stopped or does not answer, whatever it keeps the others waiting for.
+A rank that waits in a collective needs every member of its process group to begin that collective.
+It never goes on if one of them has begun another in its place, or has ended, or itself never goes
+on. Nothing is concluded of a rank that computes, loads data, is stopped or does not answer,
+whatever it keeps the others waiting for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from lockstep._tools.explain.sampler import is_communicating, transfer_in
 LEAST_S = 10.0
 """Ranks that have not moved for this long may be in a deadlock."""
 CERTAIN_S = 5.0
-"""A deadlock that is still one after this long is certain: ranks do not write their black boxes all at once."""
+"""A deadlock that is still one after this long is certain: ranks do not write their black boxes all
+at once."""
 _ENDED = ("finished", "failed", "gone")
 _EXCHANGE = (f"{OURS}_sync/", f"{OURS}_world/comm/short.py")
 
@@ -42,15 +44,15 @@ def deadlocked(reports: Sequence[RankReport]) -> frozenset[int]:
 
 
 def _waits(report: RankReport) -> bool:
-    """Whether its main thread does nothing else. (In the script's code it may compute, whatever collective is pending; there is
-    none after the script's end.)"""
+    """Whether its main thread does nothing else. (In the script's code it may compute, whatever
+    collective is pending; there is none after the script's end.)"""
     waits = is_communicating(report.frames) or (report.ending and report.record["collective"] is not None)
     return report.state == "running" and report.still_s >= LEAST_S and bool(waits)
 
 
 class _Holders:
-    """Which ranks can hold a waiting one. All that wait for the same are treated at once: a thousand ranks wait for few things,
-    and a million comparisons would take many seconds.
+    """Which ranks can hold a waiting one. All that wait for the same are treated at once: a
+    thousand ranks wait for few things, and a million comparisons would take many seconds.
 
     Args:
         reports: of all ranks.
@@ -87,7 +89,8 @@ class _Holders:
 
 
 def _differs(collective: Mapping[str, Any], peer: RankReport) -> bool:
-    """Whether a rank has called another collective in the place of this one, which is then never completed."""
+    """Whether a rank has called another collective in the place of this one, which is then never
+    completed."""
     noted = str(collective.get("noted", ""))
     mine = parse(noted or str(collective["text"]).replace(f" number {collective['number']}", "", 1))
     return any(
@@ -98,9 +101,11 @@ def _differs(collective: Mapping[str, Any], peer: RankReport) -> bool:
 
 
 def _has_not_begun(collective: Mapping[str, Any], peer: RankReport) -> bool:
-    """Whether a rank is known to be a member of the collective's group, and has begun only earlier ones there."""
+    """Whether a rank is known to be a member of the collective's group, and has begun only earlier
+    ones there."""
     group, number = collective.get("group"), int(collective["number"])
-    # On Gloo the latest number also counts messages to single ranks: of a rank that waits, its latest collectives are known.
+    # On Gloo the latest number also counts messages to single ranks: of a rank that waits, its
+    # latest collectives are known.
     known = [int(of) for of, _, where, *_ in peer.record.get("recent") or () if where == group] if _waits(peer) else []
     begun = peer.record.get("begun") or {}
     is_member = group in begun or peer.rank in collective.get("members", ())
@@ -108,7 +113,8 @@ def _has_not_begun(collective: Mapping[str, Any], peer: RankReport) -> bool:
 
 
 def _is_before_exchange(report: RankReport, peer: RankReport) -> bool:
-    """Whether a rank has not come to the exchange of gradients in which another one waits: messages, unrecorded."""
+    """Whether a rank has not come to the exchange of gradients in which another one waits:
+    messages, unrecorded."""
     mine, theirs = report.record["doing"], peer.record["doing"]
     if "phase" not in mine or "phase" not in theirs:
         return False

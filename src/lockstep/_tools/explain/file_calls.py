@@ -1,7 +1,8 @@
 """Which call of a script reads or writes a file, or waits for a lock, from a thread's stack.
 
-C functions (``os.fsync``, ``lock.acquire``) have no frame: what a frame calls is read from its code and source. So a function
-that the script has put in the place of one, to add a retry, say, is recognized by the call, too.
+C functions (``os.fsync``, ``lock.acquire``) have no frame: what a frame calls is read from its code
+and source. So a function that the script has put in the place of one, to add a retry, say, is
+recognized by the call, too.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ _OF_FILES = re.compile(
     r"|(torch|pickle|json|np|numpy)\.(save|savez|load|dump|fromfile)"
     r"|.*\.(write|writelines|flush|tofile|write_bytes|write_text|read_bytes|read_text|readinto)"
 )
-"""What reads or writes, whatever it was replaced by. (Not every ``read()``: of a socket it waits for somebody else.)"""
+"""What reads or writes, whatever it was replaced by. (Not every ``read()``: of a socket it waits
+for somebody else.)"""
 _LIBRARY = (
     ("/torch/serialization.py", "save", "torch.save"),
     ("/torch/serialization.py", "load", "torch.load"),
     *(("/shutil.py", name, f"shutil.{name}") for name in ("copyfile", "copyfileobj", "copytree", "move")),
 )
-"""Python functions that read or write, whoever calls them: the file, the function, and its name for users."""
+"""Python functions that read or write, whoever calls them: the file, the function, and its name for
+users."""
 _MOST_USERS = 3
 """Frames of the script that are looked at."""
 
 
 def file_call(frames: Sequence[FrameType]) -> tuple[str, FrameType] | None:
-    """The call of a thread that reads or writes a file, as ``os.fsync``, and the script's frame that has made it; None: it is
-    in none, as far as can be seen.
+    """The call of a thread that reads or writes a file, as ``os.fsync``, and the script's frame
+    that has made it; None: it is in none, as far as can be seen.
 
     ``frames``: the thread's, innermost first.
     """
@@ -63,13 +66,15 @@ def _known(file: str, function: str) -> str:
 
 
 def called(code: CodeType, instruction: int) -> str:
-    """The name of the function that this instruction calls, as it is written; empty: it is no call of a name."""
+    """The name of the function that this instruction calls, as it is written; empty: it is no call
+    of a name."""
     node = _source(code, instruction)
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
 def acquired(code: CodeType, instruction: int) -> str:
-    """What this instruction enters by ``with``, or acquires, as it is written; empty: neither, or it has no name."""
+    """What this instruction enters by ``with``, or acquires, as it is written; empty: neither, or
+    it has no name."""
     node = _source(code, instruction)
     if isinstance(node, ast.With):  # Python 3.11: later the instruction is that of the name
         return ", ".join(ast.unparse(item.context_expr) for item in node.items)

@@ -1,4 +1,5 @@
-"""Who holds the lock of a file that a process waits for, from the kernel's table of locks. (Linux, one machine.)"""
+"""Who holds the lock of a file that a process waits for, from the kernel's table of locks. (Linux,
+one machine.)"""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from typing import NamedTuple
 
 FLOCK = "flock"
 _LINE = re.compile(r"^(\d+):\s+(->\s+)?(FLOCK|POSIX|OFDLCK)\s+\w+\s+\w+\s+(-?\d+)\s+[0-9a-f]+:[0-9a-f]+:(\d+)", re.MULTILINE)
-"""A lock, or with an arrow one that waits for it: its number, how and by which process (-1: unknown) it is requested, inode."""
+"""A lock, or with an arrow one that waits for it: its number, how and by which process (-1:
+unknown) it is requested, inode."""
 _PACKAGE = "/filelock/"
 _MOST_OF_COMMAND = 60
 _MOST_CALLERS = 6
@@ -31,8 +33,8 @@ class FileLock(NamedTuple):
 
 
 def polled_file(thread_id: int) -> str:
-    """The file whose lock a thread of this process requests again and again, by the package filelock, which keeps it closed
-    meanwhile; empty: it does not."""
+    """The file whose lock a thread of this process requests again and again, by the package
+    filelock, which keeps it closed meanwhile; empty: it does not."""
     frame = sys._current_frames().get(thread_id)
     for _ in range(_MOST_CALLERS):
         if frame is None:
@@ -45,7 +47,8 @@ def polled_file(thread_id: int) -> str:
 
 
 def awaited_lock(pid: int, polled: str) -> FileLock | None:
-    """The lock for which a process of this machine waits, one that does not move; None: it waits for none.
+    """The lock for which a process of this machine waits, one that does not move; None: it waits
+    for none.
 
     ``polled``: what ``polled_file`` is there.
     """

@@ -1,9 +1,10 @@
-"""PyTorch's Flight Recorder: which collectives this process has begun, and which of them has not ended.
+"""PyTorch's Flight Recorder: which collectives this process has begun, and which of them has not
+ended.
 
-There are two recorders, both on by default: NCCL's own, in builds with CUDA, and the general one, which records Gloo's
-collectives (in newer versions NCCL's, too). Their readers are private in Python, so only this module calls them. Reading takes
-milliseconds if thousands of collectives are recorded, so it is done only for a process that seems to wait.
-"""
+There are two recorders, both on by default: NCCL's own, in builds with CUDA, and the general one,
+which records Gloo's collectives (in newer versions NCCL's, too). Their readers are private in
+Python, so only this module calls them. Reading takes milliseconds if thousands of collectives are
+recorded, so it is done only for a process that seems to wait."""
 
 from __future__ import annotations
 
@@ -55,12 +56,14 @@ class Collective:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many collectives this process has begun and ended since its process groups were created."""
+    """How many collectives this process has begun and ended since its process groups were
+    created."""
 
     num_done: int
     """In all groups together."""
     begun: Mapping[str, int]
-    """By the group's name: the number of the latest that was begun. (On Gloo, messages to single ranks have numbers, too.)"""
+    """By the group's name: the number of the latest that was begun. (On Gloo, messages to single
+    ranks have numbers, too.)"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class Recording:
     pending: Collective | None
     """The oldest collective that has not ended."""
     recent: tuple[tuple[int, str, str], ...]
-    """The latest collectives, oldest first: number in the group, name and tensors, and the group's name."""
+    """The latest collectives, oldest first: number in the group, name and tensors, and the group's
+    name."""
 
 
 def read_recording() -> Recording:
@@ -88,7 +92,8 @@ def read_recording() -> Recording:
 
 
 def counts() -> Counts:
-    """How many collectives were begun and ended. Takes about 50 µs, and milliseconds when a group is new."""
+    """How many collectives were begun and ended. Takes about 50 µs, and milliseconds when a group
+    is new."""
     try:
         done: dict[str, int] = {}
         begun: dict[str, int] = {}
@@ -106,8 +111,8 @@ def counts() -> Counts:
 
 
 def has_recorded() -> bool:
-    """Whether this process has ever begun a collective, also in a group that is gone. At the end of a program only: reading
-    fixes a recorder's size (see ``_read``)."""
+    """Whether this process has ever begun a collective, also in a group that is gone. At the end of
+    a program only: reading fixes a recorder's size (see ``_read``)."""
     readers = [getattr(sys.modules.get("torch._C._distributed_c10d"), name, None) for name in _READERS]
     try:
         dumps = [json.loads(reader(includeCollectives=True, onlyActive=False)) for reader in readers if reader is not None]
@@ -117,8 +122,8 @@ def has_recorded() -> bool:
 
 
 _names: dict[str, str] = {}
-"""The names of this process's groups, by the recorders' numbers. Those count its own groups only: other ranks have others.
-Empty: none of the group's collectives is recorded any more."""
+"""The names of this process's groups, by the recorders' numbers. Those count its own groups only:
+other ranks have others. Empty: none of the group's collectives is recorded any more."""
 
 
 def _learn_names(entries: Iterable[Mapping[str, Any]]) -> None:
@@ -130,8 +135,8 @@ def _learn_names(entries: Iterable[Mapping[str, Any]]) -> None:
 def _read(**options: bool) -> list[dict[str, Any]]:
     """The content of each recorder of this process.
 
-    Nothing is read before a process group exists: reading fixes a recorder's size, from variables that the script may yet set.
-    torch is never imported for it.
+    Nothing is read before a process group exists: reading fixes a recorder's size, from variables
+    that the script may yet set. torch is never imported for it.
     """
     distributed = sys.modules.get("torch.distributed")
     # Missing while it is being imported, and in builds without it.

@@ -20,8 +20,8 @@ _OUTERMOST, _INNERMOST, _USERS = 2, 3, 2
 
 
 def stack_of(frame: FrameType | None) -> list[Frame]:
-    """A thread's stack from its innermost ``frame`` on, innermost first; the outermost frames of a deep one are left out, as is
-    what notes calls between PyTorch's frames."""
+    """A thread's stack from its innermost ``frame`` on, innermost first; the outermost frames of a
+    deep one are left out, as is what notes calls between PyTorch's frames."""
     frames: list[Frame] = []
     while frame is not None and len(frames) < MOST_FRAMES:
         if frame.f_code.co_filename != UNSEEN:
@@ -43,8 +43,8 @@ def stack_of_error(error: BaseException) -> list[Frame]:
 
 
 def shortened(frames: Sequence[Frame]) -> list[Frame | None]:
-    """A deep stack's outermost and innermost frames, and the innermost ones of the user's code, which may have called a library
-    that is deep itself; None stands for those left out between."""
+    """A deep stack's outermost and innermost frames, and the innermost ones of the user's code,
+    which may have called a library that is deep itself; None stands for those left out between."""
     users = [number for number, frame in enumerate(frames) if owner(frame[0]) == "user"]
     innermost_first = len(frames) - 1
     kept = {*range(_INNERMOST), *range(innermost_first, innermost_first - _OUTERMOST, -1), *users[:_USERS]}
@@ -58,8 +58,8 @@ def shortened(frames: Sequence[Frame]) -> list[Frame | None]:
 
 
 def folded(frames: Sequence[Frame]) -> list[Frame | str]:
-    """A stack as ``lockstep stacks`` shows it, innermost frame first: the user's frames and the innermost one, and of others in
-    a row, which are libraries', their number and names."""
+    """A stack as ``lockstep stacks`` shows it, innermost frame first: the user's frames and the
+    innermost one, and of others in a row, which are libraries', their number and names."""
     shown: list[Frame | str] = list(frames[:1])
     for is_users, several in itertools.groupby(frames[1:], lambda frame: owner(frame[0]) == "user"):
         row = list(several)
@@ -72,7 +72,8 @@ def folded(frames: Sequence[Frame]) -> list[Frame | str]:
 
 
 def users_location(frames: Sequence[Frame]) -> str:
-    """Where in the user's code a thread is, given its stack, innermost frame first; empty: in none."""
+    """Where in the user's code a thread is, given its stack, innermost frame first; empty: in
+    none."""
     return next((f"{file}:{line} in {name}" for file, line, name in frames if owner(file) == "user"), "")
 
 
@@ -82,5 +83,6 @@ def is_between(file: str) -> bool:
 
 
 def is_own(frames: Sequence[Frame]) -> bool:
-    """Whether lockstep itself has called what runs, for no call of the user's; ``frames``: innermost first."""
+    """Whether lockstep itself has called what runs, for no call of the user's; ``frames``:
+    innermost first."""
     return next((owner(file) == "lockstep" for file, _, _ in frames if not is_between(file)), False)

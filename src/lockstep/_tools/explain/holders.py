@@ -1,7 +1,7 @@
 """What keeps a process, whose program is over, from ending: its threads, a child, an exit handler.
 
-Python first waits for all threads that are no daemons, then calls the exit handlers, last registered first; that of
-``multiprocessing`` waits for all children that are no daemons.
+Python first waits for all threads that are no daemons, then calls the exit handlers, last
+registered first; that of ``multiprocessing`` waits for all children that are no daemons.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from lockstep._tools.explain.frames import name_of, stack_of
 
 THREAD, CHILD, HANDLER = "thread", "child", "handler"
 CLOSING = "closing"
-"""Kinds of holders: a child is one of ``multiprocessing``; ``CLOSING`` is lockstep's own exit handler, which closes the run."""
+"""Kinds of holders: a child is one of ``multiprocessing``; ``CLOSING`` is lockstep's own exit
+handler, which closes the run."""
 _WORKER = "/_launch/worker.py"
 _CHILDREN = "/multiprocessing/process.py"
 _MOST, _MOST_FRAMES = 4, 10
 
 
 def holders_of(thread_id: int) -> list[dict[str, Any]]:
-    """What keeps this process, as values of JSON: ``kind``; ``what`` it is, in words; and the ``stack`` that shows what it
-    does, innermost frame first. Empty: nothing is known to.
+    """What keeps this process, as values of JSON: ``kind``; ``what`` it is, in words; and the
+    ``stack`` that shows what it does, innermost frame first. Empty: nothing is known to.
 
     ``thread_id``: of the main thread, whose program is over.
     """

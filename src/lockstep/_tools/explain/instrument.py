@@ -28,7 +28,8 @@ class Explanation(Instrument):
         told: set[tuple[int, str]] = set()
 
         def report(slow: SlowRank) -> None:
-            """To the journal, and the first of a rank and an activity to the user. All ranks come to the same result."""
+            """To the journal, and the first of a rank and an activity to the user. All ranks come
+            to the same result."""
             step, cause = run.phases.step, (slow.rank, slow.activity)
             if run.world.rank == 0:
                 run.journal.write("slow", step=step, host=run.hosts[slow.rank], **asdict(slow))
@@ -44,7 +45,8 @@ class Explanation(Instrument):
 
 
 def _line_of(run: Run, rank: int) -> str:
-    """Where a slow rank spends its time, as its black box tells, and that of a neighbour; empty: it is not known."""
+    """Where a slow rank spends its time, as its black box tells, and that of a neighbour; empty: it
+    is not known."""
     ranks = (rank, (rank + 1) % run.world.world_size)
     with contextlib.suppress(Exception):  # no error here may affect the training
         records = [read_box(box_path(run.run_dir, each)) for each in ranks]

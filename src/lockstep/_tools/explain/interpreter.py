@@ -1,10 +1,12 @@
-"""Processes whose interpreter does not answer: whether C code holds its lock (the GIL), and the line that called that code.
+"""Processes whose interpreter does not answer: whether C code holds its lock (the GIL), and the
+line that called that code.
 
-The kernel tells it. A thread that wants the lock asks for it every 5 ms, so that the sampler's thread, which otherwise sleeps
-most of the time, is switched some 200 times a second. Only a process of which that is seen is asked for its stack, by a signal
-to that very thread: its main thread, and what that has called, are not interrupted. ``faulthandler`` writes the stack without
-the lock. It walks frames that nothing protects, but no thread runs Python code while C code holds the lock. (Linux.)
-"""
+The kernel tells it. A thread that wants the lock asks for it every 5 ms, so that the sampler's
+thread, which otherwise sleeps most of the time, is switched some 200 times a second. Only a process
+of which that is seen is asked for its stack, by a signal to that very thread: its main thread, and
+what that has called, are not interrupted. ``faulthandler`` writes the stack without the lock. It
+walks frames that nothing protects, but no thread runs Python code while C code holds the lock.
+(Linux.)"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from lockstep._base.tracebacks.frames import Frame
 SIGNAL = signal.SIGRTMAX - 3
 """Used by nothing else. It kills a process that does not handle it, and is never sent to one."""
 _LEAST_PER_S = 40.0
-"""Switches of a thread that waits for the lock, even on a machine with far too much to do; one that sleeps has a tenth."""
+"""Switches of a thread that waits for the lock, even on a machine with far too much to do; one that
+sleeps has a tenth."""
 _PROBES, _MOST_PROBES, _PROBE_S = 5, 20, 0.05
 """So many in a row must show it: on a machine with too much to do one may not."""
 _ANSWER_S = 1.0
@@ -39,7 +42,8 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 class StackFile:
-    """Where this process writes its stacks when it is sent ``SIGNAL``. It stays open for the life of the process.
+    """Where this process writes its stacks when it is sent ``SIGNAL``. It stays open for the life
+    of the process.
 
     Args:
         path: of the file.
@@ -81,17 +85,20 @@ def stack_file(path: Path) -> StackFile:
 
 
 def fields_of_fork(thread_id: int) -> dict[str, Any]:
-    """``StackFile.fields`` for this fork of a process that has one, into which this one writes as well."""
+    """``StackFile.fields`` for this fork of a process that has one, into which this one writes as
+    well."""
     return {} if _own is None else _own[1].fields(thread_id)
 
 
 _own: tuple[int, StackFile] | None = None
 _is_registered = False
-"""Whether this process, or the one that it was forked from, answers the signal already: a fork does so into its own file."""
+"""Whether this process, or the one that it was forked from, answers the signal already: a fork does
+so into its own file."""
 
 
 def holds_lock(record: Mapping[str, Any], since_s: float) -> bool:
-    """Whether C code has held the interpreter's lock of a process of this machine since it last reported.
+    """Whether C code has held the interpreter's lock of a process of this machine since it last
+    reported.
 
     Args:
         record: the newest of its black box.
@@ -104,9 +111,9 @@ def holds_lock(record: Mapping[str, Any], since_s: float) -> bool:
 
 
 def stack_now(record: Mapping[str, Any]) -> list[Frame]:
-    """The present stack of a process whose lock C code holds (``holds_lock``), innermost frame first. Blocks for up to 2 s.
-    Empty: it gives none, or holds the lock no more. Until it reports again it stays in that call, so it is asked until it has
-    answered once."""
+    """The present stack of a process whose lock C code holds (``holds_lock``), innermost frame
+    first. Blocks for up to 2 s. Empty: it gives none, or holds the lock no more. Until it reports
+    again it stays in that call, so it is asked until it has answered once."""
     pid, reported_s = int(record["pid"]), float(record["time_s"])
     known_s, frames = _answers.get(pid, (0.0, []))
     if known_s != reported_s and (frames := _ask(record)):
@@ -120,7 +127,8 @@ _answers: dict[int, tuple[float, list[Frame]]] = {}
 
 def _ask(record: Mapping[str, Any]) -> list[Frame]:
     path, pid = Path(record.get("stack_file", "")), int(record["pid"])
-    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # what ``os.kill`` signals is the main thread
+    # what ``os.kill`` signals is the main thread
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
     try:
         file = path.stat()
         is_open = os.path.samestat(Path(f"/proc/{pid}/fd/{record['stack_fd']}").stat(), file)
@@ -157,7 +165,8 @@ def _keeps_waiting(pid: int, thread: int) -> bool:
 
 
 def parse_stacks(text: str) -> dict[int, list[Frame]]:
-    """The stack of each thread in what ``faulthandler`` has written, innermost frame first, by its identity. Pure."""
+    """The stack of each thread in what ``faulthandler`` has written, innermost frame first, by its
+    identity. Pure."""
     stacks: dict[int, list[Frame]] = {}
     frames: list[Frame] = []
     for line in text.splitlines():

@@ -1,4 +1,5 @@
-"""The latest collectives of this process, from PyTorch's recorder and from those that were noted, as a black box keeps them."""
+"""The latest collectives of this process, from PyTorch's recorder and from those that were noted,
+as a black box keeps them."""
 
 from __future__ import annotations
 
@@ -13,15 +14,17 @@ from lockstep._tools.explain.recorded_calls import recent_calls
 _MOST = 16
 
 LatestCall = tuple[int, str, str, str, str]
-"""Number in the group, name and tensors, the group's name, the function that was called for it (empty: only the recorder knows
-of the call), and the line of the user's code."""
+"""Number in the group, name and tensors, the group's name, the function that was called for it
+(empty: only the recorder knows of the call), and the line of the user's code."""
 
 
 def latest_calls(recorded: Sequence[tuple[int, str, str]]) -> list[LatestCall]:
-    """The latest collectives, in the order of each group. ``recorded``: by PyTorch's recorder, oldest first."""
+    """The latest collectives, in the order of each group. ``recorded``: by PyTorch's recorder,
+    oldest first."""
     noted = {(call.group, call.number): call for call in recent_calls(_MOST) if call.number}
     only = {(group, number): what for number, what, group in recorded[-_MOST:]}
-    # Where both know a call, and differ, numbers are not the same: what only the recorder knows has no place then.
+    # Where both know a call, and differ, numbers are not the same: what only the recorder knows has
+    # no place then.
     at_odds = {
         group
         for group, number in noted.keys() & only.keys()
@@ -39,7 +42,8 @@ def _are_at_odds(noted: str, recorded: str) -> bool:
 
 
 def last_message() -> str:
-    """The message to a single rank that this process has called last, if it has called no collective since, in words."""
+    """The message to a single rank that this process has called last, if it has called no
+    collective since, in words."""
     last = recent_calls(1)
     return str(last[0].call) if last and last[0].number == 0 else ""
 

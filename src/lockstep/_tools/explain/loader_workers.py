@@ -1,4 +1,5 @@
-"""Whether a rank waits for its loader's workers, how many batches it has got, and what the workers do."""
+"""Whether a rank waits for its loader's workers, how many batches it has got, and what the workers
+do."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class _Sampled(TypedDict):
 
 
 class WorkerRecord(_Sampled, total=False):
-    """What a worker writes of itself, and, in the record of its rank, what the kernel knows of it."""
+    """What a worker writes of itself, and, in the record of its rank, what the kernel knows of
+    it."""
 
     state: str
     waits_in: str
@@ -69,8 +71,8 @@ def is_loading(stack: Sequence[Sequence[Any]], doing: Mapping[str, Any]) -> bool
 
 
 def loader_at(frame: FrameType | None) -> Any:
-    """The iterator of a DataLoader in which a thread with this innermost frame gets a batch, or ends the workers; None: in
-    none."""
+    """The iterator of a DataLoader in which a thread with this innermost frame gets a batch, or
+    ends the workers; None: in none."""
     while frame is not None:
         if frame.f_code.co_filename.endswith(_LOADER) and frame.f_code.co_name in ("__next__", "_shutdown_workers"):
             return frame.f_locals.get("self")
@@ -78,8 +80,8 @@ def loader_at(frame: FrameType | None) -> Any:
     return None
 
 
-# Private attributes of PyTorch: nothing public tells that a batch has come while a thread is seen at one line again and again,
-# nor which processes are the workers, or which sample they are at.
+# Private attributes of PyTorch: nothing public tells that a batch has come while a thread is seen
+# at one line again and again, nor which processes are the workers, or which sample they are at.
 
 
 def batches_of(loader: Any) -> int:
@@ -97,7 +99,8 @@ def workers_of(loader: Any) -> list[int]:
 
 
 def reader_of(loader: Any) -> Frame | None:
-    """The function that reads a sample for a loader's iterator, as a frame at its first line; None: it is not Python's."""
+    """The function that reads a sample for a loader's iterator, as a frame at its first line; None:
+    it is not Python's."""
     dataset = getattr(loader, "_dataset", None)
     if type(dataset).__module__.startswith("lockstep."):  # what fetches from the script's
         dataset = getattr(dataset, "dataset", None)
@@ -106,7 +109,8 @@ def reader_of(loader: Any) -> Frame | None:
 
 
 def sample_at(frame: FrameType | None) -> object:
-    """What tells apart the samples that a worker reads one after the other, with this innermost frame; None: it is not known.
+    """What tells apart the samples that a worker reads one after the other, with this innermost
+    frame; None: it is not known.
 
     Each may take a while, at one line.
     """
@@ -119,7 +123,8 @@ def sample_at(frame: FrameType | None) -> object:
 
 
 def is_starting_worker(frame: FrameType | None) -> bool:
-    """Whether a thread with this innermost frame starts a process for a loader (and not one that a data set starts)."""
+    """Whether a thread with this innermost frame starts a process for a loader (and not one that a
+    data set starts)."""
     while frame is not None and frame.f_back is not None:
         caller = frame.f_back
         if frame.f_code.co_name == "start" and frame.f_code.co_filename.endswith(_PROCESS):
@@ -129,7 +134,8 @@ def is_starting_worker(frame: FrameType | None) -> bool:
 
 
 def in_task(stack: Sequence[Frame]) -> tuple[list[Frame], bool]:
-    """The part of a worker's stack that is behind PyTorch's own, and lockstep's, and whether it waits for its next task."""
+    """The part of a worker's stack that is behind PyTorch's own, and lockstep's, and whether it
+    waits for its next task."""
     is_idle = any(
         file.endswith(".py") and name == _WORKER_LOOP and _QUEUE in callee[0] for callee, (file, _, name) in pairwise(stack)
     )
@@ -137,8 +143,8 @@ def in_task(stack: Sequence[Frame]) -> tuple[list[Frame], bool]:
 
 
 def with_stack_now(record: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
-    """The record of a worker with its present stack, if C code holds the lock of its interpreter; else the same. May block for
-    some seconds.
+    """The record of a worker with its present stack, if C code holds the lock of its interpreter;
+    else the same. May block for some seconds.
 
     ``now_s``: since 1970.
     """
@@ -162,7 +168,8 @@ class LoaderWorker:
 
     @property
     def frames(self) -> list[Frame]:
-        """Its stack, innermost frame first, behind PyTorch's own; empty: it is not known, or says nothing."""
+        """Its stack, innermost frame first, behind PyTorch's own; empty: it is not known, or says
+        nothing."""
         if self.record["error"]:
             return []
         frames = [(str(file), int(line), str(name)) for file, line, name in self.record["stack"]]
@@ -173,7 +180,8 @@ class LoaderWorker:
 
     @property
     def _reader(self) -> Frame | None:
-        """The function in which it surely is, whether or not it was seen there; None: it is not known."""
+        """The function in which it surely is, whether or not it was seen there; None: it is not
+        known."""
         reader = self.record.get("reader") if self.record.get("in_samples") else None
         return None if reader is None else (str(reader[0]), int(reader[1]), str(reader[2]))
 

@@ -1,8 +1,9 @@
-"""What a thread of this process waits for from others of it: a lock, a thread's end, a worker of a ``multiprocessing`` pool.
+"""What a thread of this process waits for from others of it: a lock, a thread's end, a worker of a
+``multiprocessing`` pool.
 
-An RLock knows the thread that holds it, a Lock does not: a thread that is within a ``with`` of the same object does. A thread
-that waits for a lock has no frame there: its line of code names the lock. No code of the script runs for it.
-"""
+An RLock knows the thread that holds it, a Lock does not: a thread that is within a ``with`` of the
+same object does. A thread that waits for a lock has no frame there: its line of code names the
+lock. No code of the script runs for it."""
 
 from __future__ import annotations
 
@@ -32,14 +33,15 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _OWNER = re.compile(r"RLock object owner=(\d+)")
 _KINDS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 _TICKS = 5
-"""Of the kernel's clock, which has 100 in a second: a pool's first workers start just before their replacer."""
+"""Of the kernel's clock, which has 100 in a second: a pool's first workers start just before their
+replacer."""
 _MOST_THREADS = 3
 _MOST_FRAMES = 30
 
 
 def awaited_by(thread_id: int) -> dict[str, str]:
-    """What a thread that does not move waits for: its ``kind``; who has it, in ``words``; and the ``file`` whose lock it is, if
-    it asks for that again and again. Empty: that is not known.
+    """What a thread that does not move waits for: its ``kind``; who has it, in ``words``; and the
+    ``file`` whose lock it is, if it asks for that again and again. Empty: that is not known.
 
     ``thread_id``: of a thread of this process.
     """
@@ -86,8 +88,8 @@ def _lock_at(frame: FrameType, thread_id: int, stacks: Mapping[int, FrameType]) 
 
 
 def _is_within(lock: object, frame: FrameType | None, *, is_asking: bool) -> bool:
-    """Whether a thread is within a ``with`` of this very lock. ``is_asking``: it waits for it in its innermost frame, which is
-    left out."""
+    """Whether a thread is within a ``with`` of this very lock. ``is_asking``: it waits for it in
+    its innermost frame, which is left out."""
     for number, each in enumerate(_outwards(frame)):
         if owner(each.f_code.co_filename) != "user" or (is_asking and number == 0):
             continue
@@ -99,7 +101,8 @@ def _is_within(lock: object, frame: FrameType | None, *, is_asking: bool) -> boo
 
 @functools.lru_cache(maxsize=32)
 def _withs(file: str) -> tuple[tuple[int, int, str], ...]:
-    """The ``with`` statements of a source file: the first and the last line of each body, and what it enters."""
+    """The ``with`` statements of a source file: the first and the last line of each body, and what
+    it enters."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -133,10 +136,11 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _lost_workers(waiting: object) -> str:
-    """How many workers of the pool, for a result of which a thread waits, have died; empty: none, as far as is known.
+    """How many workers of the pool, for a result of which a thread waits, have died; empty: none,
+    as far as is known.
 
-    The pool replaces them: those that are younger than the thread that does so. Its attributes are private: test_locks.py tells
-    when they move.
+    The pool replaces them: those that are younger than the thread that does so. Its attributes are
+    private: test_locks.py tells when they move.
     """
     pool = getattr(waiting, "_pool", None)
     if not isinstance(pool, Pool) or pool._maxtasksperchild is not None:  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""Collective mismatches: ranks that called different collectives, or the same one with different tensors. Pure."""
+"""Collective mismatches: ranks that called different collectives, or the same one with different
+tensors. Pure."""
 
 from __future__ import annotations
 
@@ -67,12 +68,14 @@ class Difference:
         return tuple(rank for rank in sorted(self.calls) if rank not in most)
 
     def odd_among(self, num_ranks: int) -> tuple[int, ...]:
-        """The same of so many ranks, where the calls of some may not be known: none without a majority of all."""
+        """The same of so many ranks, where the calls of some may not be known: none without a
+        majority of all."""
         odd, num_known = self.odd_ranks, len(self.calls)
         return odd if num_known >= num_ranks or 2 * (num_known - len(odd)) > num_ranks else ()
 
     def lines(self, stacks: Mapping[int, Sequence[Frame]] | None = None) -> list[str]:
-        """Which ranks called what, and where. ``stacks``: of ranks, which tell where if nothing else does."""
+        """Which ranks called what, and where. ``stacks``: of ranks, which tell where if nothing
+        else does."""
         said: dict[str, list[int]] = {}
         for rank, call in sorted(self.calls.items()):
             at = call.at or users_location((stacks or {}).get(rank, ()))
@@ -81,7 +84,8 @@ class Difference:
 
 
 def in_words(call: NotedCall) -> str:
-    """A call, and the function that was called for it: ``broadcast (shape [1] of long) of broadcast_object_list``."""
+    """A call, and the function that was called for it: ``broadcast (shape [1] of long) of
+    broadcast_object_list``."""
     if call.via == LOCKSTEP:
         return f"lockstep's own {call.call}"
     of = f" of {call.via}" if call.via.endswith(("_object", "_list")) else ""
@@ -108,11 +112,13 @@ def first_mismatch(records: Sequence[Mapping[str, Any]]) -> Difference | None:
 
 
 def first_difference(called: Mapping[int, Sequence[NotedCall]], *, has_failed: bool = False) -> Difference | None:
-    """The first collective that differs between ranks, of those that several are known to have called; None: none.
+    """The first collective that differs between ranks, of those that several are known to have
+    called; None: none.
 
     Args:
         called: the latest calls of each rank.
-        has_failed: whether communication has failed, as some backends do where sizes differ that others allow.
+        has_failed: whether communication has failed, as some backends do where sizes differ that
+            others allow.
     """
     together = by_place(called)
     for (group, _, number), calls in sorted(
@@ -124,7 +130,8 @@ def first_difference(called: Mapping[int, Sequence[NotedCall]], *, has_failed: b
 
 
 def has_gone_on(called: Mapping[int, Sequence[NotedCall]], difference: Difference) -> bool:
-    """Whether a rank has called another collective since in that group, so that it did not wait for ever in this one."""
+    """Whether a rank has called another collective since in that group, so that it did not wait for
+    ever in this one."""
     newest = [
         max(call.number for call in called[rank] if (call.group, call.life) == (difference.group, mine.life))
         for rank, mine in difference.calls.items()
@@ -133,7 +140,8 @@ def has_gone_on(called: Mapping[int, Sequence[NotedCall]], difference: Differenc
 
 
 def by_place(called: Mapping[int, Sequence[NotedCall]]) -> dict[_Place, dict[int, NotedCall]]:
-    """Which collectives ranks have called, and how. Without messages, and numbers that a rank's backends give twice."""
+    """Which collectives ranks have called, and how. Without messages, and numbers that a rank's
+    backends give twice."""
     together: dict[_Place, dict[int, NotedCall]] = {}
     ambiguous = set[_Place]()
     for rank, calls in called.items():
@@ -160,14 +168,15 @@ def _aspect(calls: Iterable[NotedCall], *, has_failed: bool) -> str:
 def at_failure(
     called: Mapping[int, Sequence[NotedCall]], stacks: Mapping[int, Sequence[Frame]], *, has_aborted: bool
 ) -> tuple[Difference | None, list[str]] | None:
-    """Where ranks were whose communication failed together, if they had called different collectives: the first that differs,
-    if it is known, and lines for the user. None: there is no sign of it.
+    """Where ranks were whose communication failed together, if they had called different
+    collectives: the first that differs, if it is known, and lines for the user. None: there is no
+    sign of it.
 
     Args:
         called: the latest calls of each rank.
         stacks: of the failed ranks, innermost frame first.
-        has_aborted: whether one was ended by its communication library, as Gloo does where sizes differ. Otherwise the network
-            may have failed.
+        has_aborted: whether one was ended by its communication library, as Gloo does where sizes
+            differ. Otherwise the network may have failed.
     """
     first = first_difference(called, has_failed=True)
     if not all(is_communicating(stack) or _is_in_backward(stack) for stack in stacks.values()):

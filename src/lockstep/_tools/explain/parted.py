@@ -1,8 +1,9 @@
-"""Ranks that have parted: some have left a loop, or do what all must do together, and others go on with their steps. Pure.
+"""Ranks that have parted: some have left a loop, or do what all must do together, and others go on
+with their steps. Pure.
 
-It is certain as soon as it shows, and needs no time to pass: a rank that waits for all others outside of its steps
-(``loop.meeting``) takes part in no phase of a step before they have come, and one that is in such a phase comes only after it.
-"""
+It is certain as soon as it shows, and needs no time to pass: a rank that waits for all others
+outside of its steps (``loop.meeting``) takes part in no phase of a step before they have come, and
+one that is in such a phase comes only after it."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class _Rank:
 
     @property
     def exit(self) -> str:
-        """Where it has called ``sys.exit``; empty: it has not, or waits elsewhere than at its end."""
+        """Where it has called ``sys.exit``; empty: it has not, or waits elsewhere than at its
+        end."""
         return str(self.doing.get("exit", "")) if self.call and not users_location(self.report.frames) else ""
 
     @property
@@ -98,11 +100,13 @@ class _Rank:
 
 
 def parted(reports: Sequence[RankReport], waited_s: float) -> Report | None:
-    """Which ranks have parted, where some wait for all others at a meeting; None: none is known to have.
+    """Which ranks have parted, where some wait for all others at a meeting; None: none is known to
+    have.
 
     Args:
         reports: of the ranks of a run.
-        waited_s: for how long a rank has waited: later than ``ALL_SEEN_S``, a rank that is neither here nor there is left out.
+        waited_s: for how long a rank has waited: later than ``ALL_SEEN_S``, a rank that is neither
+            here nor there is left out.
     """
     ranks = _of_runs(reports)
     newest = max((rank.number for rank in ranks if rank.call), default=0)
@@ -119,8 +123,8 @@ def parted(reports: Sequence[RankReport], waited_s: float) -> Report | None:
 
 
 def left_apart(waiting: Sequence[RankReport], waited_s: float) -> Report | None:
-    """Which ranks have left their loop, and wait in a collective of the script's, while all others wait in a step; None: it is
-    not so.
+    """Which ranks have left their loop, and wait in a collective of the script's, while all others
+    wait in a step; None: it is not so.
 
     ``waiting``: all ranks.
     """

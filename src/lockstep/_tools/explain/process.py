@@ -19,13 +19,15 @@ class ProcessFacts:
     """The current state of one process."""
 
     state: str
-    """As psutil names it: ``running``, ``sleeping``, ``stopped``, ``disk-sleep``, ``tracing-stop``, ``zombie``, ..."""
+    """As psutil names it: ``running``, ``sleeping``, ``stopped``, ``disk-sleep``, ``tracing-stop``,
+    ``zombie``, ..."""
     io_bytes: int = 0
     """Read and written since it started."""
     cpu_s: float = 0.0
     """Processor time of all its threads, in seconds."""
     sleeps_in: str = ""
-    """The kernel's function in which its main thread sleeps; empty: it does not, or that is not known."""
+    """The kernel's function in which its main thread sleeps; empty: it does not, or that is not
+    known."""
 
     def in_words(self) -> str:
         """Whether it sleeps; empty: it does not."""
@@ -52,8 +54,8 @@ def facts_of(pid: int) -> ProcessFacts | None:
 
 
 def waits_in(pid: int) -> str:
-    """What the main thread of a process waits for in the kernel: ``sleeping``, for a time to pass; a ``lock``; a ``flock``, the
-    lock of a file; empty: anything else, or it is not known."""
+    """What the main thread of a process waits for in the kernel: ``sleeping``, for a time to pass;
+    a ``lock``; a ``flock``, the lock of a file; empty: anything else, or it is not known."""
     where = _sleeps_in(pid)
     return next((what for part, what in _WAITS.items() if part in where), "")
 
@@ -74,7 +76,8 @@ def io_bytes(pid: int | str = "self") -> int:
 
 
 def own_memory() -> dict[str, int]:
-    """This process's resident memory, ``rss_bytes``, and what is free on this machine, ``available_bytes``; none if unknown."""
+    """This process's resident memory, ``rss_bytes``, and what is free on this machine,
+    ``available_bytes``; none if unknown."""
     memory = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         memory["rss_bytes"] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -89,7 +92,8 @@ def state_of(pid: int, reported_s: float) -> str:
 
     Args:
         pid: of the process.
-        reported_s: when it last reported, in seconds since 1970. A process created later has reused the id.
+        reported_s: when it last reported, in seconds since 1970. A process created later has reused
+            the id.
     """
     import psutil  # imported here, since it would delay the start of every process
 

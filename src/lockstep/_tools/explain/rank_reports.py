@@ -1,4 +1,5 @@
-"""What the ranks of a run are doing, from their black boxes: which ones wait, which ones keep the others waiting."""
+"""What the ranks of a run are doing, from their black boxes: which ones wait, which ones keep the
+others waiting."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ class RankReport:
     record: Mapping[str, Any]
     """The newest of its black box."""
     state: str
-    """``running``; ``late``: it has stopped reporting; ``stopped`` by a signal; ``gone``; or how it ended: ``finished``,
-    ``failed``. (A process that is ending is one of the first three: see ``ending``.)"""
+    """``running``; ``late``: it has stopped reporting; ``stopped`` by a signal; ``gone``; or how it
+    ended: ``finished``, ``failed``. (A process that is ending is one of the first three: see
+    ``ending``.)"""
     late_s: float
     """How long ago it should have reported."""
     is_here: bool = True
@@ -96,8 +98,9 @@ class RankReport:
 
     @property
     def ending(self) -> Mapping[str, Any]:
-        """Of a process whose program is over: ``how`` that ended; when, ``since_s``, in seconds since 1970; and the ``holders``
-        of the process. Empty: its program runs, or the process is gone."""
+        """Of a process whose program is over: ``how`` that ended; when, ``since_s``, in seconds
+        since 1970; and the ``holders`` of the process. Empty: its program runs, or the process is
+        gone."""
         return self.record.get("ending", {}) if self.state in ALIVE else {}
 
     @property
@@ -107,7 +110,8 @@ class RankReport:
 
     @property
     def polls(self) -> bool:
-        """Whether its main thread, which does not move, wakes up again and again: it looks for something that may yet come."""
+        """Whether its main thread, which does not move, wakes up again and again: it looks for
+        something that may yet come."""
         least = max(_LEAST_WAKES, self.still_s / _MOST_BETWEEN_S)
         return self.state == "running" and not self.is_waiting and self.record.get("wakes", 0) >= least
 
@@ -126,17 +130,20 @@ class RankReport:
 
     @property
     def still_s(self) -> float:
-        """How long its main thread has not moved; of one that is late, how long it has not reported."""
+        """How long its main thread has not moved; of one that is late, how long it has not
+        reported."""
         return self._since("time_s" if self.state == "late" else "since_s")
 
     @property
     def idle_s(self) -> float:
-        """How long its main thread has not moved, and nothing else was done (``work``): one line may take minutes."""
+        """How long its main thread has not moved, and nothing else was done (``work``): one line
+        may take minutes."""
         return 0.0 if self._work_since else min(self.still_s, self._since("worked_s"))
 
     @property
     def work(self) -> str:
-        """What is done while its main thread does not move, in words; empty: nothing was seen for a while."""
+        """What is done while its main thread does not move, in words; empty: nothing was seen for a
+        while."""
         recent = self.record.get("work", "") if self._since("worked_s") < _RECENT_S else ""
         return self._work_since or str(recent)
 
@@ -157,7 +164,8 @@ class RankReport:
 
     @property
     def cause(self) -> str:
-        """Why it does not go on, in one word, as far as that is known; empty: it is not, or it works."""
+        """Why it does not go on, in one word, as far as that is known; empty: it is not, or it
+        works."""
         if self.state not in ALIVE:
             return self.state
         if self.facts is not None and self.facts.why_blocked():
@@ -170,12 +178,14 @@ class RankReport:
 
     @property
     def loader_cause(self) -> str:
-        """Why its loader workers bring no batch, in one word; empty: it does not wait for them, or it is not known."""
+        """Why its loader workers bring no batch, in one word; empty: it does not wait for them, or
+        it is not known."""
         return next((cause for worker in self.workers if (cause := worker.cause)), "")
 
     @property
     def place(self) -> str:
-        """Where in the user's code it is, or its loader worker for which it waits; empty: in none, or that is not known."""
+        """Where in the user's code it is, or its loader worker for which it waits; empty: in none,
+        or that is not known."""
         if self.state == "late" and not self.is_now:
             return ""
         places = (users_location(worker.frames) for worker in self.workers)
@@ -277,7 +287,8 @@ class RankReport:
 
     @property
     def _awaits(self) -> Mapping[str, str]:
-        """What it waits for but other ranks: its ``kind``, and who has it, in ``words``. Empty: that is not known."""
+        """What it waits for but other ranks: its ``kind``, and who has it, in ``words``. Empty:
+        that is not known."""
         if self.is_waiting or self.state != "running":
             return {}
         if self.lock is None:
@@ -289,9 +300,9 @@ class RankReport:
         return {"kind": FLOCK, "words": f"it waits for the lock of {self.lock.file or 'a file'}, which {holder} holds"}
 
     def stack(self, *, short: bool = False, fold: bool = False) -> list[str]:
-        """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report; ``fold``:
-        see ``folded``. For a rank that waits: only the script's own frames. For one that is ending: what keeps it, with its
-        stack."""
+        """The lines of its stack to show, outermost first, from the script's first line on,
+        ``short`` for a report; ``fold``: see ``folded``. For a rank that waits: only the script's
+        own frames. For one that is ending: what keeps it, with its stack."""
         if (holders := self.ending.get("holders")) and not self.is_waiting:
             return [line for holder in holders for line in _held_by(holder, short=short, fold=fold)]
         frames = list(
@@ -305,7 +316,8 @@ class RankReport:
         return [*lines, *([self._awaits["words"]] if self._awaits else []), *self._dead_threads()]
 
     def _dead_threads(self) -> list[str]:
-        """A line for each thread of it that has died, and does no more what the main thread may wait for."""
+        """A line for each thread of it that has died, and does no more what the main thread may
+        wait for."""
         if self.is_waiting:
             return []
         now_s = float(self.record["time_s"]) + self.late_s
@@ -332,7 +344,8 @@ def saves(frames: Sequence[Frame]) -> bool:
 
 
 def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
-    """The step in which a record was made: as an adverbial, and as an attribute of what was being done."""
+    """The step in which a record was made: as an adverbial, and as an attribute of what was being
+    done."""
     doing = record["doing"]
     step = doing.get("step", 0)
     if doing.get("in_step"):
@@ -361,7 +374,8 @@ def _shown(frames: Sequence[Frame], *, short: bool, fold: bool) -> list[str]:
 
 
 def _source(file: str, line: int) -> str:
-    """A line of a program; empty: it cannot be read. A record may name any file, whose lines a report would pass on."""
+    """A line of a program; empty: it cannot be read. A record may name any file, whose lines a
+    report would pass on."""
     with contextlib.suppress(OSError, ValueError):
         if file.endswith(".py"):
             size_of(Path(file), _MOST_SOURCE_BYTES)
@@ -370,7 +384,8 @@ def _source(file: str, line: int) -> str:
 
 
 def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
-    """Reports grouped by state and line of code: ranks that do not wait first, smaller groups before larger ones."""
+    """Reports grouped by state and line of code: ranks that do not wait first, smaller groups
+    before larger ones."""
     groups: dict[Any, list[RankReport]] = {}
     for report in reports:
         collective = report.record["collective"]
@@ -392,7 +407,8 @@ def title(group: Sequence[RankReport], of: str = "") -> str:
 
 
 def name_group(name: str, members: Sequence[int]) -> str:
-    """``the default process group``; ``process group 2 (ranks 0 and 1)``. ``members``: empty: unknown."""
+    """``the default process group``; ``process group 2 (ranks 0 and 1)``. ``members``: empty:
+    unknown."""
     if name == DEFAULT_GROUP:
         return "the default process group"
     return f"process group {name}" + (f" ({name_ranks(members)})" if members else "")

@@ -1,4 +1,5 @@
-"""Reads what the ranks of a run are doing from their black boxes, and asks the kernel about those that do not move."""
+"""Reads what the ranks of a run are doing from their black boxes, and asks the kernel about those
+that do not move."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from lockstep._world.machine.identity import shared_by
 
 LATE_S = 6 * EVERY_S
 _LATE_ELSEWHERE_S = 30.0
-"""A process whose record is older than this has stopped reporting; of another machine, whose file system may keep old ones."""
+"""A process whose record is older than this has stopped reporting; of another machine, whose file
+system may keep old ones."""
 _MOST_ASKED = 4
 """Ranks whose present stack is asked for in one look."""
 
@@ -28,13 +30,14 @@ _MOST_ASKED = 4
 def read_records(run_dir: Path) -> list[dict[str, Any]]:
     """The newest record of each rank of a run's latest launch, in rank order.
 
-    ``run_dir`` may also be a launch's private directory: ranks that have joined a run are then looked up in the run's.
-    """
+    ``run_dir`` may also be a launch's private directory: ranks that have joined a run are then
+    looked up in the run's."""
     records = [record for path in (run_dir / DIRECTORY).glob("rank-*.box") if (record := _read(path)) is not None]
     if any("program" in record for record in records):
         records = [(_read(Path(record["joined"])) or record) if "joined" in record else record for record in records]
     elif records:
-        newest = max(records, key=lambda record: float(record.get("began_s", 0.0)))  # an earlier one may have had more ranks
+        # an earlier one may have had more ranks
+        newest = max(records, key=lambda record: float(record.get("began_s", 0.0)))
         records = [record for record in records if record.get("launch") == newest.get("launch")]
     return sorted(records, key=lambda record: int(record["rank"]))
 
@@ -45,7 +48,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def run_joined(private_dir: Path) -> Path | None:
-    """The directory of the run that a launch's ranks have joined; None: some have not, or they have joined several."""
+    """The directory of the run that a launch's ranks have joined; None: some have not, or they have
+    joined several."""
     records = [_read(path) or {} for path in (private_dir / DIRECTORY).glob("rank-*.box")]
     joined = {str(Path(record["joined"]).parents[1]) if "joined" in record else "" for record in records}
     return Path(min(joined)) if len(joined) == 1 and joined != {""} else None
@@ -73,7 +77,8 @@ def read_reports(run_dir: Path, now_s: float) -> list[RankReport]:
 
 
 def _with_workers_now(records: Sequence[Mapping[str, Any]], now_s: float) -> list[Mapping[str, Any]]:
-    """The same, with the present stacks of those loader workers of this machine that do not answer."""
+    """The same, with the present stacks of those loader workers of this machine that do not
+    answer."""
     found: list[Mapping[str, Any]] = []
     asked = 0
     for record in records:

@@ -1,4 +1,5 @@
-"""What a record of a black box holds, as far as readers rely on it. The file may be damaged, or somebody else's."""
+"""What a record of a black box holds, as far as readers rely on it. The file may be damaged, or
+somebody else's."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Notes every collective that this process calls from Python, in a ring (``call_ring``).
 
-PyTorch's recorder knows neither the op nor the root of a collective, knows no messages on Gloo, takes milliseconds to read, and
-is gone with a process that is aborted. So the methods of ``ProcessGroup`` are wrapped, through which all functions of
-``torch.distributed`` go: these stay what they are, for whoever has imported them, pickles or compiles them. What
-DistributedDataParallel and compiled code call in C++ is not noted: only the recorder has it.
+PyTorch's recorder knows neither the op nor the root of a collective, knows no messages on Gloo,
+takes milliseconds to read, and is gone with a process that is aborted. So the methods of
+``ProcessGroup`` are wrapped, through which all functions of ``torch.distributed`` go: these stay
+what they are, for whoever has imported them, pickles or compiles them. What DistributedDataParallel
+and compiled code call in C++ is not noted: only the recorder has it.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class _Kind:
     """That of the rank which a message goes to or comes from."""
     is_message: bool = False
     num_numbers: int | None = None
-    """How many numbers of its group the recorder gives it; None: as many as the group itself, which also counts messages to
-    single ranks."""
+    """How many numbers of its group the recorder gives it; None: as many as the group itself, which
+    also counts messages to single ranks."""
 
 
 _KINDS = {
@@ -85,11 +86,12 @@ _KINDS = {
 
 
 def record_calls() -> None:
-    """Note the collectives of this process from now on, unless they are. Nothing happens while ``torch.distributed`` is not
-    imported."""
+    """Note the collectives of this process from now on, unless they are. Nothing happens while
+    ``torch.distributed`` is not imported."""
     global _ring
     distributed = sys.modules.get("torch.distributed")
-    groups = getattr(distributed, "ProcessGroup", None)  # missing while it is being imported, and in builds without it
+    # missing while it is being imported, and in builds without it
+    groups = getattr(distributed, "ProcessGroup", None)
     if _ring is not None or groups is None or getattr(distributed, "get_process_group_ranks", None) is None:
         return
     _ring = CallRing(_path)
@@ -146,7 +148,8 @@ class _Recorder:
         ring, note, num_numbers = self._ring, self._note, kind.num_numbers
 
         @functools.wraps(method)
-        def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:  # named like PyTorch's own around it
+        # named like PyTorch's own around it
+        def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:
             if not ring.is_open:
                 return method(group, *args, **kwargs)
             known = note(kind, group, args, kwargs, sys._getframe(1))
@@ -188,7 +191,8 @@ class _Recorder:
             self._ring.note(0 if kind.is_message else _number_of(group) + 1 - known.num_messages, what)
             return known
         except Exception:
-            return None  # a backend that does not number its collectives, or arguments that are refused anyway
+            # a backend that does not number its collectives, or arguments that are refused anyway
+            return None
 
     def _learn(self, group: Any) -> _Group:
         name = str(group.group_name)
@@ -217,7 +221,8 @@ class _Recorder:
         return what
 
     def _called_at(self, caller: FrameType) -> tuple[str, CodeType | None, int]:
-        """The outermost of PyTorch's functions that lead to the call, or ``LOCKSTEP``; and where the user's code called it."""
+        """The outermost of PyTorch's functions that lead to the call, or ``LOCKSTEP``; and where
+        the user's code called it."""
         frame: FrameType | None = caller
         codes, via, is_own = self._codes, "", None
         for _ in range(_MOST_FRAMES):
@@ -248,7 +253,8 @@ class _Recorder:
 
 
 def _number_or_none(group: Any) -> int | None:
-    """See ``_number_of``; None: its backend does not number its collectives, as MPI's, and those of other packages."""
+    """See ``_number_of``; None: its backend does not number its collectives, as MPI's, and those of
+    other packages."""
     try:
         return _number_of(group)
     except Exception:

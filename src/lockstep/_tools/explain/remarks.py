@@ -1,4 +1,5 @@
-"""What the user is told while ranks wait: a warning if nothing gets done, and an all-clear after one that turns out wrong."""
+"""What the user is told while ranks wait: a warning if nothing gets done, and an all-clear after
+one that turns out wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Remarks:
         self._publish = publish
         self._say = say
         self._began_s: float | None = None
-        """When the wait began of which the user was warned, in the time of ``time.monotonic``; None: of none, or it is over."""
+        """When the wait began of which the user was warned, in the time of ``time.monotonic``;
+        None: of none, or it is over."""
 
     @property
     def has_warned(self) -> bool:

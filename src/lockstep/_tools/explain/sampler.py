@@ -1,11 +1,14 @@
-"""Samples what the training thread is doing, twice a second, and writes it to the process's black box.
+"""Samples what the training thread is doing, twice a second, and writes it to the process's black
+box.
 
-The training thread itself does nothing for it, so sampling costs a step no time. A thread that holds the interpreter lock in C
-code, or is stopped, cannot be sampled: the newest record is then from before.
+The training thread itself does nothing for it, so sampling costs a step no time. A thread that
+holds the interpreter lock in C code, or is stopped, cannot be sampled: the newest record is then
+from before.
 
-A process has at most one sampler at work: that of its run replaces the one that the launcher has given it (``worker_box``),
-which goes on when the run is closed. The sampler's thread is not one of ``threading``'s, so that a script sees only its own
-threads, and it pauses while the process forks, since Python warns of forking with threads.
+A process has at most one sampler at work: that of its run replaces the one that the launcher has
+given it (``worker_box``), which goes on when the run is closed. The sampler's thread is not one of
+``threading``'s, so that a script sees only its own threads, and it pauses while the process forks,
+since Python warns of forking with threads.
 """
 
 from __future__ import annotations
@@ -56,19 +59,22 @@ TRANSFERS = ("recv", "send")
 
 
 def is_communicating(stack: Sequence[Sequence[Any]]) -> bool:
-    """Whether a thread with this stack, innermost frame first, runs code in which ranks wait for each other."""
+    """Whether a thread with this stack, innermost frame first, runs code in which ranks wait for
+    each other."""
     return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING)
 
 
 def transfer_in(stack: Sequence[Sequence[Any]]) -> str:
-    """The point-to-point call in which a thread with this stack waits; empty: none. Recorders know only those of NCCL."""
+    """The point-to-point call in which a thread with this stack waits; empty: none. Recorders know
+    only those of NCCL."""
     file, _, name = stack[0] if stack else ("", 0, "")
     return str(name) if name in TRANSFERS and "/torch/distributed/" in str(file) else ""
 
 
 def call_in(stack: Sequence[Sequence[Any]]) -> str:
-    """The function of ``torch.distributed`` in which a thread with this stack waits, as the script has called it; empty: none.
-    Recorders know nothing of some: ``new_group``, ``monitored_barrier``."""
+    """The function of ``torch.distributed`` in which a thread with this stack waits, as the script
+    has called it; empty: none. Recorders know nothing of some: ``new_group``,
+    ``monitored_barrier``."""
     name = ""
     for file, _, function in stack:
         if "/torch/nn/parallel/distributed.py" in str(file):
@@ -83,7 +89,8 @@ def call_in(stack: Sequence[Sequence[Any]]) -> str:
 def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
     """Whether a thread that does not move waits for other ranks.
 
-    A thread with a pending collective does, wherever it is: ``work.wait()`` and, on a GPU, ``loss.item()`` have no frame.
+    A thread with a pending collective does, wherever it is: ``work.wait()`` and, on a GPU,
+    ``loss.item()`` have no frame.
 
     Args:
         stack: innermost frame first.
@@ -104,11 +111,12 @@ class Sampler:
     Args:
         path: of the black box.
         about: see ``about_process``.
-        doing: what the thread is doing, as far as that is known without its stack. Called from the sampler's thread, as are the
-            next three.
+        doing: what the thread is doing, as far as that is known without its stack. Called from the
+            sampler's thread, as are the next three.
         step: which one the thread is in.
-        waits: called twice a second with the seconds for which the thread has waited for other ranks or loader workers, 0 if it
-            does not; None: that is not watched here, and nothing is ever printed.
+        waits: called twice a second with the seconds for which the thread has waited for other
+            ranks or loader workers, 0 if it does not; None: that is not watched here, and nothing
+            is ever printed.
         replaced: called when another black box takes over.
     """
 
@@ -137,7 +145,8 @@ class Sampler:
         self._batches = 0
         """How many the thread has got from the loader in which it is."""
         self._num_done = 0
-        """Collectives that this process has finished: also in a group of some ranks, which step by step do nothing else."""
+        """Collectives that this process has finished: also in a group of some ranks, which step by
+        step do nothing else."""
         self._workers: Sequence[Mapping[str, Any]] = ()
         """What it waits for there, once it has not moved for a while."""
         self._same_since_s = time.time()
@@ -187,18 +196,20 @@ class Sampler:
             _current = self
 
     def close(self, how: str) -> None:
-        """Stop, and record how the run has ended for this process: ``finished``, or ``failed``. The box of a process that has
-        failed keeps what it did before."""
+        """Stop, and record how the run has ended for this process: ``finished``, or ``failed``. The
+        box of a process that has failed keeps what it did before."""
         global _current
         self._has_failed = self._has_failed or how == "failed"  # the script's own error comes first
-        if os.getpid() == self._pid and self.halt(_CLOSE_S):  # a forked process has no sampler thread
+        # a forked process has no sampler thread
+        if os.getpid() == self._pid and self.halt(_CLOSE_S):
             if how == "failed" and self._last:
                 recent = latest_calls(read_recording().recent) or self._recent
                 record = {**self._last, "begun": counts().begun or self._begun, "recent": recent, "ended": how}
                 self._try(lambda: self._write({**record, "error": self._error}))
             else:
                 if self._waits is not None:
-                    self._waits(0.0)  # it waits no more, and the next look might have been too late to say so
+                    # it waits no more, and the next look might have been too late to say so
+                    self._waits(0.0)
                 self._try(lambda: self._look(ended=how))
         if _current is self:
             _current = None
@@ -206,7 +217,8 @@ class Sampler:
                 self._before.take_back()
 
     def look_now(self) -> None:
-        """Record at once what the process does, since it may end before the next look. Called by the main thread."""
+        """Record at once what the process does, since it may end before the next look. Called by
+        the main thread."""
         if self.halt(_FORK_S):
             self._try(self._look)
             self.resume()
@@ -338,7 +350,8 @@ _end: dict[str, Any] | None = None
 
 
 def note_end(how: str) -> None:
-    """Record that the program of this process has ended, without a failure: threads, exit handlers and children may follow."""
+    """Record that the program of this process has ended, without a failure: threads, exit handlers
+    and children may follow."""
     global _end
     _end = {"how": how, "since_s": time.time()}
     if _current is not None:
@@ -351,7 +364,8 @@ def has_ended() -> bool:
 
 
 def fail_current(error: str) -> None:
-    """Keep in this process's black box that its program has failed, with this traceback, and what it did before."""
+    """Keep in this process's black box that its program has failed, with this traceback, and what
+    it did before."""
     if _current is not None:
         _current.note_error(error)
         _current.close("failed")

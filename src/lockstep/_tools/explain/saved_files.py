@@ -1,8 +1,9 @@
-"""Files that more than one rank of a machine saves with ``torch.save`` at one time: they end damaged.
+"""Files that more than one rank of a machine saves with ``torch.save`` at one time: they end
+damaged.
 
-``torch.save`` is wrapped in the workers of ``lockstep run``. Each path that a rank saves is noted once, in a file of the
-launch's private directory, since a rank may save and end within a moment. Ranks that take turns, each in an epoch of its own,
-do nothing wrong.
+``torch.save`` is wrapped in the workers of ``lockstep run``. Each path that a rank saves is noted
+once, in a file of the launch's private directory, since a rank may save and end within a moment.
+Ranks that take turns, each in an epoch of its own, do nothing wrong.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class SavedFiles:
 
 
 def _at_once(saves: Mapping[int, tuple[str, float]]) -> dict[int, str]:
-    """Of the ranks that have saved a file, those that did so soon after another one, or before it; and where."""
+    """Of the ranks that have saved a file, those that did so soon after another one, or before it;
+    and where."""
     return {
         rank: at
         for rank, (at, time_s) in saves.items()

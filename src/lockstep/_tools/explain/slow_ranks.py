@@ -1,7 +1,7 @@
 """Which rank is slower than the others, in what, and what that costs all of them.
 
-Judged by the times that the ranks exchange at the end of each phase, so that all ranks come to the same result.
-"""
+Judged by the times that the ranks exchange at the end of each phase, so that all ranks come to the
+same result."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST_PHASES = 50 * _WINDOW
 SLOW = 1.2
 """A slow rank is busy for at least this multiple of the median of the others."""
 NEARLY_ALWAYS = 0.8
-"""A rank is slow if it is so in at least this share of the phases of two consecutive windows: not if other processes take its
-processor now and then, or once for long."""
+"""A rank is slow if it is so in at least this share of the phases of two consecutive windows: not
+if other processes take its processor now and then, or once for long."""
 LEAST_COST = 0.05
 """A slow rank costs the others at least this share of their time; less is not worth reporting."""
 
@@ -41,7 +41,8 @@ _REMEDIES_AMONG_NEIGHBOURS = {
 
 
 def remedy(activity: str, has_neighbours: bool) -> str:
-    """What to look at if a rank is slow in this. ``has_neighbours``: whether its machine has other ranks, which are faster."""
+    """What to look at if a rank is slow in this. ``has_neighbours``: whether its machine has other
+    ranks, which are faster."""
     return (_REMEDIES_AMONG_NEIGHBOURS if has_neighbours else _REMEDIES)[activity]
 
 
@@ -80,7 +81,8 @@ class SlowRanks:
     """Looks for a slow rank, window by window.
 
     Args:
-        may_judge: whether the times are meaningful: not where ranks wait for each other in forward passes, who knows how long.
+        may_judge: whether the times are meaningful: not where ranks wait for each other in forward
+            passes, who knows how long.
         tell: called once for each slow rank.
     """
 
@@ -114,15 +116,18 @@ class SlowRanks:
 
 
 def _may_be_slow(window: Sequence[Phase]) -> bool:
-    """Whether one rank was the busiest in nearly all phases. Spares ``judge``, which takes long with many ranks."""
+    """Whether one rank was the busiest in nearly all phases. Spares ``judge``, which takes long
+    with many ranks."""
     longest = Counter(busy.index(most) for _, busy in window if busy.count(most := max(busy)) == 1)
     return bool(longest) and longest.most_common(1)[0][1] >= NEARLY_ALWAYS * len(window)
 
 
 def judge(window: Sequence[Phase]) -> SlowRank | None:
-    """The slow rank of a window, if there is one. A rank with more samples may be busy for longer. Pure."""
+    """The slow rank of a window, if there is one. A rank with more samples may be busy for longer.
+    Pure."""
     slowest: list[tuple[int, float]] = []
-    """Of each phase in which a rank is the slowest: that rank, and the share of the phase for which the others wait for it."""
+    """Of each phase in which a rank is the slowest: that rank, and the share of the phase for which
+    the others wait for it."""
     for rows, busy in window:
         try:
             rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]
@@ -133,14 +138,16 @@ def judge(window: Sequence[Phase]) -> SlowRank | None:
         rank = rates.index(highest)
         longest = max(busy)
         if highest > SLOW * typical and busy[rank] == longest:
-            # A rank with more samples is not to blame for them; one with fewer, since it is slow, costs the others less.
+            # A rank with more samples is not to blame for them; one with fewer, since it is slow,
+            # costs the others less.
             others = statistics.median(seconds for peer, seconds in enumerate(busy) if peer != rank)
             slowest.append((rank, min((highest - typical) * rows[rank][0], longest - others) / longest))
     if not slowest:
         return None
     rank = statistics.mode(each for each, _ in slowest)
     shares = [share for each, share in slowest if each == rank]
-    # Of what is usual: a phase in which it evaluates, say, may outweigh all others, and makes it not slow.
+    # Of what is usual: a phase in which it evaluates, say, may outweigh all others, and makes it
+    # not slow.
     shares += [0.0] * (len(window) - len(shares))
     cost = statistics.median(shares)
     if shares.count(0.0) > (1 - NEARLY_ALWAYS) * len(window) or cost < LEAST_COST:
@@ -156,7 +163,8 @@ def judge(window: Sequence[Phase]) -> SlowRank | None:
 
 
 def slow_in(seconds_by_rank: Sequence[Mapping[str, float]], rank: int) -> tuple[str, float]:
-    """The activity in which a rank loses most time against the median of the others, and how many times as long it takes.
+    """The activity in which a rank loses most time against the median of the others, and how many
+    times as long it takes.
 
     ``seconds_by_rank``: of each rank, the seconds by activity.
     """

@@ -1,9 +1,11 @@
-"""Which rank of a script is slow, and at which function: from samples (``spent``), since the parts of its steps are not known.
+"""Which rank of a script is slow, and at which function: from samples (``spent``), since the parts
+of its steps are not known.
 
-A rank is slow in a function if it spends far more of its time there than any other rank does, in nearly every step, while all
-others make up for it by waiting. Samples are few and machines are shared, so all must hold in two blocks in a row, and time in
-which the rank had no processor does not count. Reading and writing files is judged by itself: it need not be in every step.
-Pure, but for what was told.
+A rank is slow in a function if it spends far more of its time there than any other rank does, in
+nearly every step, while all others make up for it by waiting. Samples are few and machines are
+shared, so all must hold in two blocks in a row, and time in which the rank had no processor does
+not count. Reading and writing files is judged by itself: it need not be in every step. Pure, but
+for what was told.
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ from lockstep._tools.explain.spent import BLOCK_S, Block, Place
 from lockstep._world.machine.sizes import counted, name_ranks
 
 _LEAST_SHARE, _LEAST_OF_BLOCK = 0.25, 0.15
-"""Of its time that a slow rank spends in a function beyond what any other rank does; in both blocks together, and in each."""
+"""Of its time that a slow rank spends in a function beyond what any other rank does; in both blocks
+together, and in each."""
 _LEAST_GAIN = 0.6
 """The share of that for which every other rank waits longer than it does."""
 _LEAST_SAMPLES, _LEAST_STEPS = 30, 5
 """In a block; a step that is longer than two seconds is not judged."""
 _MOST_LONGER = 1.25
-"""How many times as many samples of one step may fall on the function as on average steps: an evaluation has many more."""
+"""How many times as many samples of one step may fall on the function as on average steps: an
+evaluation has many more."""
 _LEAST_MORE, _NEARLY = 1.3, 0.8
-"""How many times as much time as in one function a rank spends in one that calls it and others, so that this one is named; and
-the share of the most that counts as as much."""
+"""How many times as much time as in one function a rank spends in one that calls it and others, so
+that this one is named; and the share of the most that counts as as much."""
 _LEAST_OF_FILES = 0.5
 """The share of its time that a rank loses in reading and writing files at one line."""
 _LEAST_VISITS = 3
@@ -90,7 +94,8 @@ class SlowScripts:
 
         Args:
             records: the newest of all ranks that are known.
-            are_scripts: whether they use no lockstep, which else knows which rank is slow by the times of its phases.
+            are_scripts: whether they use no lockstep, which else knows which rank is slow by the
+                times of its phases.
         """
         blocks = {int(record["rank"]): record.get("spent", []) for record in records}
         newest = min((own[-1]["number"] if own else -1 for own in blocks.values()), default=-1)
@@ -109,7 +114,8 @@ class SlowScripts:
 
 
 def slow_rank(blocks: Mapping[int, Sequence[Block]], newest: int) -> Finding | None:
-    """The rank that the others wait for, and where it spends the time, in this block and the last; None: there is none."""
+    """The rank that the others wait for, and where it spends the time, in this block and the last;
+    None: there is none."""
     pairs = {rank: [block for block in own if block["number"] in (newest - 1, newest)] for rank, own in blocks.items()}
     if len(pairs) < 2 or not all(len(pair) == 2 and _may_be_judged(pair) for pair in pairs.values()):
         return None
@@ -136,8 +142,9 @@ def _with_callees(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _slow_as_a_whole(own: Sequence[Block], others: Sequence[Sequence[Block]]) -> Function | None:
-    """The innermost function in which a rank spends nearly all of what it spends more than others, whether at its own lines or
-    at those of functions that it calls; None: there is none. (What calls it has as much of that, or more.)"""
+    """The innermost function in which a rank spends nearly all of what it spends more than others,
+    whether at its own lines or at those of functions that it calls; None: there is none. (What
+    calls it has as much of that, or more.)"""
     slow = {
         function: _share(own, function) - max(_share(peer, function) for peer in others)
         for function in _by_function(own)
@@ -148,7 +155,8 @@ def _slow_as_a_whole(own: Sequence[Block], others: Sequence[Sequence[Block]]) ->
 
 
 def line_of(rank: int, records: Sequence[Mapping[str, Any]]) -> str:
-    """The line at which a rank that is known to be slow spends its time, more than others; empty: none stands out.
+    """The line at which a rank that is known to be slow spends its time, more than others; empty:
+    none stands out.
 
     ``records``: the newest of that rank and others.
     """
@@ -191,16 +199,18 @@ def _is_slow_in(function: Function, own: Sequence[Block], others: Sequence[Seque
 
 
 def _gain(own: Sequence[Block], peer: Sequence[Block], visited: Counter[Function]) -> float:
-    """For how much more of its time a peer may wait for this rank: where ranks wait for each other, or in what this rank calls
-    as well (``loss.item()`` waits for a GPU)."""
+    """For how much more of its time a peer may wait for this rank: where ranks wait for each other,
+    or in what this rank calls as well (``loss.item()`` waits for a GPU)."""
     waits = _waiting(peer) - _waiting(own)
     return max(0.0, waits) + sum(max(0.0, _share(peer, function) - _share(own, function)) for function in visited)
 
 
 def _is_in_each_step(function: Function, blocks: Sequence[Block]) -> bool:
-    """Whether the time there is spread over the steps: not that of few that evaluate, save, or compile."""
+    """Whether the time there is spread over the steps: not that of few that evaluate, save, or
+    compile."""
     count = sum(place["count"] for block in blocks for place in block["places"] if _function(place) == function)
-    # The lines of a function may be seen in the same step, or not: at least as often as the one that is seen most.
+    # The lines of a function may be seen in the same step, or not: at least as often as the one
+    # that is seen most.
     visits = sum(
         max(place["visits"] for place in block["places"] if _function(place) == function)
         for block in blocks

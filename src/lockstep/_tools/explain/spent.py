@@ -1,7 +1,8 @@
-"""Where the main thread of a process spends its time, as far as samples tell: by function and line of the script.
+"""Where the main thread of a process spends its time, as far as samples tell: by function and line
+of the script.
 
-Samples are kept in blocks of some seconds, which are the same on all ranks of a machine, whose newest are in each record.
-"""
+Samples are kept in blocks of some seconds, which are the same on all ranks of a machine, whose
+newest are in each record."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ class _Seen:
             self._lines[place][line] += 1
 
     def most(self, number: int) -> list[Place]:
-        """Where it was seen most. Of places that were seen equally often, those first that were noted first."""
+        """Where it was seen most. Of places that were seen equally often, those first that were
+        noted first."""
         places = []
         for key, count in self.count.most_common(number):
             if isinstance(key, tuple):
@@ -131,7 +133,8 @@ class Spent:
         self._at, self._in = _Seen([place], step), _Seen(functions, step)
 
     def note(self, frame: FrameType | None, step: int, num_done: int, now_s: float) -> None:
-        """The thread was seen at this frame, in this step, after so many collectives. Called from the sampler's thread."""
+        """The thread was seen at this frame, in this step, after so many collectives. Called from
+        the sampler's thread."""
         number = int(now_s // BLOCK_S)
         if number != self._number:
             if number == self._number + 1 and self._is_whole:
@@ -151,7 +154,8 @@ class Spent:
         self.blocks = [*self.blocks[1 - NUM_BLOCKS :], self.current(num_done, lacked_s)]
 
     def current(self, num_done: int, lacked_s: float = 0.0) -> Block:
-        """The block that is being filled, as far as it is. ``lacked_s``: for how long a thread had no processor."""
+        """The block that is being filled, as far as it is. ``lacked_s``: for how long a thread had
+        no processor."""
         return Block(
             number=self._number,
             count=self._at.count.total(),
@@ -167,7 +171,8 @@ class Spent:
 
 
 def place_of(frame: FrameType | None) -> Key | str:
-    """Where a thread with this innermost frame spends its time: a line of the script, or ``WAITING``."""
+    """Where a thread with this innermost frame spends its time: a line of the script, or
+    ``WAITING``."""
     frames: list[FrameType] = []
     while frame is not None and len(frames) < _MOST_FRAMES:
         frames.append(frame)
@@ -190,8 +195,9 @@ def place_of(frame: FrameType | None) -> Key | str:
 
 
 def functions_at(frame: FrameType | None) -> dict[Key | str, int]:
-    """The functions of the script in which a thread with this innermost frame is, innermost first, and at which line of each.
-    (Their keys have no line: one that is at another line in each step is in each step all the same.)"""
+    """The functions of the script in which a thread with this innermost frame is, innermost first,
+    and at which line of each. (Their keys have no line: one that is at another line in each step is
+    in each step all the same.)"""
     stack: list[Frame] = []
     while frame is not None and len(stack) < _MOST_FRAMES:
         stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
@@ -204,7 +210,8 @@ def functions_at(frame: FrameType | None) -> dict[Key | str, int]:
 
 
 def _lacked() -> dict[str, float]:
-    """For how long each thread of this process has wanted a processor and had none, since it began, in seconds."""
+    """For how long each thread of this process has wanted a processor and had none, since it began,
+    in seconds."""
     lacked = {}
     for task in Path("/proc", str(os.getpid()), "task").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,7 +1,8 @@
-"""Detects that a run makes no progress, and reports which ranks wait for which, long before anything times out.
+"""Detects that a run makes no progress, and reports which ranks wait for which, long before
+anything times out.
 
-Each rank watches only itself. One that has waited for too long reads the black boxes of all ranks, and the lowest of the
-waiting ranks reports. This takes no communication, which might hang as well.
+Each rank watches only itself. One that has waited for too long reads the black boxes of all ranks,
+and the lowest of the waiting ranks reports. This takes no communication, which might hang as well.
 """
 
 from __future__ import annotations
@@ -35,20 +36,25 @@ _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _ASKED_S = 3.0
 """How long a rank that waits for too long, and is asked to stop, still waits for what may come."""
 _CERTAIN_S = 2.0
-"""The limit of a rank that is asked to stop, where what it waits for surely does not come by itself."""
+"""The limit of a rank that is asked to stop, where what it waits for surely does not come by
+itself."""
 _SURE_S = 1.5
-"""How long it still waits for that: a run that was stopped as a whole goes on process by process."""
+"""How long it still waits for that: a run that was stopped as a whole goes on process by
+process."""
 _LATER_S = 2.0
 _STEPS = 5
 _FIRST_S = 60.0
-"""The limit while the time of a step is unknown; the first steps, which compile and read most, take long."""
+"""The limit while the time of a step is unknown; the first steps, which compile and read most, take
+long."""
 _KNOWN_AFTER = 3
 _TIMED_OUT_S = 1.0
 """Ranks that time out have waited for at least this long."""
 _TO_SET_UP = 5
-"""Collectives of DistributedDataParallel's constructor, which compares the ranks' models and broadcasts rank 0's."""
+"""Collectives of DistributedDataParallel's constructor, which compares the ranks' models and
+broadcasts rank 0's."""
 _UNRECORDED = ("new_group", "new_subgroups", "new_subgroups_by_enumeration", "init_device_mesh", "monitored_barrier")
-"""Functions that wait for other ranks and are no collectives, so that PyTorch's recorder does not know of them."""
+"""Functions that wait for other ranks and are no collectives, so that PyTorch's recorder does not
+know of them."""
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
 
@@ -58,7 +64,8 @@ def limit_s(step_s: float, num_steps: int, *, is_asked: bool = False) -> float:
     Args:
         step_s: the usual time of a step, in seconds.
         num_steps: taken in this launch.
-        is_asked: whether the run was asked to stop, so that no more of its first steps is lost than is done already.
+        is_asked: whether the run was asked to stop, so that no more of its first steps is lost than
+            is done already.
     """
     if num_steps >= _KNOWN_AFTER:
         return max(LEAST_S, _STEPS * step_s)
@@ -66,13 +73,14 @@ def limit_s(step_s: float, num_steps: int, *, is_asked: bool = False) -> float:
 
 
 def limit_of_script_s(record: Mapping[str, Any]) -> float:
-    """The limit for a script that does not use lockstep, from a rank's record. Its collectives count as brief steps, but for
-    the first ones, which belong to the set-up."""
+    """The limit for a script that does not use lockstep, from a rank's record. Its collectives
+    count as brief steps, but for the first ones, which belong to the set-up."""
     return limit_s(0.0, record["doing"].get("num_done", 0) - _TO_SET_UP)
 
 
 class StuckWatch:
-    """What a rank does while it waits: it reports who waits for whom, and ends if it waits for what cannot come.
+    """What a rank does while it waits: it reports who waits for whom, and ends if it waits for what
+    cannot come.
 
     Args:
         run_dir: of the run.
@@ -81,8 +89,9 @@ class StuckWatch:
         asked: whether this process was asked to stop.
         progress: how far this process is in its steps.
         remarks: what the user is told, by the lowest of the waiting ranks.
-        end: called when this rank cannot finish its step, with the report, whether this rank is the one that tells it, and
-            whether it is a deadlock; else it was asked to stop. Does not return.
+        end: called when this rank cannot finish its step, with the report, whether this rank is the
+            one that tells it, and whether it is a deadlock; else it was asked to stop. Does not
+            return.
     """
 
     def __init__(
@@ -115,13 +124,14 @@ class StuckWatch:
         """Whether this rank is the one that reports it."""
         self._pause_s = self._next_s = 0.0
         self._dead_s = self._asked_s = math.inf
-        """For how long this rank had waited when it was first seen in a deadlock, and when it was asked to stop."""
+        """For how long this rank had waited when it was first seen in a deadlock, and when it was
+        asked to stop."""
 
     def look(self, still_s: float) -> None:
         """Called again and again.
 
-        ``still_s``: for how long this rank has waited, for other ranks or for loader workers; 0: it does not.
-        """
+        ``still_s``: for how long this rank has waited, for other ranks or for loader workers; 0: it
+        does not."""
         if self._remarks.has_warned and self._progress() != self._warned_at:
             self._remarks.all_clear()
         if still_s == 0 or still_s < self._still_s:  # it has moved
@@ -170,12 +180,14 @@ class StuckWatch:
 def who_waits(
     reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool = False, is_here: bool = False
 ) -> Report | None:
-    """Which ranks wait for which others, and what those are doing; None: none are missing, or with good reason.
+    """Which ranks wait for which others, and what those are doing; None: none are missing, or with
+    good reason.
 
     Args:
         reports: of the ranks.
         run_dir: the argument of ``lockstep stacks``; empty: it needs none.
-        is_over: whether the ranks have timed out; otherwise missing ones may be working, or in a debugger.
+        is_over: whether the ranks have timed out; otherwise missing ones may be working, or in a
+            debugger.
         is_here: whether ``lockstep stacks`` shows only ranks of the machine on which it is called.
     """
     waiting, missing = _divided([_before_echo(report) for report in reports])
@@ -233,7 +245,8 @@ def _is_certain(report: Report | None) -> bool:
 
 
 def _before_echo(report: RankReport) -> RankReport:
-    """A rank that has failed only because others did not come to a collective: it waits for them as before."""
+    """A rank that has failed only because others did not come to a collective: it waits for them as
+    before."""
     is_echo = report.state == "failed" and is_echo_in(str(report.record.get("error", "")))
     return replace(report, state="running") if is_echo else report
 
@@ -266,7 +279,8 @@ def _loads(report: RankReport) -> bool:
 
 
 def _all_wait(waiting: Sequence[RankReport], still_s: float, *, is_over: bool, shown: Sequence[str]) -> Report | None:
-    """A report of ranks that all wait; None: in one call of all of them, which may take long, as far as is known.
+    """A report of ranks that all wait; None: in one call of all of them, which may take long, as
+    far as is known.
 
     ``shown``: lines to end with.
     """
@@ -323,7 +337,8 @@ def _aspect(waiting: Sequence[RankReport]) -> str:
 
 
 def _wait_in(reports: Sequence[RankReport], difference: Difference) -> bool:
-    """Whether ranks wait in the collective that differs, so that it is known already where they called it."""
+    """Whether ranks wait in the collective that differs, so that it is known already where they
+    called it."""
     pending = {(report.record["collective"] or {}).get("number") for report in reports if report.rank in difference.calls}
     return pending == {difference.number}
 
@@ -338,14 +353,16 @@ def _odd(groups: Sequence[Sequence[RankReport]]) -> tuple[int, ...]:
 
 
 def call_of(report: RankReport) -> str:
-    """The call in which a rank waits, in words; empty: it is not known, or it was in one when it last reported."""
+    """The call in which a rank waits, in words; empty: it is not known, or it was in one when it
+    last reported."""
     if report.state == "late" and not report.is_now:
         return ""
     return report.call or str(report.record.get("message", "")) or call_in(report.frames)
 
 
 def _certain_call(report: RankReport) -> str:
-    """The call in which it is certain that a rank waits; empty: it is none, or one that PyTorch's recorder should know."""
+    """The call in which it is certain that a rank waits; empty: it is none, or one that PyTorch's
+    recorder should know."""
     call, inside = call_of(report), call_in(report.frames)
     return call if call != inside or inside in _UNRECORDED else ""
 
@@ -359,7 +376,8 @@ def _where(frames: Sequence[Frame]) -> str:
 
 
 def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
-    """Whether a rank in the script's own code has not yet begun a collective in which another one waits."""
+    """Whether a rank in the script's own code has not yet begun a collective in which another one
+    waits."""
     if is_communicating(report.frames):
         return False
     begun = report.record.get("begun") or {}
@@ -376,7 +394,8 @@ def _waits_behind(report: RankReport) -> bool:
 
 
 def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
-    """Whether a rank's program is over while others wait in theirs, for a collective that it will never call."""
+    """Whether a rank's program is over while others wait in theirs, for a collective that it will
+    never call."""
     if not (report.ending and report.call):
         return False
     waiting = [peer for peer in reports if peer.is_waiting and not peer.ending]

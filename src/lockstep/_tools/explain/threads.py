@@ -1,4 +1,5 @@
-"""What a thread is at, in words: what it is doing, and the exception that it handles; and which threads have died of one."""
+"""What a thread is at, in words: what it is doing, and the exception that it handles; and which
+threads have died of one."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _MOST_CHARACTERS = 200
 
 
 def doing_at(stack: Sequence[Frame]) -> str:
-    """What a thread with this stack, innermost frame first, is doing in a script that does not use lockstep, which says nothing
-    of it."""
+    """What a thread with this stack, innermost frame first, is doing in a script that does not use
+    lockstep, which says nothing of it."""
     return next((doing for file, _, name in stack if (doing := _doing(file, name))), "in the script")
 
 
@@ -39,9 +40,10 @@ def _doing(file: str, name: str) -> str:
 
 
 def handled_by(thread_id: int) -> str:
-    """The exception that another thread of this process is handling, in a ``finally`` or ``except``, in one line: its type,
-    message and where it was raised; empty: none."""
-    # As documented and as special as ``sys._current_frames``. Before Python 3.12 the values are those of ``sys.exc_info``.
+    """The exception that another thread of this process is handling, in a ``finally`` or
+    ``except``, in one line: its type, message and where it was raised; empty: none."""
+    # As documented and as special as ``sys._current_frames``. Before Python 3.12 the values are
+    # those of ``sys.exc_info``.
     active = sys._current_exceptions().get(thread_id)
     error = active[1] if isinstance(active, tuple) else active
     return "" if error is None else _in_a_line(error)
@@ -57,7 +59,8 @@ def _in_a_line(error: BaseException) -> str:
 
 
 class DeadThread(TypedDict):
-    """A thread that has died of an exception. Python prints that, and the others wait for what it does no more."""
+    """A thread that has died of an exception. Python prints that, and the others wait for what it
+    does no more."""
 
     thread: str
     error: str
@@ -76,8 +79,8 @@ def dead_threads() -> list[DeadThread]:
 
 
 def see_threads_die() -> None:
-    """Note the exceptions of which threads die, from now on, and pass them on to the hook that there is. A hook that the script
-    sets later takes this one's place."""
+    """Note the exceptions of which threads die, from now on, and pass them on to the hook that
+    there is. A hook that the script sets later takes this one's place."""
     before = threading.excepthook
     if getattr(before, "notes", None) is _dead:
         return

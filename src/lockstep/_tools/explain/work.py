@@ -1,7 +1,8 @@
-"""Whether a process gets something done while its main thread stays at one line: itself, or the processes that it has started.
+"""Whether a process gets something done while its main thread stays at one line: itself, or the
+processes that it has started.
 
-A rank that computes in one long call, writes a large file or waits for a process that does keeps the others waiting with good
-reason; one that sleeps, or waits for what never comes, uses nothing.
+A rank that computes in one long call, writes a large file or waits for a process that does keeps
+the others waiting with good reason; one that sleeps, or waits for what never comes, uses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from lockstep._tools.explain.process import io_bytes
 BUSY_BYTES = 1 << 18
 """A process that reads or writes more than this between two measurements is busy."""
 LEAST_SHARE = 0.03
-"""Of one core: less is not work. (Where there are many more processes than cores, each gets little.)"""
+"""Of one core: less is not work. (Where there are many more processes than cores, each gets
+little.)"""
 COMPUTES, READS_OR_WRITES = "it computes", "it reads or writes"
 CHILDREN_WORK = "a process that it has started is at work"
 _SPAN_S = 4.0
@@ -36,7 +38,8 @@ class Used:
 
 
 class WorkMeter:
-    """Measures the work of this process. One thread calls it, whose own processor time does not count."""
+    """Measures the work of this process. One thread calls it, whose own processor time does not
+    count."""
 
     def __init__(self) -> None:
         self.worked_s = time.time()
@@ -50,8 +53,8 @@ class WorkMeter:
 
         Args:
             now_s: seconds since 1970.
-            is_still: whether the main thread has stayed at one line for a while, and not in code in which ranks wait for each
-                other.
+            is_still: whether the main thread has stayed at one line for a while, and not in code in
+                which ranks wait for each other.
         """
         if not is_still:
             self._before, self.newest = None, ""
@@ -76,7 +79,8 @@ def _measure(now_s: float) -> Used:
     import psutil  # imported here, since it would delay the start of every process
 
     times = os.times()
-    children_s, children_bytes = times.children_user + times.children_system, 0  # of those that have ended
+    # of those that have ended
+    children_s, children_bytes = times.children_user + times.children_system, 0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has ended
             used = child.cpu_times()

@@ -1,7 +1,8 @@
 """The black box of each worker of ``lockstep run``, in the launch's private directory.
 
-It serves scripts that never call ``lockstep.join``, and others until they do. Their progress is known from the optimizer steps
-that PyTorch's hook reports, and from the collectives that they have finished.
+It serves scripts that never call ``lockstep.join``, and others until they do. Their progress is
+known from the optimizer steps that PyTorch's hook reports, and from the collectives that they have
+finished.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Steps:
         """Called again and again: torch is never imported for this."""
         if self._hook is None and not self._is_closed:
             optimizers = sys.modules.get("torch.optim.optimizer")
-            register = getattr(optimizers, "register_optimizer_step_post_hook", None)  # missing while it is being imported
+            # missing while it is being imported
+            register = getattr(optimizers, "register_optimizer_step_post_hook", None)
             self._hook = None if register is None else register(self._end)
 
     def close(self) -> None:
@@ -46,13 +48,14 @@ class Steps:
             self._hook.remove()
 
     def _end(self, *_: Any) -> None:
-        if not sys.modules["torch"].compiler.is_compiling():  # it must not be compiled into the script's graph
+        # it must not be compiled into the script's graph
+        if not sys.modules["torch"].compiler.is_compiling():
             self.count += 1
 
 
 class Meetings:
-    """Whether this process has ever met others of its launch: begun a collective, sent or received a message, or loaded a
-    library that has its own ways."""
+    """Whether this process has ever met others of its launch: begun a collective, sent or received
+    a message, or loaded a library that has its own ways."""
 
     def __init__(self) -> None:
         self._has_met = False
@@ -60,7 +63,8 @@ class Meetings:
     def look(self, begun: Mapping[str, int]) -> bool:
         """What is known by now. ``begun``: see ``Counts``."""
         if not self._has_met:
-            # (PyTorch's recorder knows no messages on Gloo: a pipeline may have no collective at all.)
+            # (PyTorch's recorder knows no messages on Gloo: a pipeline may have no collective at
+            # all.)
             has_called = any(begun.values()) or bool(recent_calls(1))
             self._has_met = has_called or not _OTHER_WAYS.isdisjoint(sys.modules)
         if not self._has_met and has_ended():  # a group may have come and gone between two looks
@@ -75,13 +79,15 @@ _LIBRARIES = ("accelerate",)
 
 
 class Collectives:
-    """Counts the collectives that this process has finished. While it has no process group the last count lasts."""
+    """Counts the collectives that this process has finished. While it has no process group the last
+    count lasts."""
 
     def __init__(self) -> None:
         self._before = self._newest = 0
 
     def count(self, newest: int) -> int:
-        """In all groups that there were. Called from one thread. ``newest``: in those that there are."""
+        """In all groups that there were. Called from one thread. ``newest``: in those that there
+        are."""
         if newest:
             self._before += self._newest if newest < self._newest else 0
             self._newest = newest

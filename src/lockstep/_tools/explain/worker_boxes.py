@@ -1,8 +1,10 @@
-"""What each loader worker of this process is at, for the process's own black box while it waits for one.
+"""What each loader worker of this process is at, for the process's own black box while it waits for
+one.
 
-A worker is a fork of its rank. It samples itself twice a second into memory that both share, so that its last line is known
-even if it is stopped, and nothing has to be asked by a signal, which would interrupt its system calls. Of workers that are
-started otherwise (``spawn``, ``forkserver``) only the kernel's facts are known.
+A worker is a fork of its rank. It samples itself twice a second into memory that both share, so
+that its last line is known even if it is stopped, and nothing has to be asked by a signal, which
+would interrupt its system calls. Of workers that are started otherwise (``spawn``, ``forkserver``)
+only the kernel's facts are known.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ _BEGINS_S = 60.0
 
 
 class _Box:
-    """Memory that a worker shares with its rank. The worker writes: two slots of a record, and one byte."""
+    """Memory that a worker shares with its rank. The worker writes: two slots of a record, and one
+    byte."""
 
     def __init__(self) -> None:
         self._made_s = time.time()
@@ -95,14 +98,16 @@ class _WorkerSampler:
         self._has_begun = threading.Event()
         self._write(time.time(), is_idle=False)
         _when_feeding_fails(self._note)
-        # Signals are the main thread's: in another one they would find other handlers, and no mask of the script's.
-        # But the one that asks for a stack is sent to this thread, and nothing else uses it.
+        # Signals are the main thread's: in another one they would find other handlers, and no mask
+        # of the script's. But the one that asks for a stack is sent to this thread, and nothing
+        # else uses it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {SIGNAL})
         try:
             _thread.start_new_thread(self._run, ())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # What the worker does first may hold the interpreter's lock: nothing could be asked of a thread that has not begun.
+        # What the worker does first may hold the interpreter's lock: nothing could be asked of a
+        # thread that has not begun.
         self._has_begun.wait(_FIRST_WRITE_S)
 
     def _note(self, error: BaseException) -> None:
@@ -125,7 +130,8 @@ class _WorkerSampler:
         frame = sys._current_frames().get(self._thread_id)
         (stack, is_idle), sample = in_task(stack_of(frame)), sample_at(frame)
         del frame  # and what it holds
-        if not is_idle and (stack, sample) != (self._stack, self._sample):  # else it keeps where it was last at work
+        # else it keeps where it was last at work
+        if not is_idle and (stack, sample) != (self._stack, self._sample):
             self._stack, self._sample, self._since_s = stack, sample, now
         self._write(now, is_idle=is_idle)
 
@@ -146,11 +152,11 @@ class _WorkerSampler:
 
 
 def _when_feeding_fails(note: Callable[[BaseException], None]) -> None:
-    """Have ``note`` called, in this process, with each error of a queue's feeder thread: what was put is lost, and whoever
-    waits for it waits for ever.
+    """Have ``note`` called, in this process, with each error of a queue's feeder thread: what was
+    put is lost, and whoever waits for it waits for ever.
 
-    Private, though meant to be overridden: nothing public tells of it, and the message that it prints is in nobody's hands.
-    """
+    Private, though meant to be overridden: nothing public tells of it, and the message that it
+    prints is in nobody's hands."""
     queue: Any = multiprocessing.queues.Queue
     before = getattr(queue, "_on_queue_feeder_error", None)
     if before is None:
@@ -197,8 +203,8 @@ def in_child() -> None:
 
 
 def look_at_workers(loader: Any) -> list[dict[str, Any]]:
-    """What the workers of a loader's iterator do that it may be waiting for, as values of JSON (see ``WorkerRecord``): those
-    that are at a batch, do not run or answer, or have lost a batch."""
+    """What the workers of a loader's iterator do that it may be waiting for, as values of JSON (see
+    ``WorkerRecord``): those that are at a batch, do not run or answer, or have lost a batch."""
     known = {record["pid"]: record for box in _boxes if (record := box.read())}
     found = []
     for pid in workers_of(loader):

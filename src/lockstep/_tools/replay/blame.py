@@ -23,8 +23,9 @@ from lockstep._tools.verify.trace.recorder import plain
 class SampleBySample(Listener):
     """Runs each sample of one shard aside, before the shards of the first phase of a step.
 
-    Each has the shard's random stream, and the weights and all else from the beginning of the step. Nothing is fetched again:
-    the shard's own batch is split, with its samples as they were augmented.
+    Each has the shard's random stream, and the weights and all else from the beginning of the step.
+    Nothing is fetched again: the shard's own batch is split, with its samples as they were
+    augmented.
 
     Args:
         step: its number in the run.

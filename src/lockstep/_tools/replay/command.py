@@ -118,11 +118,12 @@ class _Program:
     help="Run the run's program without asking, even if it may be somebody else's.",
 )
 def command(run: Path, **values: Any) -> int:
-    """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
+    """Replay a step of the run in the directory RUN, on one process, and show what was computed in
+    it.
 
-    It resumes from the newest checkpoint before the step, or begins at the start, with the run's script, arguments and
-    settings, and reports whether its digests equal the run's: they do with the default strategy, exact, however many processes
-    the run had.
+    It resumes from the newest checkpoint before the step, or begins at the start, with the run's
+    script, arguments and settings, and reports whether its digests equal the run's: they do with
+    the default strategy, exact, however many processes the run had.
     """
     options = _Options(**values)
     record, digests = read_record(run), _digests_of(run)
@@ -315,7 +316,8 @@ def _start_of(directory: Path) -> dict[str, Any]:
 
 
 def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Callable[[str], object]) -> list[culprits.Sample]:
-    """Replay the worst shard of the first step sample by sample, and say which samples are to blame; returns all of them."""
+    """Replay the worst shard of the first step sample by sample, and say which samples are to
+    blame; returns all of them."""
     losses = {
         key.shard: number(loss)
         for key, owners in recorded.run.shards_of(request.first)

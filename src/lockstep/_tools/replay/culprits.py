@@ -1,4 +1,5 @@
-"""Which samples of a shard made its loss NaN, or so large, given the loss of each alone. Pure, except for reading files."""
+"""Which samples of a shard made its loss NaN, or so large, given the loss of each alone. Pure,
+except for reading files."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from lockstep._tools.replay.request import SAMPLES
 from lockstep._tools.verify.trace.lines import DIRECTORY, number, read_lines
 
 _OUTLIER = 6.0
-"""The largest loss must exceed this multiple of the median of the usual ones, which are less than half of it."""
+"""The largest loss must exceed this multiple of the median of the usual ones, which are less than
+half of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ def read_samples(directory: Path) -> list[Sample]:
 
 
 def culprits(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with a NaN or infinite loss, or else the outliers, largest first; empty: there are none."""
+    """The samples with a NaN or infinite loss, or else the outliers, largest first; empty: there
+    are none."""
     bad = [sample for sample in samples if not math.isfinite(sample.loss)]
     if bad or not samples:
         return bad

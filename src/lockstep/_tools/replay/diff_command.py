@@ -35,11 +35,11 @@ Exit status: 0 if what both journals have is equal, 1 if it differs, 2 if there 
 @click.argument("second", metavar="RUN_B", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(first: Path, second: Path, as_json: bool) -> None:
-    """Find the first step in which the runs in two directories differ, and what differs in their settings, scripts, versions
-    and machines.
+    """Find the first step in which the runs in two directories differ, and what differs in their
+    settings, scripts, versions and machines.
 
-    Compares the digest journals that runs write (--journal-every): samples and losses of all steps, gradients and state of
-    some.
+    Compares the digest journals that runs write (--journal-every): samples and losses of all steps,
+    gradients and state of some.
     """
     records = read_record(first), read_record(second)
     comparison = compare(read_digests(first), read_digests(second))

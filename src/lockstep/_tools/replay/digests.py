@@ -1,21 +1,24 @@
-"""The digest journal of a run: digests of every shard's samples and its losses, and at intervals digests of the state.
+"""The digest journal of a run: digests of every shard's samples and its losses, and at intervals
+digests of the state.
 
-Each rank appends to ``<run directory>/digests/rank-<r>.jsonl``, without communication. Each line is one JSON object with
-``event`` (its kind) and the fields of the kind:
+Each rank appends to ``<run directory>/digests/rank-<r>.jsonl``, without communication. Each line is
+one JSON object with ``event`` (its kind) and the fields of the kind:
 
 ===============  =======================================================================================================
 ``start``        a launch begins: ``launch`` (its token, the same on every rank), ``rank``, ``world_size``, ``after`` (the step
-                 after which the run resumes), ``every``, ``shards`` (V), ``exact`` (whether results are bit-exact)
+                 after which the run resumes), ``every``, ``shards`` (V), ``exact`` (whether results
+                 are bit-exact)
 ``steps``        ``shards``: a text, with the micro-steps of this rank since the last line separated by semicolons, each
-                 ``<step> <phase> <shard> <part> <samples> <content> <losses>``: the digest of the samples' identities, that of
-                 their content (in the steps below only, else ``-``), and the losses separated by commas. On rank 0, if ``last``
-                 is a step with more (see ``journal.is_due``): ``gradients``, for each phase the digest of all gradients after
-                 the exchange and their norm; and ``state``, a digest of each object of the run (``model``,
-                 ``optimizer``, ...) after the step
+                 ``<step> <phase> <shard> <part> <samples> <content> <losses>``: the digest of the
+                 samples' identities, that of their content (in the steps below only, else ``-``),
+                 and the losses separated by commas. On rank 0, if ``last`` is a step with more (see
+                 ``journal.is_due``): ``gradients``, for each phase the digest of all gradients
+                 after the exchange and their norm; and ``state``, a digest of each object of the
+                 run (``model``, ``optimizer``, ...) after the step
 ===============  =======================================================================================================
 
-If the run is bit-exact, all of this is the same for every number of processes. Numbers are written as in a trace, by
-``float.hex()``. A reader must ignore kinds and fields that it does not know.
+If the run is bit-exact, all of this is the same for every number of processes. Numbers are written
+as in a trace, by ``float.hex()``. A reader must ignore kinds and fields that it does not know.
 """
 
 from __future__ import annotations
@@ -61,13 +64,16 @@ _LINES: Mapping[str, Any] = {"start": _Start, "steps": _StepsMore}
 
 @dataclass(kw_only=True)
 class Digests:
-    """The digest journal of a run, as if it had never been interrupted: a ``Record`` of its steps."""
+    """The digest journal of a run, as if it had never been interrupted: a ``Record`` of its
+    steps."""
 
     every: int = 0
     rows: dict[int, dict[str, str]] = field(default_factory=dict)
-    """By step the texts of its micro-steps, each by its first four fields. (There may be millions, of which few are read.)"""
+    """By step the texts of its micro-steps, each by its first four fields. (There may be millions,
+    of which few are read.)"""
     steps: dict[int, tuple[Line, ...]] = field(default_factory=dict)
-    """As a trace's lines ``step``, with one digest of all gradients of a phase, named "", and one of each object of the run."""
+    """As a trace's lines ``step``, with one digest of all gradients of a phase, named "", and one
+    of each object of the run."""
     evaluations: tuple[Line, ...] = ()
 
     def numbers(self) -> list[int]:
@@ -75,7 +81,8 @@ class Digests:
         return sorted({*self.rows, *self.steps})
 
     def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
-        """The micro-steps of a step, in order, as a trace's lines ``shard``: the samples as one digest, and no gradients."""
+        """The micro-steps of a step, in order, as a trace's lines ``shard``: the samples as one
+        digest, and no gradients."""
         return sorted((key, ((0, line),)) for key, line in map(_parse, self.rows.get(step, {}).values()))
 
     def add(self, line: Line, until: float) -> None:

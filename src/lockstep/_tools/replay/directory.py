@@ -1,4 +1,5 @@
-"""The directory of a replay: the run's birth, and links to one of its checkpoints. The run is only read."""
+"""The directory of a replay: the run's birth, and links to one of its checkpoints. The run is only
+read."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from lockstep._tools.replay.request import Request
 
 
 class Replay(Instrument):
-    """Asked for a ``Request``, by field; nothing is asked of a run that only records its digests."""
+    """Asked for a ``Request``, by field; nothing is asked of a run that only records its
+    digests."""
 
     options: JournalOptions
 

@@ -1,8 +1,10 @@
-"""Writes a process's part of the digest journal during training: see ``replay.digests`` for its format.
+"""Writes a process's part of the digest journal during training: see ``replay.digests`` for its
+format.
 
-In most steps it only records the samples' identities and the losses, which are formatted every so many steps. It draws no
-random numbers and changes no tensors. The state's digests are those that the ranks compare. With ``fsdp`` they are those of
-whole tensors: each rank adds the bits of its part.
+In most steps it only records the samples' identities and the losses, which are formatted every so
+many steps. It draws no random numbers and changes no tensors. The state's digests are those that
+the ranks compare. With ``fsdp`` they are those of whole tensors: each rank adds the bits of its
+part.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from lockstep._world.comm.bit_sums import unread_bit_sums
 from lockstep._world.comm.dtensors import is_cut, sum_over_ranks, to_local
 
 _FIELDS = 7
-"""Of a micro-step: its step, phase, shard and part, the digests of its samples' identities and of their content, and its losses
-(a number, a tensor on a GPU, or a tuple of several)."""
+"""Of a micro-step: its step, phase, shard and part, the digests of its samples' identities and of
+their content, and its losses (a number, a tensor on a GPU, or a tuple of several)."""
 
 
 class DigestJournal(Listener):
@@ -77,14 +79,17 @@ class DigestJournal(Listener):
         self._losses: list[Any] = []
         """Numbers, or tensors on a GPU."""
         self._noted: list[Any] = []
-        """The fields of all micro-steps since the last line, which are faster to format together. (In one list, since thousands
-        of long-lived containers would keep Python's garbage collector busy.)"""
+        """The fields of all micro-steps since the last line, which are faster to format together.
+        (In one list, since thousands of long-lived containers would keep Python's garbage collector
+        busy.)"""
         self._num_safe = 0
         """How many fields are of earlier steps. The current step may yet be discarded."""
         self._gradients: list[tuple[list[str], list[Tensor]]] = []
-        """Of each phase of the step: names, and then the sums of the bits of each and their norms, to be read."""
+        """Of each phase of the step: names, and then the sums of the bits of each and their norms,
+        to be read."""
         self._read: list[Any] = []
-        """These numbers of all phases, and then losses that were on a GPU, as soon as they have been read."""
+        """These numbers of all phases, and then losses that were on a GPU, as soon as they have
+        been read."""
         self._has_seen_nan = False
 
     @override
@@ -181,15 +186,16 @@ class DigestJournal(Listener):
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether a line is written after a step, with gradients and state: every ``every`` steps, and before the first of these
-    after steps 1, 2, 4, 8, ..., so that short runs have some, too."""
+    """Whether a line is written after a step, with gradients and state: every ``every`` steps, and
+    before the first of these after steps 1, 2, 4, 8, ..., so that short runs have some, too."""
     return every > 0 and (step % every == 0 or (step < every and step & (step - 1) == 0))
 
 
 def _as_bytes(identities: Sequence[Any]) -> bytes:
     if type(identities) is list:
         try:
-            return marshal.dumps(identities, 2)  # three times as fast; later formats depend on reference counts
+            # three times as fast; later formats depend on reference counts
+            return marshal.dumps(identities, 2)
         except ValueError:  # not built-in types
             pass
     try:
@@ -216,7 +222,8 @@ def norm_of(gradients: Sequence[Tensor]) -> float:
 
 
 def _norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The norm of each, as float64, where the gradient is. With gradients that are cut, every rank must call it."""
+    """The norm of each, as float64, where the gradient is. With gradients that are cut, every rank
+    must call it."""
     norms = [
         torch.linalg.vector_norm(widen(g.coalesce().values() if g.is_sparse else to_local(g))).double() for g in gradients
     ]

@@ -1,4 +1,5 @@
-"""Opens the listeners that record a run, or a replay of it, for ``lockstep diff`` and ``lockstep replay``."""
+"""Opens the listeners that record a run, or a replay of it, for ``lockstep diff`` and ``lockstep
+replay``."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from lockstep._tools.verify.trace.subjects import Subjects
 
 
 def open_digests(run: Run, every: int, always: range) -> list[Listener]:
-    """Open this process's part of the digest journal. Returns its listeners, to be notified in this order.
+    """Open this process's part of the digest journal. Returns its listeners, to be notified in this
+    order.
 
     Args:
         run: that is recorded.
@@ -46,7 +48,8 @@ def open_digests(run: Run, every: int, always: range) -> list[Listener]:
 
 
 def open_replay(run: Run, request: Request) -> list[Listener]:
-    """Open the recording of a replay's steps. Returns the listeners, to be notified in this order; the last ends the script."""
+    """Open the recording of a replay's steps. Returns the listeners, to be notified in this order;
+    the last ends the script."""
     subjects, world = Subjects(), run.world
     out = None if request.out is None or request.blames else Path(request.out)
     if out is not None and world.world_size > 1:

@@ -1,4 +1,5 @@
-"""A run's script, launches and machines, as recorded in its files; and how two runs differ in these."""
+"""A run's script, launches and machines, as recorded in its files; and how two runs differ in
+these."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class RunRecord:
     """The last step known to have been taken."""
 
     def start_of(self, step: int) -> Fields:
-        """The event ``start`` of the last launch that took a step, whose result counts; empty: it is not known."""
+        """The event ``start`` of the last launch that took a step, whose result counts; empty: it
+        is not known."""
         taken = [launch.start for launch in self.launches if (launch.resumed_after or 0) < step]
         start = taken[-1] if taken else {}
         return {**start, "hosts": sorted(set(start["hosts"]))} if "hosts" in start else start

@@ -44,7 +44,8 @@ class Request:
         return range(self.first, self.last + 1)
 
     def settings(self, config: RunConfig) -> RunConfig:
-        """The settings for a replay: in its own directory, without checkpoints, and not stopped by what it is to show."""
+        """The settings for a replay: in its own directory, without checkpoints, and not stopped by
+        what it is to show."""
         return dataclasses.replace(
             config,
             run_dir=self.directory,

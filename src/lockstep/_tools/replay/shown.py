@@ -1,4 +1,5 @@
-"""What a replay has recorded of its steps, as values and as lines to print. Pure, except for reading files."""
+"""What a replay has recorded of its steps, as values and as lines to print. Pure, except for
+reading files."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Recorded:
 
     @property
     def batch_norm(self) -> list[str]:
-        """The names of layers that normalize over the samples of a shard, so that samples cannot be computed alone."""
+        """The names of layers that normalize over the samples of a shard, so that samples cannot be
+        computed alone."""
         return [*self.run.layers.get("batch_norm", ()), *self.run.layers.get("sync_batch_norm", ())]
 
 
@@ -51,7 +53,8 @@ def _numbers(texts: Mapping[str, str]) -> dict[str, float]:
 
 
 def lines_of_steps(request: Request, recorded: Recorded, *, with_samples: bool) -> Iterator[str]:
-    """What is shown of each step; ``with_samples``: all of a shard's samples, not only the first."""
+    """What is shown of each step; ``with_samples``: all of a shard's samples, not only the
+    first."""
     run = recorded.run
     for step in (step for step in request.steps if step in run.steps):
         rates = ", ".join(f"{name} {rate:g}" for name, rate in recorded.rates(step).items())

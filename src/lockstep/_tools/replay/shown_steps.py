@@ -1,4 +1,5 @@
-"""The trace of a replay's steps, with what is shown of them: norms by parameter, learning rates, and the batches.
+"""The trace of a replay's steps, with what is shown of them: norms by parameter, learning rates,
+and the batches.
 
 These fields are added to the lines of the trace, as numbers of ``float.hex()``:
 

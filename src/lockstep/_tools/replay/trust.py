@@ -1,4 +1,5 @@
-"""Whether the program that the files of a run name is known to be the user's own. Nothing of it is run to find out."""
+"""Whether the program that the files of a run name is known to be the user's own. Nothing of it is
+run to find out."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from lockstep._tools.replay.record import Fields, RunRecord
 
 
 def why_doubtful(record: RunRecord, start: Fields, *, runs_recorded: bool) -> str:
-    """Why the user should be asked before the program runs; empty: it is what this user has run in this place.
+    """Why the user should be asked before the program runs; empty: it is what this user has run in
+    this place.
 
     Whoever writes the files of a run chooses the program, its arguments and its working directory.
 

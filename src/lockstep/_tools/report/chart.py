@@ -1,7 +1,7 @@
 """Curves, as geometry. Pure. ``templates/charts.html`` draws them as SVG.
 
-Horizontal positions are per cent of the picture's width, so that it fits any screen while its text keeps its size.
-"""
+Horizontal positions are per cent of the picture's width, so that it fits any screen while its text
+keeps its size."""
 
 from __future__ import annotations
 

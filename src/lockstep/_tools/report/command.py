@@ -56,10 +56,11 @@ active runs are possible, and do not disturb them.
     help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
 )
 def command(path: Path | None, output: Path | None) -> None:
-    """Write a report on a run: one HTML file with curves, where the time of a step went, slow ranks, launches,
-    settings, and any failure.
+    """Write a report on a run: one HTML file with curves, where the time of a step went, slow
+    ranks, launches, settings, and any failure.
 
-    PATH is the directory of a run, or one with runs in it, for the run that was active last (default: ./runs).
+    PATH is the directory of a run, or one with runs in it, for the run that was active last
+    (default: ./runs).
 
     Every picture has a text alternative.
     """
@@ -81,7 +82,8 @@ def _page_of(path: Path, now_s: float) -> Page:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}. Run this as a user who may read it") from error
     events = []
-    with contextlib.suppress(OSError):  # there is none; or it cannot be read, which is one of the remarks on the run
+    # there is none; or it cannot be read, which is one of the remarks on the run
+    with contextlib.suppress(OSError):
         events = list(read_events(path, damaged))
     record = RunRecord(
         run=run,

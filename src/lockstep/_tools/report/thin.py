@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_POINTS = 400
-"""Of a curve drawn point by point. A longer one is cut into buckets, each drawn as its mean, minimum and maximum."""
+"""Of a curve drawn point by point. A longer one is cut into buckets, each drawn as its mean,
+minimum and maximum."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def thin(values: Sequence[tuple[float, float | None]], most: int = MOST_POINTS) 
     for start in range(0, len(finite), per_point):
         part = finite[start : start + per_point]
         ys = [y for _, y in part]
-        mean = min(max(math.fsum(y / len(ys) for y in ys), min(ys)), max(ys))  # divided first: a sum may overflow
+        # divided first: a sum may overflow
+        mean = min(max(math.fsum(y / len(ys) for y in ys), min(ys)), max(ys))
         points.append(Point(part[-1][0], mean, min(ys), max(ys)))
     return Curve(points=tuple(points), per_point=per_point, num_missing=len(values) - len(finite))
 

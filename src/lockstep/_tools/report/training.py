@@ -38,7 +38,8 @@ def values_of(events: Events, kind: str) -> dict[str, Pairs]:
 
 
 def _logged_in_steps(events: Events) -> set[str]:
-    """The names that were logged in training steps, and not only between passes and after evaluations."""
+    """The names that were logged in training steps, and not only between passes and after
+    evaluations."""
     found = set[str]()
     for event in events:
         if event["event"] == "step" and isinstance(values := event.get("values"), Mapping):
@@ -52,7 +53,8 @@ def passes_of(events: Events) -> list[Mapping[str, Any]]:
 
 
 def curves(events: Events) -> tuple[list[Lines], list[str]]:
-    """A picture for each name that was logged, with evaluation results of the same name in it; and names not drawn."""
+    """A picture for each name that was logged, with evaluation results of the same name in it; and
+    names not drawn."""
     trained, evaluated = values_of(events, "step"), values_of(events, "evaluate")
     names = list(dict.fromkeys((*trained, *evaluated)))
     in_steps = _logged_in_steps(events)
@@ -62,7 +64,8 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
     for name in drawn:
         series = [
             Series(
-                name="training" if name in in_steps else "logged",  # between passes, say: of what, only the script knows
+                # between passes, say: of what, only the script knows
+                name="training" if name in in_steps else "logged",
                 curve=thin(trained.get(name, ()), most),
                 tone="training",
                 has_dots=name not in in_steps,

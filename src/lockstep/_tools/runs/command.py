@@ -161,7 +161,8 @@ _COLUMNS = (
 
 
 def _split(runs: Sequence[Run], console: Console, now: float) -> list[list[_Column]]:
-    """The columns of as few tables as fit the terminal, each with the runs' names: more readable than wrapped cells."""
+    """The columns of as few tables as fit the terminal, each with the runs' names: more readable
+    than wrapped cells."""
     name, *others = _COLUMNS
     split = [[name]]
     for column in others:

@@ -1,7 +1,8 @@
-"""The runs in a directory and their states, read from their files without importing torch or trusting any file.
+"""The runs in a directory and their states, read from their files without importing torch or
+trusting any file.
 
-A run may be active while it is read, may have been killed at any point, and may not be a run at all: problems are reported
-as remarks on the run concerned.
+A run may be active while it is read, may have been killed at any point, and may not be a run at
+all: problems are reported as remarks on the run concerned.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def read_runs(directory: Path) -> list[Run]:
         if path.name.startswith(".") or not path.is_dir():
             continue
         try:
-            is_a_run = is_run(path) or holder_of(path) is not None  # a launch creates the directory and its lock first
+            # a launch creates the directory and its lock first
+            is_a_run = is_run(path) or holder_of(path) is not None
         except OSError:  # not readable by this user
             is_a_run = False
         if is_a_run:
@@ -186,7 +188,8 @@ def _read_birth(path: Path, fields: dict[str, Any], remarks: list[str]) -> bool:
 
 
 def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool]:
-    """The newest usable checkpoint, judged by manifests and file sizes; and False if there are some but none is usable."""
+    """The newest usable checkpoint, judged by manifests and file sizes; and False if there are some
+    but none is usable."""
     store = Store(path)
     damaged = []
     try:

@@ -19,7 +19,8 @@ HEADINGS = ("part of a step", "share", "ms", "least", "most")
 
 
 def show_split(run_dir: Path, console: Console) -> None:
-    """Print where the time of the newest pass that has ended went, and which rank was slow; nothing if none has."""
+    """Print where the time of the newest pass that has ended went, and which rank was slow; nothing
+    if none has."""
     try:
         events = read_history(run_dir)
     except OSError:  # none yet; or a remark on the run says why
@@ -54,7 +55,8 @@ def lines_on_ranks(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def rows_of(splits: Sequence[Mapping[str, float]], num_steps: int) -> list[tuple[str, ...]]:
-    """A row a part, for those that took any time: its share, the milliseconds of a step, and those of which rank.
+    """A row a part, for those that took any time: its share, the milliseconds of a step, and those
+    of which rank.
 
     Args:
         splits: the seconds of each rank.

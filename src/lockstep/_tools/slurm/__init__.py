@@ -1,1 +1,2 @@
-"""``lockstep slurm``: the requested job (``request``), its batch file (``batch``), and Slurm's commands (``commands``)."""
+"""``lockstep slurm``: the requested job (``request``), its batch file (``batch``), and Slurm's
+commands (``commands``)."""

@@ -15,7 +15,8 @@ _WIDTH = 34
 
 
 def output_of(request: Request) -> str:
-    """The file for the job's output, with Slurm's placeholders: %j is the job, %A and %a are array and task."""
+    """The file for the job's output, with Slurm's placeholders: %j is the job, %A and %a are array
+    and task."""
     return request.output or f"{request.job_name}-{'%A_%a' if request.array else '%j'}.out"
 
 
@@ -130,7 +131,8 @@ def _start(request: Request) -> Iterator[str]:
 
 
 def _end(request: Request) -> list[str]:
-    # The job id of an array's last task is also that of the whole array, and would requeue all of its tasks.
+    # The job id of an array's last task is also that of the whole array, and would requeue all of
+    # its tasks.
     job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if request.array else "$SLURM_JOB_ID"
     if request.requeue:
         return [

@@ -69,10 +69,11 @@ Exit status: 0 on success, 1 if Slurm cannot be asked to submit it, 2 if it does
 @config_option
 @options_from(*setting_kinds())
 def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool, **values: Any) -> None:
-    """Write a batch file that runs SCRIPT with ARGS on nodes of a Slurm cluster, and check whether the cluster can run it.
+    """Write a batch file that runs SCRIPT with ARGS on nodes of a Slurm cluster, and check whether
+    the cluster can run it.
 
-    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the script.
-    """
+    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the
+    script."""
     options = given(Request, values)
     is_module, container = options.get("is_module", False), options.get("container")
     if not is_module and not Path(script).is_file():
@@ -89,7 +90,8 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
         **{**defaults, **options},
     )
     file = file or Path(f"{name}.sbatch")
-    words = [word for word in sys.argv[1:] if word != "--submit"]  # the file is the same with and without --submit
+    # the file is the same with and without --submit
+    words = [word for word in sys.argv[1:] if word != "--submit"]
     text, notices = batch_text(request, file=str(file), command=["lockstep", *words]), []
     if commands.is_here():
         try:
@@ -118,7 +120,8 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
 
 
 def _source_of(script: str, *, is_module: bool) -> Source | None:
-    """The script's source; None: it is elsewhere, or another Python will run it, whose syntax this one does not know."""
+    """The script's source; None: it is elsewhere, or another Python will run it, whose syntax this
+    one does not know."""
     with contextlib.suppress(ConfigError):
         path = find_script(script, is_module=is_module)
         return None if path is None else Source.read(path, Path.cwd() if is_module else None)
@@ -126,7 +129,8 @@ def _source_of(script: str, *, is_module: bool) -> Source | None:
 
 
 def _write(file: Path, text: str) -> Path | None:
-    """Write the batch file. Other content, which somebody may have changed, is kept in the file that is returned."""
+    """Write the batch file. Other content, which somebody may have changed, is kept in the file
+    that is returned."""
     backup = None
     try:
         if file.exists() and file.read_text(errors="replace") != text:

@@ -18,7 +18,8 @@ def is_here() -> bool:
 
 
 def try_out(text: str) -> None:
-    """Ask Slurm whether the cluster can run a batch file's job: partition, nodes, resources, accounts, limits.
+    """Ask Slurm whether the cluster can run a batch file's job: partition, nodes, resources,
+    accounts, limits.
 
     Raises:
         ConfigError: it cannot; the message has Slurm's reason, and what the cluster has.

@@ -1,7 +1,7 @@
 """Why a program failed, in one line and in a few. Pure.
 
-Programs tell it in a file (see ``journal.failure``); of one that failed before it could, there is what it wrote last.
-"""
+Programs tell it in a file (see ``journal.failure``); of one that failed before it could, there is
+what it wrote last."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def in_one_line(error: str) -> str:
 
 
 def last_words(output: str, exit_status: int) -> tuple[str, str]:
-    """Of a program that told nothing: how it ended and its last line, which is an exception's message; and its last lines."""
+    """Of a program that told nothing: how it ended and its last line, which is an exception's
+    message; and its last lines."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     said = f"; its last line: {lines[-1].strip()}" if lines else " without any message"
     return f"{how_it_ended(exit_status)}{said}", "\n".join(lines[-_LAST_LINES:])

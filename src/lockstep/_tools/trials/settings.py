@@ -16,7 +16,8 @@ class TrialSettings:
     instead: Mapping[str, Any] = field(default_factory=dict)
     """Settings in place of the script's own."""
     is_held: bool = False
-    """Whether the processes wait to be killed once their first checkpoint is on disk and another step was taken."""
+    """Whether the processes wait to be killed once their first checkpoint is on disk and another
+    step was taken."""
 
     def chosen(self, settings: Mapping[str, Any]) -> frozenset[str]:
         """The names of the defaults that the script leaves to this trial."""

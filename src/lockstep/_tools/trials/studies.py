@@ -32,7 +32,8 @@ S = TypeVar("S", bound=Study)
 def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[Command], Command]:
     """A decorator that adds the arguments and options of commands that run a script several times.
 
-    The command is called with the ``Task``, this ``Machine``, the directory for the results, and its own options by name.
+    The command is called with the ``Task``, this ``Machine``, the directory for the results, and
+    its own options by name.
 
     Args:
         run: the word for a run, in help texts.

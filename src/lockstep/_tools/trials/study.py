@@ -1,4 +1,5 @@
-"""What comparisons and verifications share: a script, run in one trial after another, and a record of them."""
+"""What comparisons and verifications share: a script, run in one trial after another, and a record
+of them."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ class Study(abc.ABC):
     task: Task
     machine: Machine
     shards: int
-    """One V for all trials, since the answer depends on it: as asked for, else the script's (known from the first trial on),
-    else that of the plan."""
+    """One V for all trials, since the answer depends on it: as asked for, else the script's (known
+    from the first trial on), else that of the plan."""
     threads: int | None
     """Of each process, in all trials; None: as the script and its launcher have it."""
     directory: Path = Path()
@@ -82,8 +83,8 @@ class Study(abc.ABC):
             name: of its run directory, in that of the results.
             launcher: one of ``methods.LAUNCHERS``.
             num_processes: how many it starts.
-            settings: fields of ``RunConfig``, beside those that all trials have in common. None is not passed on, so that the
-                script's own stays in force.
+            settings: fields of ``RunConfig``, beside those that all trials have in common. None is
+                not passed on, so that the script's own stays in force.
             instead: fields that replace the script's own.
             is_held: see ``TrialSettings``.
             variables: more environment variables.
@@ -126,7 +127,8 @@ class Study(abc.ABC):
         }
 
     def noting(self: S, **changes: Any) -> S:
-        """The same with these fields, written to ``results.json``: replaced whole, so that a reader never finds half a file."""
+        """The same with these fields, written to ``results.json``: replaced whole, so that a reader
+        never finds half a file."""
         changed = dataclasses.replace(self, **changes)
         path = self.directory / FILE_NAME
         write_atomic(path, json.dumps(changed.as_json(), indent=2, ensure_ascii=False, default=str) + "\n")
@@ -134,7 +136,8 @@ class Study(abc.ABC):
 
 
 def new_directory(out: Path) -> Path:
-    """Make ``out``; if something is there already, ``out-2``, ``out-3``, ... Nothing is ever deleted or mixed.
+    """Make ``out``; if something is there already, ``out-2``, ``out-3``, ... Nothing is ever
+    deleted or mixed.
 
     Raises:
         ConfigError: it cannot be made.

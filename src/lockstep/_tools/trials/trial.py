@@ -1,4 +1,5 @@
-"""One trial: a script as a process of its own, which leaves none of its processes behind, and a record."""
+"""One trial: a script as a process of its own, which leaves none of its processes behind, and a
+record."""
 
 from __future__ import annotations
 
@@ -26,13 +27,16 @@ from lockstep._world import environment as world
 _POLL_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.01  # for the moment to kill it
 _MARK = "LOCKSTEP_ATTEMPT"
-"""In the environment of all processes of a trial, by which those are found that left its session (torchrun's workers)."""
-_GRACE_S = 5.0  # what lockstep run and torchrun may take to end their own workers, before they are killed
+"""In the environment of all processes of a trial, by which those are found that left its session
+(torchrun's workers)."""
+# what lockstep run and torchrun may take to end their own workers, before they are killed
+_GRACE_S = 5.0
 
-# What a launcher sets for its workers. A study may itself run under one (a batch job): its trials must not inherit.
+# What a launcher sets for its workers. A study may itself run under one (a batch job): its trials
+# must not inherit.
 _LAUNCHER_VARIABLES = (*world.VARIABLES, "MASTER_ADDR", "MASTER_PORT")
-# What its mpirun asks of root, and of a machine with fewer cores than processes; other methods are not bound to cores either.
-# (As variables, since other MPIs' mpirun would not know the options.)
+# What its mpirun asks of root, and of a machine with fewer cores than processes; other methods are
+# not bound to cores either. (As variables, since other MPIs' mpirun would not know the options.)
 _OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -48,7 +52,8 @@ class Trial:
     directory: Path
     """Of the results of all trials."""
     name: str
-    """Of its run directory in there. Its log is beside that, as join() may refuse a directory that is not empty."""
+    """Of its run directory in there. Its log is beside that, as join() may refuse a directory that
+    is not empty."""
     program: tuple[str, ...]
     """The script with its arguments, as they follow ``python`` on a command line."""
     launcher: str
@@ -101,7 +106,8 @@ class Trial:
         return (*python, *self.program)
 
     def environment(self, mark: str) -> dict[str, str]:
-        """This process's environment with as few changes as possible; with the settings, unless lockstep launches."""
+        """This process's environment with as few changes as possible; with the settings, unless
+        lockstep launches."""
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
         asked = json.dumps({"trials": dataclasses.asdict(self.of_script), **self.asked})
         environment.update(
@@ -121,7 +127,8 @@ class Trial:
 def _installed(name: str, module: str) -> tuple[str, ...]:
     """A program that was installed beside this interpreter."""
     script = Path(sys.executable).with_name(name)
-    # The script first: with -m, Python would look for modules in the working directory before all others.
+    # The script first: with -m, Python would look for modules in the working directory before all
+    # others.
     return (sys.executable, str(script)) if script.is_file() else (sys.executable, "-m", module)
 
 
@@ -140,13 +147,15 @@ class Record:
     """Relative to the directory of the results, as is ``log``."""
     log: str | None = None
     exit_status: int | None = None
-    """As ``subprocess`` has it (negative: a signal); None if it was stopped, or killed by ``kill_when``."""
+    """As ``subprocess`` has it (negative: a signal); None if it was stopped, or killed by
+    ``kill_when``."""
     command_s: float | None = None
     """The whole command, start-up and evaluation included."""
 
 
 def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
-    """The settings of a command that a trial can take over, except those named in ``but``, and options of tools."""
+    """The settings of a command that a trial can take over, except those named in ``but``, and
+    options of tools."""
     options = options_of(RunConfig)
     return {
         name: value
@@ -175,8 +184,8 @@ class Observer(Protocol):
 def run_trial(trial: Trial, observer: Observer) -> Record:
     """Run a trial to its end. None of its processes is left when this returns.
 
-    One killed by ``kill_when`` has the status ``ok``, and no exit status. A KeyboardInterrupt ends the trial, not the caller:
-    the status says so.
+    One killed by ``kill_when`` has the status ``ok``, and no exit status. A KeyboardInterrupt ends
+    the trial, not the caller: the status says so.
     """
     log = trial.directory / trial.log
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -191,8 +200,10 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=trial.environment(mark),
-                preexec_fn=die_with_parent,  # if this process is killed, the trial must not go on unseen
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the trial in order
+                # if this process is killed, the trial must not go on unseen
+                preexec_fn=die_with_parent,
+                # Ctrl-C reaches this process alone, which then ends the trial in order
+                start_new_session=True,
             )
             while (exit_status := _poll(process, _POLL_EVERY_S if trial.kill_when is None else _LOOK_EVERY_S)) is None:
                 elapsed_s = time.monotonic() - began
@@ -236,13 +247,15 @@ def _poll(process: subprocess.Popen[bytes], patience_s: float) -> int | None:
 
 
 def _stop_all(process: subprocess.Popen[bytes], mark: str) -> None:
-    """End a trial's processes: its launcher is asked first, and whatever is left after a grace period is killed.
+    """End a trial's processes: its launcher is asked first, and whatever is left after a grace
+    period is killed.
 
     A second Ctrl-C meanwhile kills at once. If all have ended by themselves, this only looks.
     """
     try:
         if process.poll() is None:
-            process.terminate()  # a launcher ends its workers better than we can: one signal, to it alone
+            # a launcher ends its workers better than we can: one signal, to it alone
+            process.terminate()
             process.wait(_GRACE_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         pass

@@ -71,10 +71,11 @@ _OBVIOUS = 2.0
     help="Time limit for the whole measurement, in seconds.  [default: 600]",
 )
 def command(script: str, args: tuple[str, ...], seconds: float, limit_s: float, **values: Any) -> None:
-    """Find the number of loader workers with which SCRIPT waits least for data, and confirm that it helps.
+    """Find the number of loader workers with which SCRIPT waits least for data, and confirm that it
+    helps.
 
-    SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
-    """
+    SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments
+    after it are passed to it."""
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     if plan_nodes(options) is not None:
         raise ConfigError(
@@ -105,7 +106,8 @@ def command(script: str, args: tuple[str, ...], seconds: float, limit_s: float, 
 
 
 def _find(runs: _Runs, console: Console) -> tuple[int | None, str]:
-    """The number of workers that is clearly faster than the script's own, None if there is none; and the verdict."""
+    """The number of workers that is clearly faster than the script's own, None if there is none;
+    and the verdict."""
     now = runs.time(None)
     present = now.workers
     say(

@@ -16,12 +16,14 @@ _WAITS = 0.05
 
 
 def keeps_up(step_s: float, wait_s: float) -> bool:
-    """Whether another loader could hardly make steps faster. ``wait_s``: the part of a step spent waiting for the loader."""
+    """Whether another loader could hardly make steps faster. ``wait_s``: the part of a step spent
+    waiting for the loader."""
     return wait_s < _WAITS * step_s
 
 
 def next_to_try(tried: Mapping[int, float]) -> int | None:
-    """The number of workers to try next: twice as many as long as that helps, then between and beyond; None: none.
+    """The number of workers to try next: twice as many as long as that helps, then between and
+    beyond; None: none.
 
     Args:
         tried: the seconds of a step, by number of workers; with the script's own.
@@ -44,5 +46,6 @@ def best_of(tried: Mapping[int, float]) -> int:
 
 
 def is_clear(*speedups: float) -> bool:
-    """Whether a setting is faster than the present one by more than the noise of these comparisons."""
+    """Whether a setting is faster than the present one by more than the noise of these
+    comparisons."""
     return min(speedups) > 1 and math.prod(speedups) >= _CLEAR ** len(speedups)

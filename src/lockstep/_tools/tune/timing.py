@@ -18,12 +18,14 @@ from lockstep._listener import Listener, Stage
 
 _LEAST_STEPS = 3
 _SETTLING_S, _MOST_SETTLING_S = 1.0, 5.0
-"""Before steps are timed, libraries choose their kernels, and what workers have fetched ahead meanwhile is used up."""
+"""Before steps are timed, libraries choose their kernels, and what workers have fetched ahead
+meanwhile is used up."""
 
 
 class Timing(Listener):
-    """Writes a JSON object: ``step_s``, ``wait_s`` (the part of it spent waiting for the loader), ``workers`` (of the first
-    loader); or ``no_loader``, the name of what the script trains on instead.
+    """Writes a JSON object: ``step_s``, ``wait_s`` (the part of it spent waiting for the loader),
+    ``workers`` (of the first loader); or ``no_loader``, the name of what the script trains on
+    instead.
 
     Args:
         clock: of the run's steps.

@@ -1,4 +1,5 @@
-"""``lockstep verify``: check that a script gives the same answer at every number of processes, and if not, why."""
+"""``lockstep verify``: check that a script gives the same answer at every number of processes, and
+if not, why."""
 
 from __future__ import annotations
 
@@ -103,19 +104,21 @@ def command(
     resumes: bool,
     one_device: bool,
 ) -> None:
-    """Run SCRIPT with ARGS in several settings, and verify that it computes bit-identical results in all of them.
+    """Run SCRIPT with ARGS in several settings, and verify that it computes bit-identical results
+    in all of them.
 
-    A setting is a number of processes, a number of loader workers, and a launcher; in the last two a run is killed and
-    resumed. Settings are compared step by step: samples (each used once, and how many by each process), losses, gradients
-    and their norms, digests of weights, buffers and optimizer state. Weights must have changed. SCRIPT runs in the
-    current environment.
+    A setting is a number of processes, a number of loader workers, and a launcher; in the last two
+    a run is killed and resumed. Settings are compared step by step: samples (each used once, and
+    how many by each process), losses, gradients and their norms, digests of weights, buffers and
+    optimizer state. Weights must have changed. SCRIPT runs in the current environment.
 
-    Prints a line per setting, then PASS with the digest of the weights, or FAIL with the first step, shard and parameter that
-    differ. After a FAIL, both settings run again up to that step, to tell causes apart; the likely one is named, with the
-    line of your code. It stops at the first setting in which the script fails.
+    Prints a line per setting, then PASS with the digest of the weights, or FAIL with the first
+    step, shard and parameter that differ. After a FAIL, both settings run again up to that step, to
+    tell causes apart; the likely one is named, with the line of your code. It stops at the first
+    setting in which the script fails.
 
-    SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
-    receives every run's output and trace, and results.json.
+    SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it.
+    The directory of --out receives every run's output and trace, and results.json.
     """
     sizes = world_sizes or settings.default_world_sizes(
         num_cores=here.num_cores, num_gpus=here.num_gpus, strategy=task.strategy

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """Settings of a run. ``gradient`` also records the first phase's gradient as numbers, without dropout and with BatchNorm in
-    evaluation mode."""
+    """Settings of a run. ``gradient`` also records the first phase's gradient as numbers, without
+    dropout and with BatchNorm in evaluation mode."""
 
     trace: str = option("off", group=TRAINING, choices=("off", "steps", "gradient"))
-    """Write digests of every step to RUN/trace, for lockstep verify; slow. gradient records more, to compare with one
+    """Write digests of every step to RUN/trace, for lockstep verify; slow. gradient records more,
+    to compare with one
     device.  [default: off]"""
     trace_until: int | None = option(None, group=TRAINING, least=1, metavar="STEP")
     """With --trace: end the script after this step.  [default: run to its end]"""

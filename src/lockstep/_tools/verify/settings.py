@@ -1,4 +1,5 @@
-"""The settings under which ``lockstep verify`` runs a script: all of them must give the same answer. Pure."""
+"""The settings under which ``lockstep verify`` runs a script: all of them must give the same
+answer. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +16,16 @@ LAUNCHERS = ("local", "torchrun", "python")
 
 
 def default_world_sizes(*, num_cores: int, num_gpus: int, strategy: str | None = None) -> tuple[int, ...]:
-    """1, 2 and 3, or with a strategy for which each must divide V 1, 2 and 4; no more than twice the cores, and than the GPUs
-    where there are several."""
+    """1, 2 and 3, or with a strategy for which each must divide V 1, 2 and 4; no more than twice
+    the cores, and than the GPUs where there are several."""
     largest = num_gpus if num_gpus > 1 else 2 * num_cores
     sizes = (1, 2, 4) if STRATEGIES[strategy or "auto"].even else (1, 2, 3)
     return tuple(size for size in sizes if size <= largest)
 
 
 def default_shards(world_sizes: Sequence[int]) -> int:
-    """The least power of two that is enough: with 3 processes 4, so that one of them has more shards than the others."""
+    """The least power of two that is enough: with 3 processes 4, so that one of them has more
+    shards than the others."""
     return 1 << (max(world_sizes) - 1).bit_length()
 
 
@@ -35,8 +37,9 @@ def expand(
     *,
     resumes: bool,
 ) -> tuple[Setting, ...]:
-    """Every combination, the reference first; then launches that are killed, and resumed at another world size: one in its
-    first epoch, which crosses the ends of all epochs once it is resumed, and one in its last, where most has been carried over.
+    """Every combination, the reference first; then launches that are killed, and resumed at another
+    world size: one in its first epoch, which crosses the ends of all epochs once it is resumed, and
+    one in its last, where most has been carried over.
 
     Args:
         launchers: None: ``local`` at every world size, and each of the others once.
@@ -93,8 +96,8 @@ def within(settings: Sequence[Setting], shards: int) -> tuple[Setting, ...]:
 
 
 def step_to_kill_after(run: TracedRun, *, in_last_epoch: bool) -> int | str:
-    """The step after which a launch saves a checkpoint, to be killed after the next: in the middle of its first or last epoch.
-    If there is none: why, in words.
+    """The step after which a launch saves a checkpoint, to be killed after the next: in the middle
+    of its first or last epoch. If there is none: why, in words.
 
     Args:
         run: the script's run to its end. Its passes over a loader count as epochs.

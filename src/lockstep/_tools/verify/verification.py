@@ -86,7 +86,8 @@ class Verification(Study):
     results: tuple[SettingResult, ...]
     """The others are compared with the first."""
     with_one_device: bool = True
-    """Whether the gradient of the first batch is compared with that of one device, which does not cut it, if V > 1."""
+    """Whether the gradient of the first batch is compared with that of one device, which does not
+    cut it, if V > 1."""
     is_shards_chosen: bool = False
     """Whether V was chosen here: neither the script nor the user gives it."""
     one_device: OneDevice | None = None
@@ -109,8 +110,8 @@ class Verification(Study):
 
     @property
     def differs_only_resumed(self) -> bool:
-        """Whether all settings that differ resume a run. If others differ, shards are not even equal among themselves, and
-        one device would seem to be another reason."""
+        """Whether all settings that differ resume a run. If others differ, shards are not even
+        equal among themselves, and one device would seem to be another reason."""
         return all(result.difference is None or result.setting.killed_at is not None for result in self.results)
 
     @property
@@ -120,14 +121,15 @@ class Verification(Study):
 
     @property
     def worst(self) -> SettingResult | None:
-        """The setting whose difference comes first in the run; one that resumes a killed launch only if no other has
-        one."""
+        """The setting whose difference comes first in the run; one that resumes a killed launch
+        only if no other has one."""
         differing = [(result, result.difference) for result in self.results if result.difference is not None]
         by_order = sorted(differing, key=lambda pair: (pair[0].setting.killed_at is not None, pair[1].order))
         return by_order[0][0] if by_order else None
 
     def findings_on(self, result: SettingResult) -> tuple[Finding, ...]:
-        """The findings that may tell why a setting failed or differs: of what starts anew, if only its resume does."""
+        """The findings that may tell why a setting failed or differs: of what starts anew, if only
+        its resume does."""
         is_resumed = result.setting.killed_at is not None
         return tuple(finding for finding in self.findings if (finding.starts_anew if is_resumed else finding.differs))
 

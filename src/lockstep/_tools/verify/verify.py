@@ -1,4 +1,5 @@
-"""Runs one script under several settings, compares what each computed, and looks for the cause where they differ."""
+"""Runs one script under several settings, compares what each computed, and looks for the cause
+where they differ."""
 
 from __future__ import annotations
 
@@ -39,10 +40,12 @@ def plan(
     with_one_device: bool,
     findings: Sequence[Finding] = (),
 ) -> Verification:
-    """A verification before its first run. Pure. For the arguments see ``settings.expand``; ``findings``: of the script's text.
+    """A verification before its first run. Pure. For the arguments see ``settings.expand``;
+    ``findings``: of the script's text.
 
     Raises:
-        ConfigError: there are fewer shards than processes in a setting, or there is only one setting.
+        ConfigError: there are fewer shards than processes in a setting, or there is only one
+            setting.
     """
     shards = settings.default_shards(world_sizes) if task.shards is None else task.shards
     chosen = settings.expand(world_sizes, workers, launchers, task.shards, resumes=resumes)
@@ -60,8 +63,8 @@ def plan(
 def run(verification: Verification, observer: Observer) -> Verification:
     """Run every setting, compare, and look for the cause of the first difference.
 
-    A setting that fails by itself is the last. ``results.json`` is written anew after each. A KeyboardInterrupt ends the run
-    and the verification.
+    A setting that fails by itself is the last. ``results.json`` is written anew after each. A
+    KeyboardInterrupt ends the run and the verification.
 
     Raises:
         UsageError: the first setting's run shows that there is nothing to verify in this script.
@@ -88,7 +91,8 @@ class _Verifier:
             self._observer.started(f"[{setting.number}/{self.verification.num_rows}] {setting.label}")
             result, run = self._run_setting(setting)
             if run is not None:
-                # One that failed is compared as far as it came: what it computed before may tell why.
+                # One that failed is compared as far as it came: what it computed before may tell
+                # why.
                 until = None if result.status == "ok" else max(run.steps)
                 reference = self._reference
                 difference = first_fault(run) or (
@@ -113,7 +117,8 @@ class _Verifier:
             self._diagnose(self.verification.worst)
 
     def _begin_with(self, run: TracedRun) -> None:
-        """Take the first run as the one that the others are compared with, and its V as that of all others."""
+        """Take the first run as the one that the others are compared with, and its V as that of all
+        others."""
         self._reference = run
         shards, (first, *others) = run.start["shards"], self.verification.results
         fitting = settings.within([result.setting for result in others], shards)
@@ -136,7 +141,8 @@ class _Verifier:
         instead: Mapping[str, object] | None = None,
         is_killed: bool = False,
     ) -> Record:
-        """Run the script as a user does: with fields of RunConfig only, in an unchanged environment."""
+        """Run the script as a user does: with fields of RunConfig only, in an unchanged
+        environment."""
         trial = self.verification.trial(
             name,
             launcher=_LAUNCHERS.get(setting.launcher, setting.launcher),
@@ -226,7 +232,8 @@ class _Verifier:
             (result.setting, read_run(self.verification.directory / (result.run_dir or ""))) for result in (first, worst)
         ]
         diagnosis = None
-        with contextlib.suppress(KeyboardInterrupt):  # what was measured is there; only the cause is not
+        # what was measured is there; only the cause is not
+        with contextlib.suppress(KeyboardInterrupt):
             diagnosis = conclude(investigate(worst.difference, pair[0], pair[1], laboratory))
         self._note(diagnosis=diagnosis, experiments=tuple(done))
 

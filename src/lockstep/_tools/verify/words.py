@@ -10,7 +10,8 @@ from lockstep._tools.verify.trace.differences import Difference
 
 
 def difference_in_words(difference: Difference, *, reference: str, label: str) -> Iterator[str]:
-    """The first difference in lines: what differs from what, then, indented, where, of which samples, and both values.
+    """The first difference in lines: what differs from what, then, indented, where, of which
+    samples, and both values.
 
     Args:
         difference: between two runs, or among the ranks of one.
@@ -60,7 +61,8 @@ def diagnosed(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str
     """
     if diagnosis.arose:
         yield f"  it arose {diagnosis.arose}"
-    if findings and diagnosis.cause == "unknown":  # no run shows what a script's own variables are used for
+    # no run shows what a script's own variables are used for
+    if findings and diagnosis.cause == "unknown":
         yield from indented(2, findings_under("likely cause, by the script's text", findings))
         return
     yield f"  likely cause: {diagnosis.sentence}"

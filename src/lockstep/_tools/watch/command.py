@@ -43,11 +43,11 @@ which each rank is.
 @click.argument("directory", required=False, metavar="[RUN]", type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Print one frame and exit; the default where the output is not a terminal.")
 def command(directory: Path | None, once: bool) -> None:
-    """Show the run in the directory RUN live: progress with the time left, what it has logged last, samples per second, what
-    each rank does, and the last checkpoint.
+    """Show the run in the directory RUN live: progress with the time left, what it has logged last,
+    samples per second, what each rank does, and the last checkpoint.
 
-    RUN may also be a directory of runs (default: ./runs), of which the most recently active one is shown. The command ends
-    with the run, or on Ctrl-C, with status 0.
+    RUN may also be a directory of runs (default: ./runs), of which the most recently active one is
+    shown. The command ends with the run, or on Ctrl-C, with status 0.
     """
     console = open_console()
     watched = Watched(find_run(RUNS if directory is None else directory))

@@ -1,4 +1,5 @@
-"""What ``lockstep watch`` shows, read from a run's directory. Nothing is written there, and no process is asked."""
+"""What ``lockstep watch`` shows, read from a run's directory. Nothing is written there, and no
+process is asked."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _FRESH_S = 6.0
 
 
 class Watched:
-    """A run whose directory is polled: what is known of it since the latest look. Points in time are in seconds since 1970."""
+    """A run whose directory is polled: what is known of it since the latest look. Points in time
+    are in seconds since 1970."""
 
     def __init__(self, run_dir: Path) -> None:
         self.name = run_dir.absolute().name

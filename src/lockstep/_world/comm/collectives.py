@@ -1,8 +1,9 @@
 """Collective communication within a group of processes.
 
-Every method is a *collective*: each rank of the group must call it, in the same order, unless its docstring says
-otherwise. Each blocks until this rank's part is done. Arguments are not changed; results are new tensors on the same device.
-If a rank does not call, the others raise an error after the run's timeout.
+Every method is a *collective*: each rank of the group must call it, in the same order, unless its
+docstring says otherwise. Each blocks until this rank's part is done. Arguments are not changed;
+results are new tensors on the same device. If a rank does not call, the others raise an error after
+the run's timeout.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Collectives:
     Args:
         group: the process group.
         transport: the backend and network interface of the run.
-        guard: called with a method's name before it communicates; raises if the call is not allowed.
+        guard: called with a method's name before it communicates; raises if the call is not
+            allowed.
         within_groups: the same for sub-groups, and for messages between two ranks; None: ``guard``.
     """
 
@@ -57,7 +59,8 @@ class Collectives:
         self._guard = guard if guard is not None else lambda _: None
         self._guard_within = within_groups if within_groups is not None else self._guard
 
-    # Properties and not attributes: Python's profiler sees who asks for them (``tools.verify.diagnosis``).
+    # Properties and not attributes: Python's profiler sees who asks for them
+    # (``tools.verify.diagnosis``).
 
     @property
     def rank(self) -> int:
@@ -82,7 +85,8 @@ class Collectives:
         return self._open_group
 
     def release(self) -> None:
-        """Drop the references to the process group and its sub-groups, so that their threads can end. Local."""
+        """Drop the references to the process group and its sub-groups, so that their threads can
+        end. Local."""
         for sub_group in self._sub_groups:
             sub_group.release()
         self._open_group = None
@@ -109,14 +113,16 @@ class Collectives:
         return result.div_(self.size) if op == "mean" else result
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Return rank ``src``'s tensor on every rank. The others give a tensor of the same shape and dtype."""
+        """Return rank ``src``'s tensor on every rank. The others give a tensor of the same shape
+        and dtype."""
         self._guard("broadcast")
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         dist.broadcast(result, group_src=self._check_rank("src", src), group=self.group)
         return result
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Stack the tensors of all ranks along a new dimension 0 in rank order: shape ``(size, *tensor.shape)``."""
+        """Stack the tensors of all ranks along a new dimension 0 in rank order: shape ``(size,
+        *tensor.shape)``."""
         self._guard("all_gather")
         result = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         dist.all_gather(list(result.unbind()), tensor.detach().contiguous(), group=self.group)
@@ -138,7 +144,8 @@ class Collectives:
         """Send each rank one of rank ``src``'s tensors, and return this rank's.
 
         Args:
-            tensors: on ``src``: one tensor per rank (or one stacked along dimension 0); ignored on other ranks.
+            tensors: on ``src``: one tensor per rank (or one stacked along dimension 0); ignored on
+                other ranks.
             like: a tensor of the shape, dtype and device of each part; its values are ignored.
             src: the rank that gives ``tensors``.
         """
@@ -157,7 +164,8 @@ class Collectives:
         return result
 
     def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Combine the tensors of all ranks elementwise, and return row ``r`` of the result on rank ``r``.
+        """Combine the tensors of all ranks elementwise, and return row ``r`` of the result on rank
+        ``r``.
 
         Args:
             tensor: shape ``(size, ...)``, one row per rank.
@@ -176,7 +184,8 @@ class Collectives:
         dist.send(tensor.detach().contiguous(), group_dst=self._check_rank("dst", dst), group=self.group, tag=tag)
 
     def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
-        """Receive a tensor from rank ``src``, of the shape, dtype and device of ``like``. Only these two ranks call."""
+        """Receive a tensor from rank ``src``, of the shape, dtype and device of ``like``. Only
+        these two ranks call."""
         self._guard_within("recv")
         result = torch.empty_like(like, memory_format=torch.contiguous_format)
         dist.recv(result, group_src=self._check_rank("src", src), group=self.group, tag=tag)
@@ -197,9 +206,11 @@ class Collectives:
         return values
 
     def all_gather_rows(self, parts: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[slice]]:
-        """Concatenate the rows of all ranks in rank order, and say where this rank's are: for losses over the whole batch.
+        """Concatenate the rows of all ranks in rank order, and say where this rank's are: for
+        losses over the whole batch.
 
-        Between two passes over ``batch.shards``, ranks are in shard order, and shards in the order of the batch::
+        Between two passes over ``batch.shards``, ranks are in shard order, and shards in the order
+        of the batch::
 
             with torch.no_grad():
                 found = [model(inputs) for inputs in batch.shards]
@@ -210,14 +221,16 @@ class Collectives:
         The rows have no gradients. Each rank may give any number of tensors, or none.
 
         Args:
-            parts: this rank's tensors, one for each of its shards (or a single one): shape ``(n, ...)``, where only n may
-                differ, also between ranks.
+            parts: this rank's tensors, one for each of its shards (or a single one): shape ``(n,
+                ...)``, where only n may differ, also between ranks.
 
         Returns:
-            All rows, the same on every rank, on the device type of the tensors; and a slice of them for each of ``parts``.
+            All rows, the same on every rank, on the device type of the tensors; and a slice of them
+            for each of ``parts``.
 
         Raises:
-            ConfigError: the tensors differ in shape or dtype, or no rank has given one. On every rank.
+            ConfigError: the tensors differ in shape or dtype, or no rank has given one. On every
+                rank.
         """
         self._guard("all_gather_rows")
         parts = [part.detach() for part in ([parts] if isinstance(parts, Tensor) else parts)]
@@ -253,8 +266,8 @@ class Collectives:
         return box[0]
 
     def all_gather_plain(self, value: Any) -> list[Any]:
-        """Like ``all_gather_object``, for plain values: numbers, text, bytes, None, tensors, and lists, tuples, sets and dicts
-        of them. Nothing is unpickled."""
+        """Like ``all_gather_object``, for plain values: numbers, text, bytes, None, tensors, and
+        lists, tuples, sets and dicts of them. Nothing is unpickled."""
         self._guard("all_gather_plain")
         return plain.all_gather_plain(value, self.group)
 
@@ -264,19 +277,22 @@ class Collectives:
         return plain.broadcast_plain(value, self._check_rank("src", src), self.group)
 
     def any(self, condition: bool | Tensor) -> bool:
-        """Whether the condition holds on any rank: a time limit, or a signal. The same result on every rank.
+        """Whether the condition holds on any rank: a time limit, or a signal. The same result on
+        every rank.
 
-        Not for the loss of a shard, which depends on the number of processes: use ``batch["loss"]``.
-        """
+        Not for the loss of a shard, which depends on the number of processes: use
+        ``batch["loss"]``."""
         self._guard("any")
         flag = torch.tensor(int(condition), dtype=torch.int32)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
         return bool(flag)
 
     def new_group(self, ranks: Sequence[int]) -> Collectives | None:
-        """Create a sub-group. *Every* rank of the run must call it; ranks that are not members get None.
+        """Create a sub-group. *Every* rank of the run must call it; ranks that are not members get
+        None.
 
-        Its collectives involve its members only, and groups without common ranks do not wait for each other.
+        Its collectives involve its members only, and groups without common ranks do not wait for
+        each other.
 
         Args:
             ranks: the members, in any order; within the group they are numbered in ascending order.

@@ -1,4 +1,5 @@
-"""PyTorch's DTensors, of which every rank holds a part, such as the parameters after ``fully_shard``."""
+"""PyTorch's DTensors, of which every rank holds a part, such as the parameters after
+``fully_shard``."""
 
 from __future__ import annotations
 
@@ -13,25 +14,28 @@ _HOME = "torch.distributed.tensor"
 
 
 def is_dtensor(tensor: object) -> TypeGuard[Any]:
-    """Whether ``tensor`` is a DTensor. (Importing their module takes a second or two; if it is not imported, there is none.)"""
+    """Whether ``tensor`` is a DTensor. (Importing their module takes a second or two; if it is not
+    imported, there is none.)"""
     module = sys.modules.get(_HOME)
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_cut(tensor: object) -> TypeGuard[Any]:
-    """Whether ``tensor`` is a DTensor cut along its first dimension, in the order of the ranks, as by ``fully_shard``."""
+    """Whether ``tensor`` is a DTensor cut along its first dimension, in the order of the ranks, as
+    by ``fully_shard``."""
     return is_dtensor(tensor) and tensor.placements == (sys.modules[_HOME].Shard(0),)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor of a DTensor, on this rank's device, without gradient: a collective. Other tensors are returned
-    themselves."""
+    """The full tensor of a DTensor, on this rank's device, without gradient: a collective. Other
+    tensors are returned themselves."""
     if not is_dtensor(tensor):
         return tensor
     if not is_cut(tensor):
         full: Tensor = tensor.detach().full_tensor()
         return full
-    # The collective of DTensor.full_tensor crashes over Gloo for tensors on a GPU (pytorch/pytorch#152645).
+    # The collective of DTensor.full_tensor crashes over Gloo for tensors on a GPU
+    # (pytorch/pytorch#152645).
     group: Any = tensor.device_mesh.get_group()
     local = tensor.detach().to_local()
     longest = len(rows_of(len(tensor), 0, group.size()))
@@ -60,10 +64,12 @@ def distribute_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def cut_like(rows: Tensor, like: Tensor) -> Tensor:
-    """The DTensor cut like another one (see ``is_cut``) of which this rank has these rows: see ``own_rows``. Local."""
+    """The DTensor cut like another one (see ``is_cut``) of which this rank has these rows: see
+    ``own_rows``. Local."""
     kind: Any = sys.modules[_HOME].DTensor
     rows = rows.to(like.device)
-    if rows.dtype == like.dtype:  # as fully_shard makes its gradients; from_local() is 25 times as slow, in every step
+    # as fully_shard makes its gradients; from_local() is 25 times as slow, in every step
+    if rows.dtype == like.dtype:
         made: Tensor = kind(rows, like._spec, requires_grad=False)  # type: ignore[attr-defined]
     else:
         mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
@@ -72,8 +78,8 @@ def cut_like(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def rows_of(num_rows: int, rank: int, world_size: int) -> range:
-    """The rows of a cut tensor that a rank has, as ``Shard(0)`` deals them out: equal chunks, of which the last that is not
-    empty may be shorter."""
+    """The rows of a cut tensor that a rank has, as ``Shard(0)`` deals them out: equal chunks, of
+    which the last that is not empty may be shorter."""
     chunk = -(-num_rows // world_size)
     return range(min(num_rows, rank * chunk), min(num_rows, (rank + 1) * chunk))
 
@@ -85,7 +91,8 @@ def own_rows(tensor: Tensor) -> range:
 
 
 def sum_over_ranks(numbers: Tensor, like: Tensor) -> Tensor:
-    """The sums of numbers over the ranks that have a part of the DTensor ``like``: a collective among them."""
+    """The sums of numbers over the ranks that have a part of the DTensor ``like``: a collective
+    among them."""
     mesh = like.device_mesh  # type: ignore[attr-defined]
     sums = numbers.to(like.device)
     if mesh.size() > 1:

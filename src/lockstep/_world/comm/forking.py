@@ -1,10 +1,11 @@
 """Forks beside the threads of a process group, such as those that start loader workers.
 
-When a collective is done, the thread of Gloo that did it lets go of Python's tensors, for which it registers itself with
-the interpreter. A process that is forked at that very moment inherits the interpreter's list of threads as locked, and
-waits for ever before its first line of Python. CPython fixed that in 3.11.8 and 3.12
-(https://github.com/python/cpython/issues/112275); before those, a fork waits here until such threads are at rest.
-"""
+When a collective is done, the thread of Gloo that did it lets go of Python's tensors, for which it
+registers itself with the interpreter. A process that is forked at that very moment inherits the
+interpreter's list of threads as locked, and waits for ever before its first line of Python. CPython
+fixed that in 3.11.8 and 3.12
+(https://github.com/python/cpython/issues/112275); before those, a fork waits here until such
+threads are at rest."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ from pathlib import Path
 FORKS_CAN_HANG = sys.version_info < (3, 11, 8)
 _TASKS = Path("/proc/self/task")
 _PATIENCE_S = 0.1
-"""At most so long: a thread that works all the time is no thread that has just done a collective."""
+"""At most so long: a thread that works all the time is no thread that has just done a
+collective."""
 _LOOK_EVERY_S = 0.0005
 
 _is_guarded = False
 
 
 def guard_forks() -> None:
-    """Have every later fork of this process wait for threads that may be about to register. May be called again."""
+    """Have every later fork of this process wait for threads that may be about to register. May be
+    called again."""
     global _is_guarded
     if FORKS_CAN_HANG and not _is_guarded and _TASKS.is_dir():
         os.register_at_fork(before=wait_for_rest)
@@ -33,14 +36,16 @@ def guard_forks() -> None:
 
 
 def wait_for_rest() -> None:
-    """Wait until no thread runs that Python does not know. (Those that it knows are registered already.)"""
+    """Wait until no thread runs that Python does not know. (Those that it knows are registered
+    already.)"""
     deadline = time.monotonic() + _PATIENCE_S
     while _unknown_thread_runs() and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)  # and lets go of Python's lock, which they may be waiting for
 
 
 def _unknown_thread_runs() -> bool:
-    # In a process that was itself forked, Python's record of the main thread's number may be that of its parent.
+    # In a process that was itself forked, Python's record of the main thread's number may be that
+    # of its parent.
     known = {str(threading.get_native_id()), *(str(thread.native_id) for thread in threading.enumerate())}
     for task in _TASKS.iterdir():
         if task.name not in known:

@@ -41,17 +41,20 @@ class Transport:
     """The backend, network interface and timeout of a run's communication."""
 
     backend: str
-    """``gloo``, ``mpi``, or that of the devices, such as ``nccl`` (with Gloo beside it for tensors on the CPU)."""
+    """``gloo``, ``mpi``, or that of the devices, such as ``nccl`` (with Gloo beside it for tensors
+    on the CPU)."""
     interface: str
     """The network interface that Gloo listens on; ``auto`` if Gloo chooses it."""
     timeout_s: float
     """How long a collective waits for a rank, in seconds."""
     ranks_per_host: int = 1
-    """Number of consecutive ranks on each host, known once they have told each other; 1 if hosts have different numbers."""
+    """Number of consecutive ranks on each host, known once they have told each other; 1 if hosts
+    have different numbers."""
 
     @property
     def is_on_devices(self) -> bool:
-        """Whether tensors on devices go from one to the other: in a fixed order, and the host does not wait."""
+        """Whether tensors on devices go from one to the other: in a fixed order, and the host does
+        not wait."""
         return self.backend not in _ON_CPU
 
     def __str__(self) -> str:
@@ -63,14 +66,17 @@ class Transport:
 
 
 def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
-    """Choose the devices of this process. GPUs are assigned by local rank, and shared if there are fewer than processes.
+    """Choose the devices of this process. GPUs are assigned by local rank, and shared if there are
+    fewer than processes.
 
     Raises:
-        ConfigError: a kind of device was requested that is not here, or there are too few for several per process.
+        ConfigError: a kind of device was requested that is not here, or there are too few for
+            several per process.
     """
     num_devices = config.devices_per_process
     kind = accelerator() if config.device == "auto" else config.device
-    if config.device == "auto" and kind == "mps":  # it has no float64, in which buffers are combined
+    # it has no float64, in which buffers are combined
+    if config.device == "auto" and kind == "mps":
         kind = "cpu"
     if kind == "cpu":
         return (torch.device("cpu"),) * (num_devices or 1)
@@ -94,7 +100,8 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
 def choose_transport(
     config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None, *, are_own: bool
 ) -> Transport:
-    """Choose the backend and the interface: NCCL needs one GPU per process, and a single machine never needs the network.
+    """Choose the backend and the interface: NCCL needs one GPU per process, and a single machine
+    never needs the network.
 
     Args:
         host: a host that every machine of the run reaches, if one is known.
@@ -108,7 +115,8 @@ def choose_transport(
     kind = devices[0].type
     backend = config.backend
     if backend == "auto":
-        wants_own = world.world_size > 1 or kind != "cuda"  # Gloo moves tensors of CUDA, and of no other device
+        # Gloo moves tensors of CUDA, and of no other device
+        wants_own = world.world_size > 1 or kind != "cuda"
         backend = dist.get_default_backend_for_device(kind) if are_own and wants_own else "gloo"
     if backend == "nccl" and not (are_own and kind == "cuda"):
         available = counted(torch.accelerator.device_count(), "GPU") if kind == "cuda" else "no GPU"
@@ -145,7 +153,8 @@ def _check_mpi(world: World) -> None:
 
 @contextlib.contextmanager
 def listening_on(transport: Transport) -> Iterator[None]:
-    """A context in which Gloo listens on the transport's interface. (It can be set only by an environment variable.)"""
+    """A context in which Gloo listens on the transport's interface. (It can be set only by an
+    environment variable.)"""
     before = os.environ.get(GLOO_INTERFACE)
     if transport.interface != "auto":
         os.environ[GLOO_INTERFACE] = transport.interface
@@ -159,9 +168,11 @@ def listening_on(transport: Transport) -> Iterator[None]:
 
 
 def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.device]) -> None:
-    """Open the default process group. Every rank must call it; it blocks until all have, or until the timeout.
+    """Open the default process group. Every rank must call it; it blocks until all have, or until
+    the timeout.
 
-    A single process opens one too, over a store in its memory, so that code with collectives runs unchanged.
+    A single process opens one too, over a store in its memory, so that code with collectives runs
+    unchanged.
 
     Raises:
         StrangerError: what has connected in the place of a rank does not belong to the run.
@@ -173,8 +184,8 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
         dist.init_process_group("mpi")  # MPI knows the ranks, and has no timeouts
         return
     backend = f"cpu:gloo,{devices[0].type}:{transport.backend}" if transport.is_on_devices else "gloo"
-    # With device_id NCCL connects at once, so errors appear here; only possible with one device per process, since a group
-    # with a device_id refuses tensors on other devices.
+    # With device_id NCCL connects at once, so errors appear here; only possible with one device per
+    # process, since a group with a device_id refuses tensors on other devices.
     device_id = devices[0] if transport.is_on_devices and len(devices) == 1 else None
     global _key, _waits_at_end, _store
     _key, _waits_at_end, _store = ranks_key(opened.store), transport.is_on_devices, opened.store
@@ -195,20 +206,24 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
 def _outlast(timeout_s: float, device: torch.device) -> None:
     """Give the devices' collectives more time than Gloo's.
 
-    NCCL's watchdog ends the process without a word to Python. Every step also exchanges numbers over Gloo, whose timeout is an
-    error that names the rank that is missing: that has to come first. (``init_process_group`` has one timeout for both, and
-    PyTorch no public call for one of them.)
+    NCCL's watchdog ends the process without a word to Python. Every step also exchanges numbers
+    over Gloo, whose timeout is an error that names the rank that is missing: that has to come
+    first. (``init_process_group`` has one timeout for both, and PyTorch no public call for one of
+    them.)
     """
-    set_timeout = getattr(default_group()._get_backend(device), "_set_default_timeout", None)  # NCCL's has it
+    # NCCL's has it
+    set_timeout = getattr(default_group()._get_backend(device), "_set_default_timeout", None)
     if set_timeout is not None:
         set_timeout(datetime.timedelta(seconds=2 * timeout_s + _LATER_S))
 
 
 def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | None = None) -> dist.ProcessGroup:
-    """Open a group of some ranks. *Every* rank of the run must call it; only the members wait for each other.
+    """Open a group of some ranks. *Every* rank of the run must call it; only the members wait for
+    each other.
 
-    (``use_local_synchronization`` would spare the others, but names a group after the number of groups that a process is in.
-    Once some rank was not in a group, ranks look for each other under different names until the timeout.)
+    (``use_local_synchronization`` would spare the others, but names a group after the number of
+    groups that a process is in. Once some rank was not in a group, ranks look for each other under
+    different names until the timeout.)
 
     Args:
         ranks: the members; within the group they are numbered in ascending order.
@@ -244,20 +259,23 @@ def default_group() -> dist.ProcessGroup:
 
 
 def group_store() -> Store | None:
-    """The store through which the ranks of the open group have found each other; None: they have none, as under MPI."""
+    """The store through which the ranks of the open group have found each other; None: they have
+    none, as under MPI."""
     return _store
 
 
 def close_group(*, failed: bool = False) -> None:
-    """Close the default process group, if it is open. Every rank should call it. Gloo's does not wait for the others; NCCL's
-    does, since communicators are destroyed together.
+    """Close the default process group, if it is open. Every rank should call it. Gloo's does not
+    wait for the others; NCCL's does, since communicators are destroyed together.
 
-    After a failure the others may never come: this process would wait for them until the timeout, and nobody would hear of its
-    error meanwhile. So a group on devices is left as it is, and ends with the process.
+    After a failure the others may never come: this process would wait for them until the timeout,
+    and nobody would hear of its error meanwhile. So a group on devices is left as it is, and ends
+    with the process.
 
-    Gloo's threads end with the group's last reference, of which PyTorch may keep some. A thread that frees the last
-    collective's tensors while the interpreter shuts down aborts the process ("terminate called without an active exception",
-    since it needs the interpreter's lock), so they are given a moment with the lock released.
+    Gloo's threads end with the group's last reference, of which PyTorch may keep some. A thread
+    that frees the last collective's tensors while the interpreter shuts down aborts the process
+    ("terminate called without an active exception", since it needs the interpreter's lock), so they
+    are given a moment with the lock released.
     """
     global _store
     _store = None

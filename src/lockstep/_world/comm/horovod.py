@@ -1,8 +1,9 @@
 """Importing and starting Horovod, and its rendezvous.
 
-Horovod reads ranks from environment variables that ``horovodrun`` sets. If another launcher has started the processes of one
-machine, they are set here while Horovod starts, and then restored. Its processes find each other through a small HTTP
-server: that of ``horovodrun``, or one that rank 0 runs meanwhile on the loopback interface.
+Horovod reads ranks from environment variables that ``horovodrun`` sets. If another launcher has
+started the processes of one machine, they are set here while Horovod starts, and then restored. Its
+processes find each other through a small HTTP server: that of ``horovodrun``, or one that rank 0
+runs meanwhile on the loopback interface.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ def start_horovod(timeout_s: float) -> Any:
     Every rank must call it, with the default process group open; it blocks until all have.
 
     Args:
-        timeout_s: timeout of Horovod's communication in seconds, unless Horovod's own variable is set.
+        timeout_s: timeout of Horovod's communication in seconds, unless Horovod's own variable is
+            set.
 
     Raises:
-        ConfigError: Horovod is missing or was built without Gloo, or the ranks are on several machines, where only
-            ``horovodrun`` can start it.
+        ConfigError: Horovod is missing or was built without Gloo, or the ranks are on several
+            machines, where only ``horovodrun`` can start it.
     """
     horovod = find_horovod()
     if horovod.is_initialized():
@@ -92,8 +94,9 @@ def start_horovod(timeout_s: float) -> Any:
 def open_store(world: World, timeout: datetime.timedelta) -> Store:
     """Open a store on rank 0 for the rendezvous of processes started by ``horovodrun``.
 
-    Every rank must call it; it starts Horovod, and blocks until all have. On one machine the store listens on the loopback
-    interface only, on several on the interface by which ``horovodrun`` found that they reach each other.
+    Every rank must call it; it starts Horovod, and blocks until all have. On one machine the store
+    listens on the loopback interface only, on several on the interface by which ``horovodrun``
+    found that they reach each other.
 
     Raises:
         ConfigError: Horovod is missing or does not load.
@@ -120,7 +123,8 @@ def _own_address(world: World) -> str:
 
 
 def _limits(timeout_s: float) -> dict[str, int]:
-    """The variable for Horovod's communication timeout (for a process that is suspended, or whose machine is gone)."""
+    """The variable for Horovod's communication timeout (for a process that is suspended, or whose
+    machine is gone)."""
     name = "GLOO_TIMEOUT_SECONDS"
     return {} if f"HOROVOD_{name}" in os.environ else {name: math.ceil(timeout_s)}
 
@@ -143,7 +147,8 @@ def _variables(values: Mapping[str, int | str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rendezvous_port(rank: int) -> Iterator[int]:
-    """A context in which rank 0 runs Horovod's rendezvous server. Yields its port on rank 0, 0 elsewhere."""
+    """A context in which rank 0 runs Horovod's rendezvous server. Yields its port on rank 0, 0
+    elsewhere."""
     if rank != 0:
         yield 0
         return

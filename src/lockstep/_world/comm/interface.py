@@ -11,8 +11,9 @@ _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
 def choose_interface(*, on_one_machine: bool, towards: str | None) -> str:
-    """The interface for Gloo: GLOO_SOCKET_IFNAME if set; on one machine loopback, so that no port can be reached from another;
-    else the interface by which this machine reaches the host ``towards``, or other hosts if that is this machine.
+    """The interface for Gloo: GLOO_SOCKET_IFNAME if set; on one machine loopback, so that no port
+    can be reached from another; else the interface by which this machine reaches the host
+    ``towards``, or other hosts if that is this machine.
 
     Returns:
         Its name, or ``auto`` if Gloo must choose one by this machine's host name.
@@ -31,6 +32,7 @@ def nccl_interface() -> str:
 
 
 def interface_towards(host: str | None) -> str | None:
-    """The interface by which packets to a host leave this machine; None: there is no route, or only loopback."""
+    """The interface by which packets to a host leave this machine; None: there is no route, or only
+    loopback."""
     address = source_address(host) if host is not None else None
     return None if address is None else interface_with(address)

@@ -1,4 +1,5 @@
-"""Finding out which processes share a machine, if the launcher has not said so, and which share devices."""
+"""Finding out which processes share a machine, if the launcher has not said so, and which share
+devices."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from lockstep._world.machine.identity import shared_by
 
 
 def this_machine() -> str:
-    """An identifier that is equal for two processes if they can reach each other over the loopback interface."""
+    """An identifier that is equal for two processes if they can reach each other over the loopback
+    interface."""
     return f"{socket.gethostname()}/{shared_by('net')}"
 
 
 def find_machines(world: World, store: Store) -> World:
-    """Complete the fields of the world that the launcher did not set. Every rank must call it; it blocks until all have,
-    unless nothing is missing."""
+    """Complete the fields of the world that the launcher did not set. Every rank must call it; it
+    blocks until all have, unless nothing is missing."""
     if not world.unsaid:
         return world
     store.set(f"machine/{world.rank}", this_machine())
@@ -31,7 +33,8 @@ def find_machines(world: World, store: Store) -> World:
 
 
 def placed(world: World, machines: list[str]) -> World:
-    """Complete the world from the machine of each rank. Machines are numbered in the order of their first ranks."""
+    """Complete the world from the machine of each rank. Machines are numbered in the order of their
+    first ranks."""
     machine = machines[world.rank]
     nodes = list(dict.fromkeys(machines))
     fields: dict[str, Any] = {
@@ -44,13 +47,15 @@ def placed(world: World, machines: list[str]) -> World:
 
 
 def has_own_devices(world: World, devices: Sequence[torch.device], store: Store | None) -> bool:
-    """Whether no other process uses this one's devices. With a store every rank must call it, and it may block until all have.
+    """Whether no other process uses this one's devices. With a store every rank must call it, and
+    it may block until all have.
 
-    Processes to which a scheduler shows one GPU each (``srun --gpus-per-task=1``) count no more than processes that share one:
-    there the ranks compare their GPUs' UUIDs.
+    Processes to which a scheduler shows one GPU each (``srun --gpus-per-task=1``) count no more
+    than processes that share one: there the ranks compare their GPUs' UUIDs.
 
     Args:
-        store: where the ranks have met; None: they have not, and processes that might have devices of their own are taken to.
+        store: where the ranks have met; None: they have not, and processes that might have devices
+            of their own are taken to.
     """
     if devices[0].type == "cpu":
         return False

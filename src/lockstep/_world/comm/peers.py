@@ -1,9 +1,10 @@
 """Whether the processes at the other ends of a group's connections belong to the run.
 
-Gloo has no password: whoever connects to a rank's port first is taken for the rank that is expected there. So after a group has
-opened, and before anything that its members send is trusted, every rank proves that it holds the run's secret: each sends a
-random number, and then a code over all of them and its own rank (HMAC, RFC 2104, with SHA-256), which is of no use to others,
-nor a second time. (Somebody in the middle could pass on the proofs of others.)
+Gloo has no password: whoever connects to a rank's port first is taken for the rank that is expected
+there. So after a group has opened, and before anything that its members send is trusted, every rank
+proves that it holds the run's secret: each sends a random number, and then a code over all of them
+and its own rank (HMAC, RFC 2104, with SHA-256), which is of no use to others, nor a second time.
+(Somebody in the middle could pass on the proofs of others.)
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _BYTES = hashlib.sha256().digest_size
 
 
 def ranks_key(store: Store) -> bytes:
-    """The key of a run's ranks: LOCKSTEP_SECRET, or one made for them, which travels through their store and is as secret as
-    that. Every rank must call it; it blocks until one has made it.
+    """The key of a run's ranks: LOCKSTEP_SECRET, or one made for them, which travels through their
+    store and is as secret as that. Every rank must call it; it blocks until one has made it.
 
     Args:
         store: of this run, with a prefix for this process group.
@@ -36,8 +37,8 @@ def ranks_key(store: Store) -> bytes:
 
 
 def recognise(key: bytes, group: dist.ProcessGroup) -> None:
-    """Check that the other members of a new group belong to the run. Every rank of the group must call it; it blocks until all
-    have.
+    """Check that the other members of a new group belong to the run. Every rank of the group must
+    call it; it blocks until all have.
 
     Raises:
         StrangerError: one does not.
@@ -58,7 +59,8 @@ def recognise(key: bytes, group: dist.ProcessGroup) -> None:
 
 
 def _prove(key: bytes, group: dist.ProcessGroup) -> None:
-    """Prove to the other ranks of a group that this one holds the run's secret, and check that they do.
+    """Prove to the other ranks of a group that this one holds the run's secret, and check that they
+    do.
 
     Raises:
         StrangerError: a rank does not hold the secret.

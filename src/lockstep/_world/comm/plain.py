@@ -1,8 +1,9 @@
-"""Plain values between ranks: what lockstep itself exchanges, read without running code that came with it.
+"""Plain values between ranks: what lockstep itself exchanges, read without running code that came
+with it.
 
-PyTorch's object collectives unpickle whatever arrives. Here PyTorch's restricted reader does (``torch.load`` with
-``weights_only``): it makes numbers, text, bytes, None, tensors, and lists, tuples, sets and dicts of them, and nothing else.
-"""
+PyTorch's object collectives unpickle whatever arrives. Here PyTorch's restricted reader does
+(``torch.load`` with ``weights_only``): it makes numbers, text, bytes, None, tensors, and lists,
+tuples, sets and dicts of them, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def unpack(data: bytes) -> Any:
 
 
 def all_gather_plain(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather a plain value from each rank of a group (None: of all ranks); returns them in rank order. A collective, which
-    blocks until every rank of the group has called it."""
+    """Gather a plain value from each rank of a group (None: of all ranks); returns them in rank
+    order. A collective, which blocks until every rank of the group has called it."""
     size = dist.get_world_size(group)
     if size == 1:
         return [value]
@@ -46,7 +47,8 @@ def all_gather_plain(value: Any, group: dist.ProcessGroup | None = None) -> list
 
 
 def broadcast_plain(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) -> Any:
-    """Return the plain value of a group's rank ``src`` on every rank; the others' values are ignored. A collective."""
+    """Return the plain value of a group's rank ``src`` on every rank; the others' values are
+    ignored. A collective."""
     if dist.get_world_size(group) == 1:
         return value
     is_source = dist.get_rank(group) == src

@@ -15,10 +15,12 @@ from lockstep._world.comm.collectives import Collectives
 
 
 class RawCollectives(Listener):
-    """Refuses them: they would combine whichever shards the processes run just then, or wait for a process that has fewer.
+    """Refuses them: they would combine whichever shards the processes run just then, or wait for a
+    process that has fewer.
 
-    PyTorch has no hook for calls of collectives, but numbers those of a group. So they are noticed after the fact, before the
-    shard's backward pass or at its end. For strategies whose forward passes and shards send nothing by themselves.
+    PyTorch has no hook for calls of collectives, but numbers those of a group. So they are noticed
+    after the fact, before the shard's backward pass or at its end. For strategies whose forward
+    passes and shards send nothing by themselves.
 
     Args:
         collectives: of the default group, which scripts use unless they say otherwise.
@@ -31,7 +33,8 @@ class RawCollectives(Listener):
 
     @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        # Counted from here: where two loaders are run side by side, an audit may ask the other ranks before this.
+        # Counted from here: where two loaders are run side by side, an audit may ask the other
+        # ranks before this.
         self._micro = micro
         self._num_before = num_collectives(self._collectives.group)
 
@@ -63,8 +66,9 @@ class RawCollectives(Listener):
 
 
 def num_collectives(group: dist.ProcessGroup) -> int:
-    """The number of collectives that this process has started in a group. (PyTorch has no public name for it. Messages to
-    single ranks do not count, nor do the collectives of backends that do not number them.)"""
+    """The number of collectives that this process has started in a group. (PyTorch has no public
+    name for it. Messages to single ranks do not count, nor do the collectives of backends that do
+    not number them.)"""
     try:
         number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
     except RuntimeError:

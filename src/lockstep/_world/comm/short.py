@@ -9,18 +9,20 @@ from torch import Tensor
 from lockstep._world.comm.collectives import all_gather_flat
 
 _FEW = 8
-"""With fewer ranks PyTorch's own all-gather is as fast, and faster for messages of 16 KB (2 processes: 0.66 of the time). For
-some numbers it takes 2.2 times as long with 8 processes, and 3.7 times with 16."""
+"""With fewer ranks PyTorch's own all-gather is as fast, and faster for messages of 16 KB (2
+processes: 0.66 of the time). For some numbers it takes 2.2 times as long with 8 processes, and 3.7
+times with 16."""
 _FIRST_TAG = (1 << 30) + (1 << 28)  # above those of ``sync.exchange``
 
 
 def all_gather_short(mine: Tensor) -> Tensor:
-    """Gather a short tensor from each rank of the run: of many ranks in ``log2 W`` messages rather than W - 1.
+    """Gather a short tensor from each rank of the run: of many ranks in ``log2 W`` messages rather
+    than W - 1.
 
-    A message has a latency, however short it is, and Gloo's own all-gather passes all of them round a ring. Here a rank that
-    has those of itself and the next ``k - 1`` gets the ``k`` after them in one message (Bruck and others,
-    "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems", 1997). Every rank must call it;
-    it blocks until all have.
+    A message has a latency, however short it is, and Gloo's own all-gather passes all of them round
+    a ring. Here a rank that has those of itself and the next ``k - 1`` gets the ``k`` after them in
+    one message (Bruck and others, "Efficient Algorithms for All-to-All Communications in Multiport
+    Message-Passing Systems", 1997). Every rank must call it; it blocks until all have.
 
     Args:
         mine: this rank's: shape ``(n,)``, on the CPU, with the same n and dtype on every rank.
@@ -42,7 +44,8 @@ def all_gather_short(mine: Tensor) -> Tensor:
             dist.irecv(gathered[known * length : (known + more) * length], (rank + known) % size, tag=_FIRST_TAG + step),
             dist.isend(gathered[: more * length], (rank - known) % size, tag=_FIRST_TAG + step),
         ]
-        for work in works:  # on one line, so that ranks that wait for the same one have the same stack
+        # on one line, so that ranks that wait for the same one have the same stack
+        for work in works:
             assert work is not None
             work.wait()
         known, step = known + more, step + 1

@@ -47,16 +47,19 @@ class OpenStore:
 
 
 def open_store(config: RunConfig, world: World) -> OpenStore:
-    """Open the store of this run. Every rank must call it; it blocks until all have, except with launchers that ensure it.
+    """Open the store of this run. Every rank must call it; it blocks until all have, except with
+    launchers that ensure it.
 
     Raises:
-        ConfigError: the endpoint cannot be used, the rank of this process is unknown, or it may not have as many open files as
-            ranks connect to it.
+        ConfigError: the endpoint cannot be used, the rank of this process is unknown, or it may not
+            have as many open files as ranks connect to it.
         PeerError: a rank did not arrive within the timeout.
     """
     timeout = datetime.timedelta(seconds=config.timeout_s)
-    allow_connections(2 * world.world_size)  # Gloo opens one to each rank, and all may ask a store that rank 0 keeps
-    # A process that joins again must not find the addresses of its earlier group, which the store may outlive.
+    # Gloo opens one to each rank, and all may ask a store that rank 0 keeps
+    allow_connections(2 * world.world_size)
+    # A process that joins again must not find the addresses of its earlier group, which the store
+    # may outlive.
     prefix = f"lockstep/{next(_openings)}"
     if config.init_method is None and world.store_path is not None:
         # A file in a private directory listens on nothing, so no other host can reach it.
@@ -82,8 +85,8 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
     assert url.hostname is not None
     assert url.port is not None
     host = url.hostname
-    # A loopback address on which all ranks agree means that all are on this machine, so no other is listened to.
-    # (MASTER_ADDR may be localhost on rank 0's machine only.)
+    # A loopback address on which all ranks agree means that all are on this machine, so no other is
+    # listened to. (MASTER_ADDR may be localhost on rank 0's machine only.)
     is_here = "local_world_size" not in world.unsaid and world.local_world_size == world.world_size
     is_private = (endpoint == config.init_method or world.launcher == "lockstep" or is_here) and is_loopback(host)
     store = tcp_store(host, url.port, waiter, is_private=is_private)
@@ -91,7 +94,8 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
 
 
 def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: float) -> OpenStore:
-    """Connect to the store kept by the launchers of several machines, with a prefix for each start of the processes."""
+    """Connect to the store kept by the launchers of several machines, with a prefix for each start
+    of the processes."""
     url = urlsplit(endpoint)
     assert url.hostname is not None
     assert url.port is not None
@@ -105,7 +109,8 @@ def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: f
 
 
 def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
-    """Open a store on the first node of a Slurm step, at a port derived from the numbers of job and step."""
+    """Open a store on the first node of a Slurm step, at a port derived from the numbers of job and
+    step."""
     assert world.job is not None
     assert world.job.step is not None
     host = world.job.step.hosts[0]
@@ -122,10 +127,11 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
 
 
 def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> OpenStore:
-    """Meet in a file of the directory ``PATH.lockstep``, which only this user can read, as the store holds the ranks' key.
+    """Meet in a file of the directory ``PATH.lockstep``, which only this user can read, as the
+    store holds the ranks' key.
 
-    Each launch, restart and opening has a file of its own, as far as the ranks know that; what a killed run has left in the
-    same file is noticed by its ranks, which count as having arrived.
+    Each launch, restart and opening has a file of its own, as far as the ranks know that; what a
+    killed run has left in the same file is noticed by its ranks, which count as having arrived.
     """
     directory = path.with_name(f"{path.name}.lockstep")
     try:
@@ -141,7 +147,8 @@ def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> Open
     launch = world.launch if world.launcher == "lockstep" and world.num_nodes == 1 else ""
     restarts = world.restart, 0 if world.job is None else world.job.restart
     file = directory / "-".join(["store", *filter(None, [launch]), *map(str, restarts), prefix.rpartition("/")[2]])
-    store = FileStore(str(file), 0)  # PyTorch removes the file with the last reference to it, of however many ranks
+    # PyTorch removes the file with the last reference to it, of however many ranks
+    store = FileStore(str(file), 0)
     _on_leave.append(lambda: _remove_empty(directory))
     try:
         gone = f"the rendezvous at {{endpoint}} was interrupted (if the file {file} is of a run that was killed, remove it)"
@@ -165,7 +172,8 @@ def _remove_empty(directory: Path) -> None:
 
 
 def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | None, gone: str) -> OpenStore:
-    """Wait for the other ranks at a store; ``gone`` is the error message if the store disappears meanwhile."""
+    """Wait for the other ranks at a store; ``gone`` is the error message if the store disappears
+    meanwhile."""
     store.set_timeout(datetime.timedelta(seconds=waiter.timeout_s))
     prefixed = PrefixStore(prefix, store)
     try:
@@ -177,13 +185,15 @@ def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | N
 
 
 def leave_store() -> None:
-    """Remove what a rendezvous has left, once the process group and its store are gone. Every rank should call it."""
+    """Remove what a rendezvous has left, once the process group and its store are gone. Every rank
+    should call it."""
     while _on_leave:
         _on_leave.pop()()
 
 
 def rendezvous_url(init_method: str | None, world: World) -> str:
-    """The rendezvous: ``tcp://...`` or ``file://...``; or ``env://`` under torchrun, whose agent keeps the store.
+    """The rendezvous: ``tcp://...`` or ``file://...``; or ``env://`` under torchrun, whose agent
+    keeps the store.
 
     Raises:
         ConfigError: it cannot be determined, or the rank of this process is unknown.
@@ -222,8 +232,10 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
 
 
 def _job_of_parent() -> str:
-    """For launchers that give their jobs no directory: the parent starts all ranks of this machine, and no other job."""
-    # In ticks since the machine's start: psutil adds when that was, which two ranks may see differently.
+    """For launchers that give their jobs no directory: the parent starts all ranks of this machine,
+    and no other job."""
+    # In ticks since the machine's start: psutil adds when that was, which two ranks may see
+    # differently.
     started = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{tempfile.gettempdir()}/lockstep-job-{os.getppid()}-{started}"
 
@@ -247,7 +259,8 @@ def _arrive(store: Store, waiter: Waiter) -> None:
     def missing() -> list[int]:
         return [rank for rank in range(waiter.world_size) if store.add(f"arrived/{rank}", 0) == 0]
 
-    # The last to arrive tells the others: with a look at every rank's key a thousand ranks would ask a million times.
+    # The last to arrive tells the others: with a look at every rank's key a thousand ranks would
+    # ask a million times.
     if store.add("arrived", 1) == waiter.world_size:
         store.set("all_arrived", "")
     while not store.check(["all_arrived"]):

@@ -13,7 +13,8 @@ from lockstep._world.machine.addresses import addresses_of, is_loopback, listen,
 from lockstep._world.machine.tcp_store import connect, serve
 
 _stores: dict[tuple[str, int, int], TCPStore] = {}
-"""By host, port and rank. Never closed, since a process that joins again must not connect to a server that is closing."""
+"""By host, port and rank. Never closed, since a process that joins again must not connect to a
+server that is closing."""
 
 
 def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False) -> TCPStore:
@@ -53,7 +54,8 @@ def _address_of(host: str, addresses: list[str], *, is_private: bool) -> str | N
     """The single address on which to listen; None: all addresses of this machine."""
     if is_private:
         return "127.0.0.1" if host == "localhost" else host
-    # On some systems a machine's own name resolves to a loopback address, by which others cannot reach it.
+    # On some systems a machine's own name resolves to a loopback address, by which others cannot
+    # reach it.
     return addresses[0] if len(addresses) == 1 and not is_loopback(addresses[0]) else None
 
 
@@ -64,7 +66,8 @@ def _serve(host: str, port: int, waiter: Waiter, address: str | None) -> TCPStor
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL or address is None or is_loopback(address):
                 raise
-            address = None  # an address that is forwarded to this machine (of a container's host, or a gateway)
+            # an address that is forwarded to this machine (of a container's host, or a gateway)
+            address = None
             listener = listen(None, port)
     except OSError as error:
         raise ConfigError(

@@ -13,12 +13,14 @@ _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 
 
 def has_timed_out(error: RuntimeError) -> bool:
-    """Whether an error of a collective says that it took longer than its timeout. (Gloo has no class for it.)"""
+    """Whether an error of a collective says that it took longer than its timeout. (Gloo has no
+    class for it.)"""
     return "imed out" in str(error)
 
 
 class Waiter:
-    """Waits with a timeout: after a few seconds it prints what for, and in the end it raises PeerError.
+    """Waits with a timeout: after a few seconds it prints what for, and in the end it raises
+    PeerError.
 
     Args:
         world_size: the expected number of ranks.

@@ -58,7 +58,8 @@ class Job:
 
     @property
     def name(self) -> str:
-        """A name that stays the same when the job is requeued, since the step then has the same number."""
+        """A name that stays the same when the job is requeued, since the step then has the same
+        number."""
         return f"slurm {self.number}.{'batch' if self.step is None else self.step.number}"
 
     @property

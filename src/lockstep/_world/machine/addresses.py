@@ -1,4 +1,5 @@
-"""This machine's addresses and network interfaces, and routes to other machines. No packets are sent."""
+"""This machine's addresses and network interfaces, and routes to other machines. No packets are
+sent."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ SOMEWHERE = "192.0.2.1"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is a loopback one: ``localhost``, ``127.0.0.1``, ``::1`` and the like."""
+    """Whether a host name or address is a loopback one: ``localhost``, ``127.0.0.1``, ``::1`` and
+    the like."""
     if host == "localhost":
         return True
     try:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 
 def shared_by(namespace: str) -> str:
-    """The same text for two processes of one start of one machine that are in one namespace of a kind, else another one.
+    """The same text for two processes of one start of one machine that are in one namespace of a
+    kind, else another one.
 
     Args:
-        namespace: ``net``: they reach each other over the loopback interface; ``pid``: a number of a process means the same
-            process to them.
+        namespace: ``net``: they reach each other over the loopback interface; ``pid``: a number of
+            a process means the same process to them.
 
     Returns:
         Empty: it is not known (not Linux).

@@ -47,10 +47,11 @@ def hold_spare() -> None:
 
 
 def free_spare() -> None:
-    """Let go of them: this process fails, perhaps because it has no descriptors left, and what it says of that reads lines of
-    source, writes its black box and imports modules."""
+    """Let go of them: this process fails, perhaps because it has no descriptors left, and what it
+    says of that reads lines of source, writes its black box and imports modules."""
     while _spare:
         fd = _spare.pop()
         with contextlib.suppress(OSError):  # the script has closed all of its files
-            if os.fstat(fd).st_rdev == Path(os.devnull).stat().st_rdev:  # and may have opened others since
+            # and may have opened others since
+            if os.fstat(fd).st_rdev == Path(os.devnull).stat().st_rdev:
                 os.close(fd)

@@ -16,10 +16,11 @@ _ANSWER_S = 2.0
 
 
 def serve(listener: socket.socket, address: str | None, timeout_s: float) -> TCPStore:
-    """Start a store on a listening socket, which it takes over, for the lifetime of the returned object.
+    """Start a store on a listening socket, which it takes over, for the lifetime of the returned
+    object.
 
-    Code in this process that asks PyTorch for a shared store (``multi_tenant``) at the same port gets this one.
-    """
+    Code in this process that asks PyTorch for a shared store (``multi_tenant``) at the same port
+    gets this one."""
     port = listener.getsockname()[1]
     timeout = datetime.timedelta(seconds=timeout_s)
     where = address or "127.0.0.1"
@@ -32,7 +33,8 @@ def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Calla
     Args:
         host: the store's host name or address.
         remaining_s: returns the seconds left.
-        pause: called repeatedly with the current problem; it sleeps briefly, or raises an error to end the wait.
+        pause: called repeatedly with the current problem; it sleeps briefly, or raises an error to
+            end the wait.
 
     Raises:
         PeerError: the port is not that of such a store.
@@ -45,7 +47,8 @@ def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Calla
         except OSError as error:
             reason = f"{host}:{port}: {error.strerror or error}"
         pause(reason)
-    # It waits forever for another kind of server to answer, so it runs in a thread that can be abandoned.
+    # It waits forever for another kind of server to answer, so it runs in a thread that can be
+    # abandoned.
     results: list[TCPStore | BaseException] = []
 
     def open_client() -> None:

@@ -1,10 +1,11 @@
 """The threads of native libraries in this process: BLAS (NumPy's, and SciPy's own) and OpenMP.
 
-PyTorch's number of threads is set with ``torch.set_num_threads``, which does not affect NumPy's BLAS, where the number of
-threads can change bits too. Both are set to the same number. Nothing in this module starts a parallel region.
+PyTorch's number of threads is set with ``torch.set_num_threads``, which does not affect NumPy's
+BLAS, where the number of threads can change bits too. Both are set to the same number. Nothing in
+this module starts a parallel region.
 
-A library chooses its number of threads when it is loaded. One that is loaded after ``use_threads`` (by an import in the
-middle of the script) is found, and set, at the next check.
+A library chooses its number of threads when it is loaded. One that is loaded after ``use_threads``
+(by an import in the middle of the script) is found, and set, at the next check.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from threadpoolctl import ThreadpoolController
 _libraries: tuple[Any, ...] = ()
 """Threadpoolctl's controllers of the loaded libraries. (They remain valid in a forked child.)"""
 _num_modules = -1
-"""Number of imported modules at the last check, which takes some milliseconds; counting modules takes next to nothing."""
+"""Number of imported modules at the last check, which takes some milliseconds; counting modules
+takes next to nothing."""
 _number: int | None = None
 """The number given to ``use_threads``."""
 
@@ -28,7 +30,8 @@ def libraries() -> tuple[Any, ...]:
     global _libraries, _num_modules
     if len(sys.modules) != _num_modules:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of OpenMPs that do not go together: not ours to say
+            # of OpenMPs that do not go together: not ours to say
+            warnings.simplefilter("ignore", RuntimeWarning)
             controllers = ThreadpoolController().lib_controllers
         earlier = {library.filepath for library in _libraries}
         _libraries, _num_modules = tuple(controllers), len(sys.modules)
@@ -40,7 +43,8 @@ def libraries() -> tuple[Any, ...]:
 
 
 def use_threads(number: int) -> None:
-    """Set the number of threads of all libraries, including those loaded later. PyTorch's is set separately."""
+    """Set the number of threads of all libraries, including those loaded later. PyTorch's is set
+    separately."""
     global _number
     _number = number
     for library in libraries():
@@ -49,7 +53,8 @@ def use_threads(number: int) -> None:
 
 def set_number(library: Any, number: int) -> None:
     """Set the number of threads of one library."""
-    # Compared first: right after a fork, setting OpenBLAS to one thread first recreates all threads that it had.
+    # Compared first: right after a fork, setting OpenBLAS to one thread first recreates all threads
+    # that it had.
     if library.num_threads != number:
         _set(library, number)
 

@@ -49,7 +49,8 @@ _REFUSED: Mapping[str, str] = {
 
 
 class Accelerator(Outputs):
-    """accelerate's ``Accelerator`` (experimental), with bit-identical results on any number of processes.
+    """accelerate's ``Accelerator`` (experimental), with bit-identical results on any number of
+    processes.
 
     ::
 
@@ -64,17 +65,20 @@ class Accelerator(Outputs):
                 optimizer.step()
                 optimizer.zero_grad()
 
-    The script sees one process. Its loop over a prepared loader runs once per global batch, on every rank, and what it computes
-    from the batch is noted (``Promise``). ``backward`` computes it, once per shard of the batch; afterwards, ``loss.item()`` is
-    the mean over the global batch. What needs a value before is an error.
+    The script sees one process. Its loop over a prepared loader runs once per global batch, on
+    every rank, and what it computes from the batch is noted (``Promise``). ``backward`` computes
+    it, once per shard of the batch; afterwards, ``loss.item()`` is the mean over the global batch.
+    What needs a value before is an error.
 
     Every rank must make it, before the model. ``accelerator.team`` is lockstep's ``Team``.
 
     Args:
         mixed_precision: ``no`` or ``bf16``; None: what ``accelerate launch`` was told, else ``no``.
-        gradient_accumulation_steps: batches to a step of the optimizer, in ``accelerator.accumulate(model)``.
+        gradient_accumulation_steps: batches to a step of the optimizer, in
+            ``accelerator.accumulate(model)``.
         cpu: whether to train on the CPU.
-        dataloader_config: accepted. A batch of the script's loader is the global one, as with ``split_batches=True``.
+        dataloader_config: accepted. A batch of the script's loader is the global one, as with
+            ``split_batches=True``.
         split_batches: accepted. See there.
         log_with: the trackers for ``accelerator.log``, besides lockstep's journal.
         project_dir: where they write.
@@ -83,7 +87,8 @@ class Accelerator(Outputs):
         step_scheduler_with_optimizer: False: a schedule steps also where the optimizer does not.
         kwargs_handlers: ``ProfileKwargs``.
         rng_types: accepted. All random streams are lockstep's.
-        shards: number of parts of each global batch: runs with the same number have the same result.
+        shards: number of parts of each global batch: runs with the same number have the same
+            result.
         options: accelerate's other arguments, which are refused, and settings of ``lockstep.join``.
 
     Raises:
@@ -154,13 +159,14 @@ class Accelerator(Outputs):
     # Preparing
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Prepare models, optimizers, schedules and loaders, for training or evaluation. Other objects are returned
-        unchanged.
+        """Prepare models, optimizers, schedules and loaders, for training or evaluation. Other
+        objects are returned unchanged.
 
         Every rank must call it, with equal objects in the same order.
 
         Returns:
-            The prepared objects in the order given: a tuple, or the object itself if there is only one.
+            The prepared objects in the order given: a tuple, or the object itself if there is only
+            one.
         """
         known = [place for place, item in enumerate(objects) if _is_prepared_by_team(item)]
         given = [
@@ -206,8 +212,8 @@ class Accelerator(Outputs):
         return [optimizer for optimizer in self._optimizers if optimizer.optimizer is schedule.optimizer]
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Add objects with ``state_dict`` and ``load_state_dict`` to the run's state. Every rank must call it,
-        before the loop."""
+        """Add objects with ``state_dict`` and ``load_state_dict`` to the run's state. Every rank
+        must call it, before the loop."""
         for item in objects:
             self.team.register(f"custom_checkpoint_{len(self._registered)}", item)
             self._registered.append(item)
@@ -215,7 +221,8 @@ class Accelerator(Outputs):
     # The loop
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Iterate over the numbers of epochs, in place of ``range(num_epochs)``: a resumed run begins where it was interrupted.
+        """Iterate over the numbers of epochs, in place of ``range(num_epochs)``: a resumed run
+        begins where it was interrupted.
 
         Every rank must leave the loop at the same point.
         """
@@ -237,7 +244,8 @@ class Accelerator(Outputs):
         self._refuse_range()
 
     def _refuse_range(self) -> None:
-        """Refuse a resumed run whose script goes through all epochs again, unless ``epochs`` counts them."""
+        """Refuse a resumed run whose script goes through all epochs again, unless ``epochs`` counts
+        them."""
         if not self._in_epochs:
             raise UsageError(
                 "this run resumes from a checkpoint, and the script begins with its first epoch again, by range(n) or the "
@@ -246,15 +254,15 @@ class Accelerator(Outputs):
             )
 
     def backward(self, loss: Any, *, weight: Any = None, reduction: str | None = None, **options: Any) -> None:
-        """Compute the loss in each shard of its batch, and its gradient. Every rank must call it. Afterwards, its value
-        is known.
+        """Compute the loss in each shard of its batch, and its gradient. Every rank must call it.
+        Afterwards, its value is known.
 
         As accelerate's, it divides the loss by ``gradient_accumulation_steps``.
 
         Args:
             loss: what the script has computed from the batch: a mean over samples.
-            weight: what each shard counts in the mean; None: its number of samples. For a mean over tokens, their number:
-                ``weight=batch["labels"].ne(-100).sum()``.
+            weight: what each shard counts in the mean; None: its number of samples. For a mean over
+                tokens, their number: ``weight=batch["labels"].ne(-100).sum()``.
             reduction: ``sum`` for a loss that is a sum over samples.
             options: of ``Tensor.backward``.
 
@@ -278,7 +286,8 @@ class Accelerator(Outputs):
         source.backward(loss, self.gradient_accumulation_steps, weight, reduction, options)
 
     def _note_accumulation(self, batch: TrainingBatch) -> None:
-        """Notice that the script adds up gradients of several batches by itself, as by ``step % 2 == 0``.
+        """Notice that the script adds up gradients of several batches by itself, as by ``step % 2
+        == 0``.
 
         Raises:
             UsageError: the run was resumed within this pass, so that the script's count is another.
@@ -306,8 +315,8 @@ class Accelerator(Outputs):
 
     @contextlib.contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Within the block, optimizers and schedules step with each ``gradient_accumulation_steps``-th batch, and with the last
-        one of a pass."""
+        """Within the block, optimizers and schedules step with each
+        ``gradient_accumulation_steps``-th batch, and with the last one of a pass."""
         state = self.gradient_state
         if state.num_steps > 1 and state.sync_with_dataloader and self._is_last is None:
             raise UsageError(
@@ -378,7 +387,8 @@ class Accelerator(Outputs):
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function for values of a batch that is called once per shard, with the shard's tensors.
 
-        For what cannot be noted line by line: conditions, shapes, random numbers, models that are not prepared::
+        For what cannot be noted line by line: conditions, shapes, random numbers, models that are
+        not prepared::
 
             def noisy(x):
                 return x + torch.randn(x.shape) * 0.1
@@ -390,15 +400,16 @@ class Accelerator(Outputs):
     # Values
 
     def gather(self, tensors: Any) -> Any:
-        """The values over the whole batch, each row once, the same on every rank. Every rank must call it.
+        """The values over the whole batch, each row once, the same on every rank. Every rank must
+        call it.
 
         In training, before ``backward``, values are not known yet, and are returned unchanged.
         """
         return gather(tensors)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """``gather``; of the last, smaller batch of an evaluation, at most as many rows as it has samples, as of
-        ``loss.repeat(batch_size)``."""
+        """``gather``; of the last, smaller batch of an evaluation, at most as many rows as it has
+        samples, as of ``loss.repeat(batch_size)``."""
         return gather(input_data, truncate=True)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
@@ -406,8 +417,8 @@ class Accelerator(Outputs):
         return tensor
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The values themselves: the batch is whole. Of a number that is computed per shard, before ``backward``, the mean
-        or sum over the shards.
+        """The values themselves: the batch is whole. Of a number that is computed per shard, before
+        ``backward``, the mean or sum over the shards.
 
         Raises:
             ConfigError: the reduction is unknown.
@@ -415,7 +426,8 @@ class Accelerator(Outputs):
         return reduce(tensor, reduction)
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Let go of prepared models, optimizers and schedules. The run's checkpoints still contain them."""
+        """Let go of prepared models, optimizers and schedules. The run's checkpoints still contain
+        them."""
         self._models, self._optimizers, self._schedulers = [], [], []
         self._counts["accumulated"] = 0
         gc.collect()

@@ -74,8 +74,8 @@ class PromisedBatch(ABC):
         return with_leaves(structure, make)
 
     def settle_sums(self) -> None:
-        """Compute what the script adds to a number of its own (``total += x``), before the loop takes the next batch. Every
-        rank must call it."""
+        """Compute what the script adds to a number of its own (``total += x``), before the loop
+        takes the next batch. Every rank must call it."""
         for node in list(self._alive()):
             if not node.has_value and is_sum_with_another(node) and self.is_ready:
                 node.settle(self.value(node))
@@ -129,7 +129,8 @@ class TrainingBatch(PromisedBatch):
             )
 
     def backward(self, loss: Promise, scale: float, weight: Any, reduction: str | None, options: dict[str, Any]) -> None:
-        """Compute the loss and its gradient in each shard; then, their means are known. Every rank must call it."""
+        """Compute the loss and its gradient in each shard; then, their means are known. Every rank
+        must call it."""
         if self._is_over:
             raise UsageError("accelerator.backward(loss) of an earlier batch: call it before the loop takes the next one.")
         means = means_of(loss._node)
@@ -233,7 +234,8 @@ class TrainingBatch(PromisedBatch):
         return memo[node.number]
 
     def _gathered(self, root: Node, path: list[Callable[[Any], Any]]) -> Any:
-        """The rows of a leaf, or of a model's result, over all ranks, after the steps of ``path``."""
+        """The rows of a leaf, or of a model's result, over all ranks, after the steps of
+        ``path``."""
         if root.call is leaf:
             micro_steps = zip(self._batch.plan.micro_steps, self._batch.data, strict=True)
             results = [(micro.shard, micro.num_samples, follow(root.args, data)) for micro, data in micro_steps]
@@ -290,7 +292,8 @@ def _scalar(value: Any, name: str) -> Tensor:
 
 
 def _root(node: Node) -> tuple[Node | None, list[Callable[[Any], Any]]]:
-    """The leaf or call whose part a node is, and the steps to that part; None: it is something else."""
+    """The leaf or call whose part a node is, and the steps to that part; None: it is something
+    else."""
     path: list[Callable[[Any], Any]] = []
     while is_part(node.call, node.args):
         owner, key = node.args
@@ -300,7 +303,8 @@ def _root(node: Node) -> tuple[Node | None, list[Callable[[Any], Any]]]:
 
 
 def _along(path: list[Callable[[Any], Any]], value: Any) -> tuple[int, Any]:
-    """The steps up to the first tensor: how many, and to what they lead. (A step within a tensor counts rows.)"""
+    """The steps up to the first tensor: how many, and to what they lead. (A step within a tensor
+    counts rows.)"""
     for number, step in enumerate(path):
         if isinstance(value, Tensor):
             return number, value.cpu()

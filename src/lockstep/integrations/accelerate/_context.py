@@ -1,4 +1,5 @@
-"""``Context``: whether gradients and autocast are on where an operation is noted, and again where it is computed."""
+"""``Context``: whether gradients and autocast are on where an operation is noted, and again where
+it is computed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Context:
         return cls(torch.is_grad_enabled(), device, dtype)
 
     def again(self, *, gradients: bool = True) -> contextlib.AbstractContextManager[Any]:
-        """The same modes, for a block. ``gradients=False``: without gradients, whatever they were."""
+        """The same modes, for a block. ``gradients=False``: without gradients, whatever they
+        were."""
         now, wanted = Context.now(self.device), self.gradients and gradients
         if now.gradients == wanted and now.autocast == self.autocast:
             return contextlib.nullcontext()

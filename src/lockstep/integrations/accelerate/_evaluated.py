@@ -62,9 +62,9 @@ class EvaluatedBatch(PromisedBatch):
     def values(self, nodes: list[Node]) -> list[Any]:
         """The values of several nodes, in one exchange. Every rank must call it.
 
-        Ranks compute as many batches as there are ranks at once, each its own. So a batch's value may have been computed when
-        the first batch of the round asked for its own, by the same operations. Otherwise, there is another pass for it.
-        """
+        Ranks compute as many batches as there are ranks at once, each its own. So a batch's value
+        may have been computed when the first batch of the round asked for its own, by the same
+        operations. Otherwise, there is another pass for it."""
         if self._batch is None:
             raise UsageError(
                 "a value of an evaluation batch was needed after the loop had taken the next batch, and had not been "
@@ -116,7 +116,8 @@ class Round:
         self._of: Program | None = None
 
     def memo_of(self, program: Program) -> dict[int, Any]:
-        """The results that a program may use again: those of calls that it has in common with the last."""
+        """The results that a program may use again: those of calls that it has in common with the
+        last."""
         if self._of is not None:
             self.memo = {number: value for number, value in self.memo.items() if program.shares_call(self._of, number)}
         self._of = program

@@ -55,7 +55,8 @@ def save_state(
 
 
 def save_model(team: lockstep.Team, model: nn.Module, folder: Path, *, safe: bool) -> None:
-    """Write a model's weights as ``model.safetensors``, or ``pytorch_model.bin``. Every rank must call it; rank 0 writes."""
+    """Write a model's weights as ``model.safetensors``, or ``pytorch_model.bin``. Every rank must
+    call it; rank 0 writes."""
     if team.is_main:
         folder.mkdir(parents=True, exist_ok=True)
     weights = model.state_dict()

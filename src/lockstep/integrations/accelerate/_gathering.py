@@ -12,13 +12,15 @@ from lockstep.integrations.accelerate._structure import map_tensors
 
 
 def gather(tensors: Any, *, truncate: bool = False) -> Any:
-    """The same tree with the values of its promises that are known, or can be computed. Every rank must call it.
+    """The same tree with the values of its promises that are known, or can be computed. Every rank
+    must call it.
 
     The values of an evaluation batch are exchanged together.
 
     Args:
         tensors: the tree.
-        truncate: whether to leave out rows beyond the samples of a last, smaller batch of an evaluation.
+        truncate: whether to leave out rows beyond the samples of a last, smaller batch of an
+            evaluation.
     """
     evaluated: dict[int, tuple[EvaluatedBatch, list[Promise]]] = {}
     for promise in promises_in(tensors):
@@ -40,7 +42,8 @@ def gather(tensors: Any, *, truncate: bool = False) -> Any:
 
 
 def reduce(tensors: Any, reduction: str) -> Any:
-    """The same tree with the values that are known; of others, which are numbers of shards, the mean or sum over the shards.
+    """The same tree with the values that are known; of others, which are numbers of shards, the
+    mean or sum over the shards.
 
     Raises:
         ConfigError: the reduction is unknown.

@@ -1,4 +1,5 @@
-"""What lockstep needs of accelerate besides its public classes, all in one place: see ``check_host``."""
+"""What lockstep needs of accelerate besides its public classes, all in one place: see
+``check_host``."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _STRANGERS = {
 
 
 def enter_single_process(team: lockstep.Team, mixed_precision: str | None, *, cpu: bool) -> AcceleratorState:
-    """Let accelerate find a single process, whose index is this rank: ``is_main_process`` and loggers are right by that.
+    """Let accelerate find a single process, whose index is this rank: ``is_main_process`` and
+    loggers are right by that.
 
     Raises:
         ConfigError: ``accelerate launch`` was told to use another way to train in parallel.
@@ -80,8 +82,8 @@ def check_host() -> None:
 
 
 def refuse_local_sgd(kind: type) -> None:
-    """Let ``LocalSGD(accelerator=...)`` raise for accelerators of a type: with the single process that it finds, it would do
-    nothing, without a word."""
+    """Let ``LocalSGD(accelerator=...)`` raise for accelerators of a type: with the single process
+    that it finds, it would do nothing, without a word."""
     made = local_sgd.LocalSGD.__init__
     if getattr(made, "refuses", None) is kind:
         return

@@ -1,4 +1,5 @@
-"""``PromisedLoader``: a prepared loader, whose loop runs once per global batch and gets promises."""
+"""``PromisedLoader``: a prepared loader, whose loop runs once per global batch and gets
+promises."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ class Host(Protocol):
     """Follows the training passes of loaders."""
 
     def begin_step(self, is_last: bool | None, *, is_resumed: bool) -> None:
-        """A training batch is about to be handed out. ``is_last``: whether it is the last of its pass; None: unknown.
-        ``is_resumed``: whether an earlier launch has taken the first batches of the pass."""
+        """A training batch is about to be handed out. ``is_last``: whether it is the last of its
+        pass; None: unknown. ``is_resumed``: whether an earlier launch has taken the first batches
+        of the pass."""
 
     def skip_pass(self) -> None:
         """A pass is skipped, since an earlier launch of the run has completed it."""
@@ -30,8 +32,8 @@ class Host(Protocol):
 class PromisedLoader:
     """What ``accelerator.prepare(loader)`` returns.
 
-    A pass trains if gradients are on and a prepared model that is not frozen is in training mode (``model.train()``). Otherwise
-    it evaluates.
+    A pass trains if gradients are on and a prepared model that is not frozen is in training mode
+    (``model.train()``). Otherwise it evaluates.
     Other attributes are those of the script's loader.
 
     Args:
@@ -76,7 +78,8 @@ class PromisedLoader:
         return len(self.wrapped.dataset)  # type: ignore[attr-defined]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the data set its epoch, if it has a method for that. The order of samples follows the run's epoch."""
+        """Tell the data set its epoch, if it has a method for that. The order of samples follows
+        the run's epoch."""
         tell = getattr(getattr(self.wrapped, "dataset", None), "set_epoch", None)
         if tell is not None:
             tell(epoch)
@@ -123,7 +126,8 @@ class PromisedLoader:
     def _lent(self, batch: PromisedBatch, structure: Any) -> Iterator[Any]:
         try:
             yield batch.promised(structure)
-            batch.settle_sums()  # not after `break`, which may as well be an error of this rank alone
+            # not after `break`, which may as well be an error of this rank alone
+            batch.settle_sums()
         finally:
             batch.end()
 

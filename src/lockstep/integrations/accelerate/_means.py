@@ -1,4 +1,5 @@
-"""Which noted values are means over the batch: the loss that is given to ``backward``, and what that makes one."""
+"""Which noted values are means over the batch: the loss that is given to ``backward``, and what
+that makes one."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ _SAME = ("detach", "float", "double", "half", "bfloat16", "to", "clone", "type",
 
 
 def means_of(loss: Node) -> list[Node]:
-    """The loss, and those values that it is a sum, difference or multiple of: if it is a mean over samples, so are they.
+    """The loss, and those values that it is a sum, difference or multiple of: if it is a mean over
+    samples, so are they.
 
-    A value that the loss follows from in another way (the outputs of a model, say) is none of these.
-    """
+    A value that the loss follows from in another way (the outputs of a model, say) is none of
+    these."""
     found: dict[int, Node] = {}
     todo = [loss]
     while todo:
@@ -63,6 +65,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_sum_with_another(node: Node) -> bool:
-    """Whether a value is a sum with something that is not of its batch, in the form of ``total += value``."""
+    """Whether a value is a sum with something that is not of its batch, in the form of ``total +=
+    value``."""
     name = getattr(node.call, "__name__", "").strip("_")
     return name in ("add", "radd", "iadd") and len(node.args) == 2 and not isinstance(node.args[0], Promise)

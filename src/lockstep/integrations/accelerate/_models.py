@@ -14,7 +14,8 @@ from lockstep.integrations.accelerate._promise import note, promises_in
 
 
 def per_shard(function: Callable[..., Any], stamp: Callable[[], Any] = lambda: None, name: str = "") -> Callable[..., Any]:
-    """A function that notes its calls if promises are among the arguments, and is called at once if none are.
+    """A function that notes its calls if promises are among the arguments, and is called at once if
+    none are.
 
     Args:
         function: called once per shard, with the shard's values in place of the promises.
@@ -50,5 +51,6 @@ def with_noted_calls(model: nn.Module) -> nn.Module:
         return per_shard(value, stamp, f"model.{name}") if inspect.ismethod(value) else value
 
     noting = type(kind.__name__, (kind,), {"__call__": call, "__getattr__": attribute})
-    object.__setattr__(model, "__class__", noting)  # a prepared model passes other assignments on to the script's model
+    # a prepared model passes other assignments on to the script's model
+    object.__setattr__(model, "__class__", noting)
     return model

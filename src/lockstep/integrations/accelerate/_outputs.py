@@ -43,8 +43,8 @@ class Outputs(Processes):
         self._counts = team.register("accelerator", {"accumulated": 0, "saved": 0, "since": False, "by_hand": False})
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **_: Any) -> str:
-        """Write a folder that plain accelerate can load. Every rank must call it; rank 0 writes. lockstep does not read it:
-        its own checkpoints are automatic."""
+        """Write a folder that plain accelerate can load. Every rank must call it; rank 0 writes.
+        lockstep does not read it: its own checkpoints are automatic."""
         folder = files.folder_of_state(output_dir, self.project_configuration, self._counts["saved"])
         self._counts["saved"] += 1
         numbered = (
@@ -84,8 +84,8 @@ class Outputs(Processes):
             self.trackers = host.make_trackers(self.log_with, self.logging_dir, project_name, config, init_kwargs or {})
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Write values to the trackers, and numbers among them to lockstep's journal and progress display. Every rank must call
-        it, with equal values."""
+        """Write values to the trackers, and numbers among them to lockstep's journal and progress
+        display. Every rank must call it, with equal values."""
         values = {name: value_of(value) if isinstance(value, Promise) else value for name, value in values.items()}
         numbers = {name: value for name, value in values.items() if _is_number(value)}
         if numbers:

@@ -11,7 +11,8 @@ import lockstep
 
 
 class Processes:
-    """The part of ``Accelerator`` that asks for ranks: there is one process of a script, whose index is this rank."""
+    """The part of ``Accelerator`` that asks for ranks: there is one process of a script, whose
+    index is this rank."""
 
     num_processes = 1
     """Processes that a script sees. (Those of the run: ``accelerator.team.world_size``.)"""
@@ -81,7 +82,8 @@ class Processes:
         self._is_triggered = True
 
     def check_trigger(self) -> bool:
-        """Whether a rank has called ``set_trigger`` since the last check. Every rank must call it."""
+        """Whether a rank has called ``set_trigger`` since the last check. Every rank must call
+        it."""
         triggered, self._is_triggered = self._is_triggered, False
         return self.team.any(triggered)
 

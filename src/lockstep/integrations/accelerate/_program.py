@@ -15,7 +15,8 @@ from lockstep.integrations.accelerate._promise import Node, Promise, leaf, promi
 
 
 class PerShard:
-    """A function that is called with a shard's values, and whose results are kept, since it may draw or be costly: a model.
+    """A function that is called with a shard's values, and whose results are kept, since it may
+    draw or be costly: a model.
 
     Args:
         function: called with values in place of promises.
@@ -68,7 +69,8 @@ class _Step:
 
 
 class Program:
-    """Operations in the order in which they were noted. It keeps no promise, so that their owners can be let go.
+    """Operations in the order in which they were noted. It keeps no promise, so that their owners
+    can be let go.
 
     Args:
         targets: the nodes to compute.
@@ -117,7 +119,8 @@ class Program:
         return sorted(found)
 
     def shares_call(self, other: Program, number: int) -> bool:
-        """Whether an operation is a call of a ``PerShard`` function that another program makes, too, on the same values."""
+        """Whether an operation is a call of a ``PerShard`` function that another program makes,
+        too, on the same values."""
         if number not in self._steps or number not in other._steps or not isinstance(self._steps[number].call, PerShard):
             return False
         numbers = self._needed([number], {})
@@ -135,7 +138,8 @@ class Program:
 
 
 def needed(targets: Iterable[Node]) -> list[Node]:
-    """The nodes that the targets are computed from, and they themselves, in the order in which they were noted."""
+    """The nodes that the targets are computed from, and they themselves, in the order in which they
+    were noted."""
     found: dict[int, Node] = {}
     todo = list(targets)
     while todo:

@@ -1,4 +1,5 @@
-"""``Promise``: a value that a training loop computes from a batch, noted by the loop and computed later, once per shard."""
+"""``Promise``: a value that a training loop computes from a batch, noted by the loop and computed
+later, once per shard."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Source(Protocol):
     """Number of the batch in this launch."""
 
     is_evaluated: bool
-    """Whether operations run on other batches, too: then, none of this one's values may stand for its operation."""
+    """Whether operations run on other batches, too: then, none of this one's values may stand for
+    its operation."""
 
     @property
     def is_ready(self) -> bool:
@@ -80,10 +82,11 @@ class Node:
         self.was_run = False
         """Whether shards have computed it."""
         self.results: list[tuple[int, int, Any]] | None = None
-        """The values of this process's shards, each with the shard's number and its number of samples; None: not kept."""
+        """The values of this process's shards, each with the shard's number and its number of
+        samples; None: not kept."""
         self.parts: dict[Any, weakref.ref[Node] | Node] = {}
-        """Its attributes and items that were noted, so that ``outputs.loss`` is the same node each time. Those with a value are
-        kept."""
+        """Its attributes and items that were noted, so that ``outputs.loss`` is the same node each
+        time. Those with a value are kept."""
         self.value: Any = None
         """The value over the whole batch."""
         self.has_value = False
@@ -119,9 +122,9 @@ class Node:
 class Promise:
     """What a script has of a node.
 
-    Operators, methods, attributes and torch functions of a promise give another promise. What needs a number (``item()``,
-    ``float()``, ``if``) gives the value over the whole batch if it is known, and is an error before.
-    """
+    Operators, methods, attributes and torch functions of a promise give another promise. What needs
+    a number (``item()``, ``float()``, ``if``) gives the value over the whole batch if it is known,
+    and is an error before."""
 
     __slots__ = ("_node",)
     _node: Node
@@ -155,7 +158,8 @@ class Promise:
         return note(operator.getitem, self, key)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The promise itself for a device, since shards are on ``accelerator.device``; with a dtype, a promise."""
+        """The promise itself for a device, since shards are on ``accelerator.device``; with a
+        dtype, a promise."""
         given = [*args, *kwargs.values()]
         if any(isinstance(value, (torch.dtype, Tensor, Promise)) for value in given):
             return note(call_method, self, "to", *args, **kwargs)
@@ -252,10 +256,12 @@ _OPERATORS = ("add_", "sub_", "mul_", "div_")
 
 
 def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A promise of ``function(*args, **kwargs)``, or its value, if the values of all promises among the arguments are known.
+    """A promise of ``function(*args, **kwargs)``, or its value, if the values of all promises among
+    the arguments are known.
 
     Raises:
-        UsageError: it would change a tensor in place, or promises of two batches cannot be brought together.
+        UsageError: it would change a tensor in place, or promises of two batches cannot be brought
+            together.
     """
     name = getattr(function, "__name__", "")
     if "out" in kwargs or name in ("__setitem__", "__delitem__") or (name.endswith("_") and not name.endswith("__")):
@@ -265,7 +271,8 @@ def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*replaced(args, value_of), **replaced(kwargs, value_of))
     unknown = [promise._node for promise in promises_in((args, kwargs)) if not promise._node.has_value]
     source = unknown[-1].source if unknown else None
-    for node in unknown:  # the newer batch: what belongs to an older one is read now, so that nothing of it is kept
+    # the newer batch: what belongs to an older one is read now, so that nothing of it is kept
+    for node in unknown:
         if source is not None and node.source.serial > source.serial:
             source = node.source
 
@@ -336,7 +343,8 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def replaced(tree: Any, get: Callable[[Promise], Any]) -> Any:
-    """The same tree with ``get(promise)`` in the place of each promise. A tree without promises is returned itself."""
+    """The same tree with ``get(promise)`` in the place of each promise. A tree without promises is
+    returned itself."""
     if isinstance(tree, Promise):
         return get(tree)
     if next(promises_in(tree), None) is None:

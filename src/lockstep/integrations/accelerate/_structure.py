@@ -1,4 +1,5 @@
-"""How a batch is put together: which parts of it become promises, and how the values of shards are joined."""
+"""How a batch is put together: which parts of it become promises, and how the values of shards are
+joined."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ Path = tuple[Any, ...]
 def with_leaves(data: Any, make: Callable[[Path, Any], Any]) -> Any:
     """A batch with ``make(path, part)`` in the place of its parts.
 
-    Mappings at any depth, and a list or tuple at the top, keep their kind, so that ``model(**batch)`` and ``for x, y in
-    loader`` work. Everything else is one part: a list further down may have an entry per sample.
+    Mappings at any depth, and a list or tuple at the top, keep their kind, so that
+    ``model(**batch)`` and ``for x, y in loader`` work. Everything else is one part: a list further
+    down may have an entry per sample.
     """
     if isinstance(data, (list, tuple)):
         parts = [_mapping(item, make, (number,)) for number, item in enumerate(data)]
@@ -65,7 +67,8 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def join(values: Sequence[Any], sizes: Sequence[int], name: str) -> Any:
-    """The value over a whole batch from those of its shards, in their order: rows one after another.
+    """The value over a whole batch from those of its shards, in their order: rows one after
+    another.
 
     Args:
         values: of the shards.

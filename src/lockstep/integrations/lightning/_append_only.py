@@ -1,7 +1,7 @@
 """Lists that a step of an evaluation may append to, and not read.
 
-As many batches as there are processes are evaluated at once. A step that reads what the batches before it have
-appended would see more or less of them, by the number of processes.
+As many batches as there are processes are evaluated at once. A step that reads what the batches
+before it have appended would see more or less of them, by the number of processes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def append_only(places: list[tuple[Any, Any, str]], step: str) -> Iterator[dict[
         step: the step that runs inside.
 
     Yields:
-        A dict: what was appended to each list, by its number in ``places``, once the block has ended.
+        A dict: what was appended to each list, by its number in ``places``, once the block has
+        ended.
     """
     own = [holder[key] for holder, key, _ in places]
     guards = [AppendOnly(name, step) for _, _, name in places]

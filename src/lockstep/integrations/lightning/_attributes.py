@@ -1,10 +1,10 @@
 """The module's own attributes, and what a step does to them.
 
-``self.outputs.append(loss)`` in ``validation_step`` is how Lightning's documentation collects values for the end of
-the epoch. The step runs for each shard or batch on one process, so such a list would hold that process's part only.
-What a step appends to a list is therefore taken off again, shared, and appended on every rank in the order of shards
-and batches. What a step assigns lasts until the step ends (see ``Local``), and any other change is an error.
-"""
+``self.outputs.append(loss)`` in ``validation_step`` is how Lightning's documentation collects
+values for the end of the epoch. The step runs for each shard or batch on one process, so such a
+list would hold that process's part only. What a step appends to a list is therefore taken off
+again, shared, and appended on every rank in the order of shards and batches. What a step assigns
+lasts until the step ends (see ``Local``), and any other change is an error."""
 
 from __future__ import annotations
 
@@ -61,12 +61,13 @@ class Attributes:
         self._warned: set[str] = set()
 
     def look(self) -> dict[Path, Any]:
-        """The attributes now. Each list, mapping, set or tensor in them stands with its size or version."""
+        """The attributes now. Each list, mapping, set or tensor in them stands with its size or
+        version."""
         return dict(self._walk())
 
     def changes(self, before: dict[Path, Any], step: str) -> tuple[list[Growth], list[str]]:
-        """What has happened since, undone: lists are as long as before, and assigned attributes raise errors when
-        they are used.
+        """What has happened since, undone: lists are as long as before, and assigned attributes
+        raise errors when they are used.
 
         Returns:
             What was appended to lists, and the names of attributes that were assigned.
@@ -110,7 +111,8 @@ class Attributes:
         return grown, assigned
 
     def look_inside(self, *, buffers: bool) -> dict[str, Any]:
-        """The numbers that are attributes of submodules now; ``buffers``: also the buffers, with their versions."""
+        """The numbers that are attributes of submodules now; ``buffers``: also the buffers, with
+        their versions."""
         inside = dict[str, Any]()
         for owner, module in self._module.named_modules():
             if module is self._module or isinstance(module, Metric | MetricCollection):
@@ -146,7 +148,8 @@ class Attributes:
                 )
 
     def lists(self) -> list[tuple[Path, Any, str]]:
-        """For each list: its path, what holds it (by the last part of the path), and how the script calls it."""
+        """For each list: its path, what holds it (by the last part of the path), and how the script
+        calls it."""
         return [
             (path, self._at(path[:-1]), _name(path))
             for path, (value, _) in self._walk()
@@ -206,7 +209,8 @@ def _name(path: Path) -> str:
 
 
 def _can_grow(path: Path, value: MutableSequence[Any]) -> bool:
-    """Whether what a step appends to a list can be appended elsewhere. (A deque with ``maxlen`` forgets items.)"""
+    """Whether what a step appends to a list can be appended elsewhere. (A deque with ``maxlen``
+    forgets items.)"""
     return getattr(value, "maxlen", None) is None and not _is_inside(path)
 
 

@@ -1,4 +1,5 @@
-"""Where Lightning's loops are, told to the engine: when epochs, passes and evaluations begin and end, and what resumes."""
+"""Where Lightning's loops are, told to the engine: when epochs, passes and evaluations begin and
+end, and what resumes."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Epochs:
         self._start = 0
 
     def attach(self, trainer: Trainer) -> None:
-        """Follow a trainer, before all other callbacks. Every rank must call it, before each of its loops."""
+        """Follow a trainer, before all other callbacks. Every rank must call it, before each of its
+        loops."""
         self._trainer = trainer
         self._loader = None
         callbacks = host.callbacks(trainer)
@@ -54,7 +56,8 @@ class Epochs:
         return loader
 
     def start(self) -> None:
-        """Restore the run, if it resumes. Every rank must call it, after all hooks of the start and before the first epoch."""
+        """Restore the run, if it resumes. Every rank must call it, after all hooks of the start and
+        before the first epoch."""
         trainer = self._trainer
         assert trainer is not None
         team, joined = self._joined.team, self._joined
@@ -100,7 +103,8 @@ class Epochs:
         self._hosted.begin(epoch - self._start)
 
     def finish_pass(self) -> None:
-        """The last batch of an epoch is done: Lightning counts them, and does not ask for the end."""
+        """The last batch of an epoch is done: Lightning counts them, and does not ask for the
+        end."""
         if self._loader is not None:
             self._loader.prepared.finish()
 

@@ -2,15 +2,15 @@
 
 The order that training relies on, in ``lightning.pytorch``:
 
-- ``strategy.training_step`` runs inside the closure that the optimizer's ``step`` calls. Between it and
-  ``strategy.backward``, at the first batch of an accumulation, gradients are zeroed.
-- ``strategy.on_train_start`` is called last of all hooks of that name, before the first epoch. The fit loop then
-  asks whether it is ``done``.
-- The epoch loop asks for a batch when validation, schedules and callbacks of the batch before are done; there a
-  checkpoint of the run may be saved.
+- ``strategy.training_step`` runs inside the closure that the optimizer's ``step`` calls. Between it
+  and ``strategy.backward``, at the first batch of an accumulation, gradients are zeroed.
+- ``strategy.on_train_start`` is called last of all hooks of that name, before the first epoch. The
+  fit loop then asks whether it is ``done``.
+- The epoch loop asks for a batch when validation, schedules and callbacks of the batch before are
+  done; there a checkpoint of the run may be saved.
 - Handlers of signals are registered by a method of the signal connector, after ``strategy.setup``.
-- ``fit_loop.on_advance_start`` leaves out the hooks of an epoch's begin in the stage ``restarted_mid_epoch``;
-  ``epoch_loop.reset`` puts the counts of the epoch to zero.
+- ``fit_loop.on_advance_start`` leaves out the hooks of an epoch's begin in the stage
+  ``restarted_mid_epoch``; ``epoch_loop.reset`` puts the counts of the epoch to zero.
 
 ``missing()`` says what of it this version of Lightning has not.
 """
@@ -68,7 +68,8 @@ _KEPT_OF_RESULT = ("value", "cumulated_batch_size", "has_reset", "_forward_cache
 
 
 def missing() -> list[str]:
-    """What this version of Lightning does in another way than this file relies on. Empty: nothing."""
+    """What this version of Lightning does in another way than this file relies on. Empty:
+    nothing."""
     found = []
     for owner, name, parts in _RELIED_ON:
         function = getattr(owner, name, None)
@@ -88,7 +89,8 @@ def missing() -> list[str]:
 
 
 def leave_batches_alone(module: LightningModule) -> None:
-    """Keep the loops from calling ``on_before_batch_transfer`` with a batch of all processes: ``to_shard`` calls it."""
+    """Keep the loops from calling ``on_before_batch_transfer`` with a batch of all processes:
+    ``to_shard`` calls it."""
     vars(module)["_on_before_batch_transfer"] = lambda batch, dataloader_idx=0: batch
 
 
@@ -98,7 +100,8 @@ def restore_batches(module: LightningModule) -> None:
 
 
 def to_shard(trainer: Trainer, samples: Any, device: torch.device, dataloader_idx: int) -> Any:
-    """Samples of one shard after all that Lightning does to a batch before a step: conversion, and the hooks of transfers."""
+    """Samples of one shard after all that Lightning does to a batch before a step: conversion, and
+    the hooks of transfers."""
     module = trainer.lightning_module
     samples = trainer.precision_plugin.convert_input(samples)
     samples = type(module)._on_before_batch_transfer(module, samples, dataloader_idx=dataloader_idx)
@@ -106,23 +109,25 @@ def to_shard(trainer: Trainer, samples: Any, device: torch.device, dataloader_id
 
 
 def note_batch_size(trainer: Trainer, num_samples: int | None) -> None:
-    """Tell ``self.log`` in hooks of a batch its number of samples, which Lightning would look for in the batch."""
+    """Tell ``self.log`` in hooks of a batch its number of samples, which Lightning would look for
+    in the batch."""
     results = trainer._results
     if results is not None:
         results.batch_size = num_samples
 
 
 def noting_sampler(loader: Any) -> Any:
-    """The batch sampler by which Lightning knows the samples of each prediction: the engine reads a copy of it, so it is to be
-    iterated beside. None: the loader has none, or its order is not that of the data set, and a second pass would have another.
-    """
+    """The batch sampler by which Lightning knows the samples of each prediction: the engine reads a
+    copy of it, so it is to be iterated beside. None: the loader has none, or its order is not that
+    of the data set, and a second pass would have another."""
     sampler = getattr(loader, "batch_sampler", None)
     in_order = type(getattr(loader, "sampler", None)) is SequentialSampler
     return sampler if isinstance(sampler, _IndexBatchSamplerWrapper) and in_order else None
 
 
 def leave_signals_alone(trainer: Trainer) -> None:
-    """Keep Lightning from acting on signals: by its own handlers a run would end without being saved."""
+    """Keep Lightning from acting on signals: by its own handlers a run would end without being
+    saved."""
     vars(trainer._signal_connector)["register_signal_handlers"] = lambda: None
 
 
@@ -152,8 +157,8 @@ def put_gradients(taken: list[tuple[Tensor, Tensor | None]]) -> None:
 
 
 def num_epochs(trainer: Trainer) -> int:
-    """The epochs, from 0, until ``max_epochs`` or ``max_steps`` is reached, whichever is first. Known when the
-    training has started.
+    """The epochs, from 0, until ``max_epochs`` or ``max_steps`` is reached, whichever is first.
+    Known when the training has started.
 
     Raises:
         UsageError: neither is given.
@@ -184,7 +189,8 @@ def _accumulated(trainer: Trainer, epoch: int) -> int:
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:
-    """The counts of Lightning's loops, the logged values that are not averaged yet, and those of the newest averages."""
+    """The counts of Lightning's loops, the logged values that are not averaged yet, and those of
+    the newest averages."""
     loop, connector = trainer.fit_loop, trainer._logger_connector
     epochs = loop.epoch_loop
     return {
@@ -202,12 +208,14 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
 
 
 def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Restore what ``loop_state`` has returned. Call it in ``on_train_start`` of the strategy, and then ``resume``."""
+    """Restore what ``loop_state`` has returned. Call it in ``on_train_start`` of the strategy, and
+    then ``resume``."""
     loop, connector = trainer.fit_loop, trainer._logger_connector
     epochs = loop.epoch_loop
     loop.load_state_dict(copy.deepcopy(state["counts"]))
     for each in (loop, epochs, epochs.val_loop, epochs.automatic_optimization, epochs.manual_optimization):
-        # Not by the flags of a restart, with which Lightning mends counts of its own checkpoints: these are exact.
+        # Not by the flags of a restart, with which Lightning mends counts of its own checkpoints:
+        # these are exact.
         each._restarting = each._loaded_from_state_dict = each._resuming_from_checkpoint = False
     epochs.val_loop._seen_batches_per_dataloader.update(state["seen"])
     trainer.should_stop = state["should_stop"]
@@ -226,7 +234,8 @@ def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
 
 
 def resume(trainer: Trainer, *, within: bool) -> None:
-    """Let the loops go on where the restored state was saved: within an epoch, between two batches, or between epochs."""
+    """Let the loops go on where the restored state was saved: within an epoch, between two batches,
+    or between epochs."""
     loop = trainer.fit_loop
     progress: Any = loop.epoch_progress
     if not within:
@@ -281,7 +290,8 @@ def _to_result(trainer: Trainer, one: dict[str, Any]) -> Any:
 
 
 def explicit_devices(trainer: Trainer) -> int:
-    """The number of devices that ``Trainer(devices=...)`` asks for. On a machine with several GPUs, ``auto`` means all."""
+    """The number of devices that ``Trainer(devices=...)`` asks for. On a machine with several GPUs,
+    ``auto`` means all."""
     flag = trainer._accelerator_connector._devices_flag
     return len(flag) if isinstance(flag, list) else int(flag)
 
@@ -298,8 +308,8 @@ def device_type(trainer: Trainer) -> str:
 
 
 def callback_state(callback: Callback) -> dict[str, Any]:
-    """The state of a callback. That of ModelCheckpoint is what it restores itself, and what it leaves to be set at
-    its next file."""
+    """The state of a callback. That of ModelCheckpoint is what it restores itself, and what it
+    leaves to be set at its next file."""
     state = copy.deepcopy(callback.state_dict())
     if isinstance(callback, ModelCheckpoint):
         kept = vars(callback)
@@ -312,7 +322,8 @@ def load_callback_state(callback: Callback, state: dict[str, Any]) -> None:
     state = copy.deepcopy(state)
     own = state.pop("lockstep", {})
     if isinstance(callback, ModelCheckpoint) and state.get("dirpath"):
-        callback.dirpath = state["dirpath"]  # of the first launch: loggers of this one may have numbered another directory
+        # of the first launch: loggers of this one may have numbered another directory
+        callback.dirpath = state["dirpath"]
     if state:
         callback.load_state_dict(state)
     vars(callback).update(own)

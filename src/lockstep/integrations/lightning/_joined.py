@@ -1,4 +1,5 @@
-"""The run that this process has joined for Lightning: scripts make a trainer to fit, and often another to test."""
+"""The run that this process has joined for Lightning: scripts make a trainer to fit, and often
+another to test."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ class Joined:
         self.num_fits = 0
         """The calls of ``trainer.fit`` so far, by which their states are told apart."""
         self.is_behind = False
-        """Whether the newest fit was left out, since an earlier launch has completed it and the run resumes in a later one: its
-        module has the weights of the beginning."""
-        self._stack = contextlib.ExitStack()  # held: Lightning would open a process group of its own
+        """Whether the newest fit was left out, since an earlier launch has completed it and the run
+        resumes in a later one: its module has the weights of the beginning."""
+        # held: Lightning would open a process group of its own
+        self._stack = contextlib.ExitStack()
         self._stack.enter_context(self.team.hide_launcher())
 
     def close(self) -> None:
@@ -41,7 +43,8 @@ def joined(settings: dict[str, Any]) -> Joined:
     """The run of these settings: joined now, or by an earlier strategy. Every rank must call it.
 
     Raises:
-        UsageError: an earlier strategy has joined with other settings, or the script has joined by itself.
+        UsageError: an earlier strategy has joined with other settings, or the script has joined by
+            itself.
     """
     global _newest
     if _newest is None or _newest.team.is_closed:

@@ -1,4 +1,5 @@
-"""The loaders and batches that Lightning's loops get: batches of all processes, whose samples are the steps' only."""
+"""The loaders and batches that Lightning's loops get: batches of all processes, whose samples are
+the steps' only."""
 
 from __future__ import annotations
 
@@ -111,8 +112,9 @@ class Evaluations:
         self.model: Any = None
         """The model of the next evaluation."""
         self.at_once = True
-        """Whether as many batches as there are processes are evaluated at once, in the next evaluation. Else they are evaluated
-        one after another, for hooks that run between two batches."""
+        """Whether as many batches as there are processes are evaluated at once, in the next
+        evaluation. Else they are evaluated one after another, for hooks that run between two
+        batches."""
         self._team = team
         self._open: Any = None
 
@@ -124,18 +126,19 @@ class Evaluations:
         return iter(evaluation)
 
     def run(self, batch: Any) -> Iterator[tuple[int, int | None, Any]]:
-        """The batch that this process has to run now, if any: its number, its number of samples (None: unknown), its
-        samples."""
+        """The batch that this process has to run now, if any: its number, its number of samples
+        (None: unknown), its samples."""
         for samples in batch.shards:
             yield (*batch.running, samples)
 
     def exchange(self, batch: Any, mine: Any) -> Any:
-        """What the process that has run a batch has noted of it, on every rank. Every rank must call it, after ``run``.
+        """What the process that has run a batch has noted of it, on every rank. Every rank must
+        call it, after ``run``.
 
         Args:
             batch: the batch.
-            mine: what this process has noted in ``run``; None: it had no batch. (With ``at_once`` it has shared it
-                by ``share``.)
+            mine: what this process has noted in ``run``; None: it had no batch. (With ``at_once``
+                it has shared it by ``share``.)
         """
         if self.at_once:
             [noted] = batch.shared()
@@ -144,7 +147,8 @@ class Evaluations:
         return noted
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the evaluation, if one is under way. Every rank must call it, unless there is an error."""
+        """End the evaluation, if one is under way. Every rank must call it, unless there is an
+        error."""
         evaluation, self._open = self._open, None
         if evaluation is None:
             return

@@ -8,7 +8,8 @@ from lockstep._base.errors import UsageError
 
 
 class Local:
-    """Stands for a value of one shard or batch where no process has those of all: any use of it is an error.
+    """Stands for a value of one shard or batch where no process has those of all: any use of it is
+    an error.
 
     Args:
         what: what is used, for the message.

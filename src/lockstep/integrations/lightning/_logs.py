@@ -11,8 +11,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 Log = tuple[str, Any, dict[str, Any]]
-"""The name, the value (a number, a scalar tensor; None for a metric object, whose name is among the options) and the
-options."""
+"""The name, the value (a number, a scalar tensor; None for a metric object, whose name is among the
+options) and the options."""
 _REDUCTIONS: dict[Any, str] = {
     torch.mean: "mean",
     torch.sum: "sum",
@@ -25,7 +25,8 @@ _REDUCTIONS: dict[Any, str] = {
 
 
 def as_plain(value: Any, options: dict[str, Any], metric_names: dict[int, str]) -> tuple[Any, dict[str, Any]] | None:
-    """A logged value and its options as they are shared; None: Lightning is to say what is wrong with them."""
+    """A logged value and its options as they are shared; None: Lightning is to say what is wrong
+    with them."""
     options = {
         name: given for name, given in options.items() if name not in ("sync_dist", "sync_dist_group", "enable_graph")
     }
@@ -43,11 +44,11 @@ def as_plain(value: Any, options: dict[str, Any], metric_names: dict[int, str]) 
 
 
 def combine(shards: list[tuple[list[Log], int]]) -> list[Log]:
-    """One call of ``self.log`` for the calls of all shards of a batch, with the same name and place among the calls
-    of its shard.
+    """One call of ``self.log`` for the calls of all shards of a batch, with the same name and place
+    among the calls of its shard.
 
-    A mean is weighted by ``batch_size``, or else by the shard's number of samples. All sums run in shard order and in double
-    precision, so that the result does not depend on where shards ran.
+    A mean is weighted by ``batch_size``, or else by the shard's number of samples. All sums run in
+    shard order and in double precision, so that the result does not depend on where shards ran.
 
     Args:
         shards: for each shard, in order, what it logged, and its number of samples.

@@ -1,4 +1,5 @@
-"""torchmetrics objects of the module: what a step gives them reaches every rank, in the order of shards and batches."""
+"""torchmetrics objects of the module: what a step gives them reaches every rank, in the order of
+shards and batches."""
 
 from __future__ import annotations
 
@@ -25,13 +26,15 @@ def metrics_of(module: LightningModule) -> dict[str, Metric | MetricCollection]:
 
 
 class Metrics:
-    """The metrics of a module. Every rank has all updates, so that none of them communicates from here on.
+    """The metrics of a module. Every rank has all updates, so that none of them communicates from
+    here on.
 
     Args:
         module: the module, on its device.
 
     Raises:
-        UsageError: a metric is in a plain list or mapping, where neither Lightning nor lockstep finds it.
+        UsageError: a metric is in a plain list or mapping, where neither Lightning nor lockstep
+            finds it.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -70,7 +73,8 @@ class Metrics:
         self._metrics = now
 
     def shadow(self, updates: list[Update], step: str) -> None:
-        """Until ``restore``, note updates instead of making them. A call returns the value of its arguments alone."""
+        """Until ``restore``, note updates instead of making them. A call returns the value of its
+        arguments alone."""
         self.refresh()
         for name, metric in self._metrics.items():
             trial = self._trial(name)
@@ -99,8 +103,8 @@ class Metrics:
         Args:
             shards: the updates of each shard.
             to_device: moves a tensor to where the metrics are.
-            with_values: whether metrics that were called get the value of this batch, which ``self.log(...,
-                on_step=True)`` shows.
+            with_values: whether metrics that were called get the value of this batch, which
+                ``self.log(..., on_step=True)`` shows.
         """
         self.refresh()
         calls: dict[str, list[tuple[Any, Any]]] = {}
@@ -188,7 +192,8 @@ def _refuse_hidden(module: LightningModule) -> None:
 
 
 def _hidden_in(value: Any, name: str, depth: int) -> str | None:
-    """How the script calls a metric that is in lists, mappings or plain objects; None: there is none."""
+    """How the script calls a metric that is in lists, mappings or plain objects; None: there is
+    none."""
     if isinstance(value, Metric | MetricCollection):
         return name
     for key, item in items_of(value) if depth else ():

@@ -62,7 +62,8 @@ def check_trainer(trainer: Trainer, team: Team) -> None:
 
     Raises:
         UsageError: one is given that has no meaning here.
-        ConfigError: Lightning and lockstep are to use different devices, or the precision is not supported.
+        ConfigError: Lightning and lockstep are to use different devices, or the precision is not
+            supported.
     """
     num_nodes = host.explicit_nodes(trainer)
     if num_nodes > 1 or (team.device.type == "cpu" and host.explicit_devices(trainer) > 1):

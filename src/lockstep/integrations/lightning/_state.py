@@ -1,4 +1,5 @@
-"""What lockstep's checkpoints hold of Lightning's trainer, beside weights, optimizers, schedules and loaders."""
+"""What lockstep's checkpoints hold of Lightning's trainer, beside weights, optimizers, schedules
+and loaders."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _PLAIN = (Tensor, bool, int, float, str, type(None))
 
 
 class RunState:
-    """Everything that must be equal on all ranks: loops, logged values, metrics, callbacks, and what the script's
-    module and data module put into Lightning's checkpoints.
+    """Everything that must be equal on all ranks: loops, logged values, metrics, callbacks, and
+    what the script's module and data module put into Lightning's checkpoints.
 
     Args:
         trainer: the trainer.
@@ -102,8 +103,8 @@ class RunState:
 
 
 class CallbackStates:
-    """The states of callbacks. They hold paths and clocks, so they need not be equal on all ranks, and rank 0's
-    count. Their numbers are in ``RunState``, where they are compared."""
+    """The states of callbacks. They hold paths and clocks, so they need not be equal on all ranks,
+    and rank 0's count. Their numbers are in ``RunState``, where they are compared."""
 
     def __init__(self, callbacks: Callable[[], list[tuple[str, Callback]]]) -> None:
         self._callbacks = callbacks

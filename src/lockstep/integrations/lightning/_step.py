@@ -1,5 +1,5 @@
-"""One call of ``training_step`` or another step, for one shard or batch: what it does beside its result is noted,
-shared, and then done once on every rank."""
+"""One call of ``training_step`` or another step, for one shard or batch: what it does beside its
+result is noted, shared, and then done once on every rank."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Steps:
         Args:
             step: its name.
             num_samples: of the shard.
-            at_once: whether other batches are evaluated at the same time, so that the step must not see what they
-                append to lists.
+            at_once: whether other batches are evaluated at the same time, so that the step must not
+                see what they append to lists.
         """
         noted = Noted(num_samples)
         before, inside = self._attributes.look(), self._attributes.look_inside(buffers=step != "training_step")
@@ -98,7 +98,8 @@ class Steps:
         return log
 
     def repeat(self, step: str, shares: list[tuple[Any, ...]]) -> list[tuple[int, Any]]:
-        """Do on this rank what the step did for all shards of a batch. Every rank must call it, with the same.
+        """Do on this rank what the step did for all shards of a batch. Every rank must call it,
+        with the same.
 
         Returns:
             For each shard, its number of samples and its result.

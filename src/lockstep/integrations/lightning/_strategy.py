@@ -34,20 +34,23 @@ _RETURN_LOSS = "Return the loss only, and log other values with self.log, or app
 
 
 class LockstepStrategy(SingleDeviceStrategy):
-    """Lightning's Trainer, with bit-identical results on any number of processes, through kills and resumes.
+    """Lightning's Trainer, with bit-identical results on any number of processes, through kills and
+    resumes.
 
     ::
 
         trainer = L.Trainer(strategy=LockstepStrategy(shards=8), max_epochs=10)
         trainer.fit(model, loader)
 
-    Create it at the top of the script, in every process: it calls ``lockstep.join``. The loader's batches are global batches.
-    ``training_step`` runs once for each of their shards, with the shard's samples. To Lightning all processes are
-    one, of world size 1, so that all other code of the module and of callbacks runs once per step, with the same
-    values, on every process. Inside ``training_step``, ``global_rank`` is the number of the shard.
+    Create it at the top of the script, in every process: it calls ``lockstep.join``. The loader's
+    batches are global batches. ``training_step`` runs once for each of their shards, with the
+    shard's samples. To Lightning all processes are one, of world size 1, so that all other code of
+    the module and of callbacks runs once per step, with the same values, on every process. Inside
+    ``training_step``, ``global_rank`` is the number of the shard.
 
     Args:
-        shards: parts of each global batch; the result depends on this number, and not on that of processes.
+        shards: parts of each global batch; the result depends on this number, and not on that of
+            processes.
         settings: further arguments of ``lockstep.join``.
 
     Raises:
@@ -73,8 +76,8 @@ class LockstepStrategy(SingleDeviceStrategy):
         warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(")
 
     def close(self) -> None:
-        """Leave the run, and show the launcher's variables again. Called automatically when the script ends. Every
-        rank must call it."""
+        """Leave the run, and show the launcher's variables again. Called automatically when the
+        script ends. Every rank must call it."""
         self._joined.close()
 
     # One logical process
@@ -185,7 +188,8 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @override
     def teardown(self) -> None:
-        # Unlike Lightning's own: weights stay on their device, where lockstep's last checkpoint and comparison find them.
+        # Unlike Lightning's own: weights stay on their device, where lockstep's last checkpoint and
+        # comparison find them.
         if self.lightning_module is not None:
             host.restore_batches(self.lightning_module)
         self.precision_plugin.teardown()
@@ -209,8 +213,9 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's step, with its backward pass, for each shard of this process. The gradient of the whole
-        batch is put in place by ``backward``, since Lightning zeroes gradients before that."""
+        """Run the module's step, with its backward pass, for each shard of this process. The
+        gradient of the whole batch is put in place by ``backward``, since Lightning zeroes
+        gradients before that."""
         batch, *others = args
         inner, module, parts = batch.inner, self.lightning_module, self.trainer.accumulate_grad_batches
         assert module is not None
@@ -237,7 +242,8 @@ class LockstepStrategy(SingleDeviceStrategy):
         return self._output([(num_samples, *result) for num_samples, result in results if result is not None])
 
     def _output(self, results: list[tuple[int, Tensor, list[str]]]) -> dict[str, Any] | None:
-        """What Lightning gets of a step: the mean loss, over all samples of shards that have one."""
+        """What Lightning gets of a step: the mean loss, over all samples of shards that have
+        one."""
         if not results:
             return None
         total = math.fsum(num_samples * float(loss) for num_samples, loss, _ in results)
@@ -274,7 +280,8 @@ class LockstepStrategy(SingleDeviceStrategy):
             return self._evaluate("predict", *args)
 
     def _evaluate(self, stage: str, batch: HostBatch, *others: Any) -> Any:
-        """Run a step of an evaluation on the process that has the batch. Its result is on every process, if a hook reads it."""
+        """Run a step of an evaluation on the process that has the batch. Its result is on every
+        process, if a hook reads it."""
         steps, evaluations = self._steps, self._evaluations
         assert steps is not None
         name, inner, mine = f"{stage}_step", batch.inner, None
@@ -294,8 +301,8 @@ class LockstepStrategy(SingleDeviceStrategy):
         return output
 
     def _has_hook(self, name: str) -> bool:
-        """Whether a hook of the script reads outputs. Lightning's own callbacks do not, but for functions that the
-        script gives to LambdaCallback."""
+        """Whether a hook of the script reads outputs. Lightning's own callbacks do not, but for
+        functions that the script gives to LambdaCallback."""
         callbacks = [
             each for each in host.callbacks(self.trainer) if not type(each).__module__.startswith(_OWN) or name in vars(each)
         ]
@@ -313,8 +320,8 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @contextlib.contextmanager
     def _as_rank(self, number: int) -> Iterator[None]:
-        """What runs inside takes itself for a process of this rank, as if each shard had one. So whatever it does on
-        rank 0 only, it does for shard 0, on any number of processes."""
+        """What runs inside takes itself for a process of this rank, as if each shard had one. So
+        whatever it does on rank 0 only, it does for shard 0, on any number of processes."""
         before = _rank_zero.rank
         self._in_step = number
         if self._steps is not None and number:

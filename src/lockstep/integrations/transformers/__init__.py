@@ -1,4 +1,5 @@
-"""Hugging Face transformers' ``Trainer`` on lockstep: the same weights and logs on any number of processes.
+"""Hugging Face transformers' ``Trainer`` on lockstep: the same weights and logs on any number of
+processes.
 
 ::
 
@@ -7,8 +8,8 @@
     args = TrainingArguments("out", shards=8, per_device_train_batch_size=4)
     Trainer(model, args, train_dataset=data).train()
 
-"Device" in the names of arguments means *shard*: the global batch is ``per_device_train_batch_size * shards *
-gradient_accumulation_steps``, as on so many devices, on any number of processes.
+"Device" in the names of arguments means *shard*: the global batch is ``per_device_train_batch_size
+* shards * gradient_accumulation_steps``, as on so many devices, on any number of processes.
 """
 
 from lockstep.integrations.transformers._versions import check_version

@@ -1,8 +1,9 @@
-"""accelerate's ``Accelerator`` for a process that finds itself alone, although it is one of several.
+"""accelerate's ``Accelerator`` for a process that finds itself alone, although it is one of
+several.
 
-Each process runs the host's whole program, on data that is the same everywhere, so what other processes have is never asked
-for: gathering gives back what it is given. Only inside ``batch.shards`` do processes differ, and there they call ``backward``.
-"""
+Each process runs the host's whole program, on data that is the same everywhere, so what other
+processes have is never asked for: gathering gives back what it is given. Only inside
+``batch.shards`` do processes differ, and there they call ``backward``."""
 
 from __future__ import annotations
 
@@ -32,16 +33,18 @@ class LogicalAccelerator(Accelerator):
         self.__dict__ = made.__dict__
         self._team = team
         self.weight: Tensor | None = None
-        """The running shard's weight in the gradient of the global batch; None: its number of samples."""
+        """The running shard's weight in the gradient of the global batch; None: its number of
+        samples."""
         self.losses: Tensor | None = None
-        """What the next gathering gives: the loss of an evaluation batch, once for each of its samples. The host gathers the
-        losses of a batch first, and repeats them by the size of full batches. None: what is given."""
+        """What the next gathering gives: the loss of an evaluation batch, once for each of its
+        samples. The host gathers the losses of a batch first, and repeats them by the size of full
+        batches. None: what is given."""
         self._last_norm: Tensor | None = None
 
     @override
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Models, optimizers and schedules join the run. Loaders are returned as they are: what becomes of one depends on who
-        iterates it."""
+        """Models, optimizers and schedules join the run. Loaders are returned as they are: what
+        becomes of one depends on who iterates it."""
         prepared = tuple(
             self._team.prepare(each) if isinstance(each, (nn.Module, Optimizer, LRScheduler)) else each for each in objects
         )
@@ -68,7 +71,8 @@ class LogicalAccelerator(Accelerator):
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the gradients of a scaled loss have overflowed, so that the step was left out by all ranks together."""
+        """Whether the gradients of a scaled loss have overflowed, so that the step was left out by
+        all ranks together."""
         is_scaled = self._team.config.precision in ("16-mixed", "16-master")
         return is_scaled and self._last_norm is not None and not bool(torch.isfinite(self._last_norm))
 

@@ -29,8 +29,9 @@ _FOLLOWING = {
 
 @dataclass
 class OnLockstep(HostArguments):
-    """What lockstep adds to a class of training arguments: put it before that in the bases of a dataclass, as
-    ``TrainingArguments`` below does. When they are made, they join the run: every rank must make them, with equal values."""
+    """What lockstep adds to a class of training arguments: put it before that in the bases of a
+    dataclass, as ``TrainingArguments`` below does. When they are made, they join the run: every
+    rank must make them, with equal values."""
 
     shards: int | None = field(
         default=8,
@@ -47,7 +48,8 @@ class OnLockstep(HostArguments):
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*transformers.TrainingArguments._VALID_DICT_FIELDS, "lockstep"]
 
     def join(self) -> Team:
-        """Join the run, once in a process. Every rank must call it; made by transformers when it asks for the device."""
+        """Join the run, once in a process. Every rank must call it; made by transformers when it
+        asks for the device."""
         check_arguments(self)
         return join_with(self.settings(), _FOLLOWING)
 
@@ -97,7 +99,8 @@ class OnLockstep(HostArguments):
 
     @property
     def eval_batch_size(self) -> int:
-        """Samples of an evaluation batch: whole batches are dealt to the processes, and so their size is that of a device."""
+        """Samples of an evaluation batch: whole batches are dealt to the processes, and so their
+        size is that of a device."""
         return int(self.per_device_eval_batch_size)
 
     @contextlib.contextmanager
@@ -109,9 +112,11 @@ class OnLockstep(HostArguments):
 
 @dataclass
 class TrainingArguments(OnLockstep, transformers.TrainingArguments):
-    """transformers' ``TrainingArguments`` with ``shards`` and ``lockstep``. Making them joins the run."""
+    """transformers' ``TrainingArguments`` with ``shards`` and ``lockstep``. Making them joins the
+    run."""
 
 
 @dataclass
 class Seq2SeqTrainingArguments(OnLockstep, transformers.Seq2SeqTrainingArguments):
-    """transformers' ``Seq2SeqTrainingArguments`` with ``shards`` and ``lockstep``. Making them joins the run."""
+    """transformers' ``Seq2SeqTrainingArguments`` with ``shards`` and ``lockstep``. Making them
+    joins the run."""

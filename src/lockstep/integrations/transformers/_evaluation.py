@@ -1,4 +1,5 @@
-"""The host's loop over evaluation batches: each is computed by one process, and its results are on all."""
+"""The host's loop over evaluation batches: each is computed by one process, and its results are on
+all."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ class Predictions:
                 logits = self._preprocess(logits, labels)
             asked_for = dict(samples) if self._shares_inputs else {}
             collected = trainer.collect() if trainer.collects else None
-            _, num_samples = batch.running  # (the first tensor of the samples may count patches, or tokens)
+            # (the first tensor of the samples may count patches, or tokens)
+            _, num_samples = batch.running
             num_samples = find_batch_size(samples) if num_samples is None else num_samples
             batch.share((loss, logits, labels, num_samples, asked_for, collected))
         ((loss, logits, labels, num_samples, asked_for, collected),) = batch.shared()

@@ -1,4 +1,5 @@
-"""Everything that this package uses of transformers' Trainer, and that transformers does not promise to keep.
+"""Everything that this package uses of transformers' Trainer, and that transformers does not
+promise to keep.
 
 The order of calls in ``Trainer.train``, of which only the names with a ``>`` are replaced here::
 
@@ -22,8 +23,8 @@ The order of calls in ``Trainer.train``, of which only the names with a ``>`` ar
               > _maybe_log_save_evaluate
       > _finalize_training
 
-``tests/integrations/transformers/test_host.py`` fails first where another version calls them otherwise.
-"""
+``tests/integrations/transformers/test_host.py`` fails first where another version calls them
+otherwise."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class HostArguments(_Arguments):
 
     @cached_property
     def _setup_devices(self) -> torch.device:
-        """Join the run, and let accelerate find a single process, whose index is the rank: so rank 0 alone prints and saves."""
+        """Join the run, and let accelerate find a single process, whose index is the rank: so rank
+        0 alone prints and saves."""
         team = self.join()
         is_on_cpu = team.device.type == "cpu"
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -83,7 +85,8 @@ class HostArguments(_Arguments):
 
 
 class Stages(ABC):
-    """What a training on lockstep does at the stages of the host's loop. Implemented by ``training.Training``."""
+    """What a training on lockstep does at the stages of the host's loop. Implemented by
+    ``training.Training``."""
 
     loader: Any
     """Stands for the prepared loader in the host's loop."""
@@ -98,7 +101,8 @@ class Stages(ABC):
 
     @abstractmethod
     def begin_epoch(self) -> bool:
-        """An epoch begins. Whether this is its beginning, and not where an earlier launch was interrupted."""
+        """An epoch begins. Whether this is its beginning, and not where an earlier launch was
+        interrupted."""
 
     @property
     @abstractmethod
@@ -133,7 +137,8 @@ class HostTrainer(transformers.Trainer):
     """The training under way."""
 
     is_past = False
-    """Whether the run was interrupted in a later training, and resumes there: the weights are not as they were behind this."""
+    """Whether the run was interrupted in a later training, and resumes there: the weights are not
+    as they were behind this."""
 
     @property
     def team(self) -> Team:
@@ -205,7 +210,8 @@ class HostTrainer(transformers.Trainer):
         self.training.reapply()
         self.training.end()
         with contextlib.ExitStack() as stack:
-            # Rank 0 removes checkpoints, while others would look at them in vain. So would all, where a later training has.
+            # Rank 0 removes checkpoints, while others would look at them in vain. So would all,
+            # where a later training has.
             if self.is_past or not self.args.should_save:
                 stack.enter_context(standing_in(self, _get_output_dir=lambda trial: self.args.output_dir + "/none"))
             if self.is_past:
@@ -214,8 +220,8 @@ class HostTrainer(transformers.Trainer):
 
     @contextlib.contextmanager
     def accumulating(self, steps: int) -> Iterator[None]:
-        """Within the block, the host accumulates over so many batches. Its loop counts global batches, of which each holds all
-        parts; everything else is told the truth."""
+        """Within the block, the host accumulates over so many batches. Its loop counts global
+        batches, of which each holds all parts; everything else is told the truth."""
         args, before = self.args, self.args.gradient_accumulation_steps
         args.gradient_accumulation_steps = steps
         try:
@@ -224,7 +230,8 @@ class HostTrainer(transformers.Trainer):
             args.gradient_accumulation_steps = before
 
     def count_items(self, inputs: Any) -> Any:
-        """The number of items that a shard's loss is a mean over, a scalar tensor; None: its samples."""
+        """The number of items that a shard's loss is a mean over, a scalar tensor; None: its
+        samples."""
         return self._get_num_items_in_batch([inputs], self.args.device)
 
     def count_tokens(self, inputs: Any) -> int:
@@ -239,11 +246,12 @@ class HostTrainer(transformers.Trainer):
     # For classes that collect values while they compute a shard or an evaluation batch
 
     def collect(self) -> Any:
-        """What was collected since the last call, a tree of tensors and plain values: called behind each shard and evaluation
-        batch, on the process that has computed it."""
+        """What was collected since the last call, a tree of tensors and plain values: called behind
+        each shard and evaluation batch, on the process that has computed it."""
 
     def take(self, collected: list[Any]) -> None:
-        """Take what was collected for all shards of a step, or for an evaluation batch: in order, and on every process."""
+        """Take what was collected for all shards of a step, or for an evaluation batch: in order,
+        and on every process."""
 
     @property
     def collects(self) -> bool:
@@ -254,7 +262,8 @@ class HostTrainer(transformers.Trainer):
 
     @override
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
-        if skip_scheduler and self.state.global_step > 0:  # eval_on_start, which an earlier launch has done
+        # eval_on_start, which an earlier launch has done
+        if skip_scheduler and self.state.global_step > 0:
             return {}
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
@@ -277,8 +286,10 @@ class HostTrainer(transformers.Trainer):
 
     @override
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        if state_dict is None and STRATEGIES[self.team.config.strategy].shards_parameters:  # a collective
-            whole: dict[Any, Any] = {}  # by parameter: names that share one must share a tensor, which is then written once
+        # a collective
+        if state_dict is None and STRATEGIES[self.team.config.strategy].shards_parameters:
+            # by parameter: names that share one must share a tensor, which is then written once
+            whole: dict[Any, Any] = {}
             of = dict(self.model.named_parameters(remove_duplicate=False))
             state_dict = {}
             for name, value in self.model.state_dict().items():

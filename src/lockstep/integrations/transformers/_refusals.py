@@ -1,4 +1,5 @@
-"""What of transformers' arguments and subclasses would not mean on lockstep what it says, and what to do instead. Pure."""
+"""What of transformers' arguments and subclasses would not mean on lockstep what it says, and what
+to do instead. Pure."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ PRIVATE = (
     "get_batch_samples",
     "create_accelerator_and_postprocess",
 )
-"""Methods of Trainer whose place is taken here: one of a subclass would not run as it was written."""
+"""Methods of Trainer whose place is taken here: one of a subclass would not run as it was
+written."""
 
 
 def check_arguments(args: Any) -> None:
@@ -160,14 +162,16 @@ def check_model(model: Any) -> None:
 
 
 def check_collator(loader: Any) -> None:
-    """Refuse loaders whose collator draws from a random generator of its own: each process would draw for its own samples, in
-    their order, and the next samples would get other numbers on other processes.
+    """Refuse loaders whose collator draws from a random generator of its own: each process would
+    draw for its own samples, in their order, and the next samples would get other numbers on other
+    processes.
 
     Raises:
         ConfigError: it has one, or makes one from a seed when it is first called.
     """
     collate = getattr(loader, "collate_fn", None)
-    collator = getattr(collate, "data_collator", collate)  # without the host's wrapper, which removes columns
+    # without the host's wrapper, which removes columns
+    collator = getattr(collate, "data_collator", collate)
     seed = getattr(collator, "seed", None) if hasattr(collator, "generator") else None
     names = [f"seed={seed!r}"] if seed is not None else [*generators_of(collator)]
     if names:

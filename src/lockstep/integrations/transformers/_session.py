@@ -16,7 +16,8 @@ _num_trainings = 0
 
 
 def join_with(settings: dict[str, Any], names: dict[str, str]) -> Team:
-    """Join the run, or return the team that this process has joined it with. Every rank must call it.
+    """Join the run, or return the team that this process has joined it with. Every rank must call
+    it.
 
     Args:
         settings: those of ``lockstep.join`` that follow from the arguments.

@@ -1,4 +1,5 @@
-"""What of a training the run's state holds, besides model, optimizer, schedule and positions in data."""
+"""What of a training the run's state holds, besides model, optimizer, schedule and positions in
+data."""
 
 from __future__ import annotations
 
@@ -26,14 +27,16 @@ from lockstep._state.checkpoint.kinds import IN_NUMPY, TAGS
 
 _OF_PROCESS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history", "trial_params")
 MOST_ITEMS = 1000
-"""Items of a container or array that may be a count or a log of the script's own; larger ones are data."""
+"""Items of a container or array that may be a count or a log of the script's own; larger ones are
+data."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, Counter, defaultdict)
 _FACTORIES = (None, int, float, list, dict, set, str)
 _CLOCKS = ("_runtime", "_per_second", "_preparation_time")
 
 
 def is_clock(name: str) -> bool:
-    """Whether a logged value of this name is measured by a clock, or of memory, and so is another each time."""
+    """Whether a logged value of this name is measured by a clock, or of memory, and so is another
+    each time."""
     return name.endswith(_CLOCKS) or "_mem_" in name
 
 
@@ -90,10 +93,12 @@ class TrainingState:
 
 
 class Attributes:
-    """What a subclass of the script counts: attributes that the classes of transformers do not know.
+    """What a subclass of the script counts: attributes that the classes of transformers do not
+    know.
 
-    What a script does to them in ``compute_loss``, say, happens once a shard. So they differ on several processes, and the
-    comparison of the ranks finds and names them. Each that exists when training begins is registered by itself.
+    What a script does to them in ``compute_loss``, say, happens once a shard. So they differ on
+    several processes, and the comparison of the ranks finds and names them. Each that exists when
+    training begins is registered by itself.
 
     Args:
         trainer: whose attributes.
@@ -122,7 +127,8 @@ def attributes_of(trainer: Any) -> dict[str, Attributes]:
 
 
 class CallbackAttributes:
-    """The plain attributes of callbacks: rank 0's, since clocks are among them. Restored before ``on_train_begin``.
+    """The plain attributes of callbacks: rank 0's, since clocks are among them. Restored before
+    ``on_train_begin``.
 
     Args:
         trainer: whose callbacks.
@@ -177,8 +183,8 @@ class Clocks:
 
 
 class Outcome:
-    """A file that tells later launches what has come of a training, should they resume behind it: ``train`` then returns what
-    it had returned.
+    """A file that tells later launches what has come of a training, should they resume behind it:
+    ``train`` then returns what it had returned.
 
     Args:
         path: the file.
@@ -215,7 +221,8 @@ class Outcome:
 class _Values:
     """Those attributes of an object that a checkpoint can hold, and that are not data.
 
-    Data is what is large when it is first looked at. What is small then is followed, however long it becomes.
+    Data is what is large when it is first looked at. What is small then is followed, however long
+    it becomes.
 
     Args:
         owner: the object.
@@ -251,8 +258,8 @@ class _Values:
 
 
 def names_in(kind: type) -> set[str]:
-    """The attributes that the methods of a class's bases in transformers and lockstep set. (Other names in their code, such as
-    ``metrics``, may be those of a subclass's attributes.)"""
+    """The attributes that the methods of a class's bases in transformers and lockstep set. (Other
+    names in their code, such as ``metrics``, may be those of a subclass's attributes.)"""
     names: set[str] = set()
     for base in kind.__mro__:
         if _is_of_libraries(base):
@@ -275,7 +282,8 @@ def _names(code: CodeType) -> set[str]:
 
 
 def is_plain(value: Any, *, is_small: bool = True) -> bool:
-    """Whether a checkpoint can hold the value: a number, text, a tensor, an array, or a container of them.
+    """Whether a checkpoint can hold the value: a number, text, a tensor, an array, or a container
+    of them.
 
     Args:
         value: the value.

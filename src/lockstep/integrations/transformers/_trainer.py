@@ -21,10 +21,12 @@ from lockstep.integrations.transformers._training import Training
 
 
 class Trainer(HostTrainer):
-    """transformers' ``Trainer`` on lockstep: the same weights and logs on any number of processes, through kills and resumes.
+    """transformers' ``Trainer`` on lockstep: the same weights and logs on any number of processes,
+    through kills and resumes.
 
-    Every rank must make it and call its methods, in the same order. Other trainers that derive from transformers' come to
-    lockstep by ``class MyTrainer(lockstep.integrations.transformers.Trainer, TheirTrainer)``.
+    Every rank must make it and call its methods, in the same order. Other trainers that derive from
+    transformers' come to lockstep by ``class MyTrainer(lockstep.integrations.transformers.Trainer,
+    TheirTrainer)``.
 
     Raises:
         ConfigError: the arguments are not lockstep's, or cannot be honoured.
@@ -54,11 +56,13 @@ class Trainer(HostTrainer):
     def train(
         self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None, **kwargs: Any
     ) -> Any:
-        """Train, or go on with a training that was interrupted: the run resumes by itself. Every rank must call it.
+        """Train, or go on with a training that was interrupted: the run resumes by itself. Every
+        rank must call it.
 
         Args:
-            resume_from_checkpoint: None, True and False mean the same. A path of a checkpoint in ``output_dir`` is accepted
-                where the run resumes, which it then does from its own, newer state.
+            resume_from_checkpoint: None, True and False mean the same. A path of a checkpoint in
+                ``output_dir`` is accepted where the run resumes, which it then does from its own,
+                newer state.
             trial: must be None.
             ignore_keys_for_eval: as for transformers.
 
@@ -116,10 +120,12 @@ class Trainer(HostTrainer):
 
     @override
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log values, which must be equal on every rank but for clocks. They are in lockstep's journal, too.
+        """Log values, which must be equal on every rank but for clocks. They are in lockstep's
+        journal, too.
 
         Raises:
-            UsageError: called for a single shard, in ``compute_loss`` or ``training_step``, or for an evaluation batch.
+            UsageError: called for a single shard, in ``compute_loss`` or ``training_step``, or for
+                an evaluation batch.
         """
         values = {
             name: value
@@ -150,7 +156,8 @@ class Trainer(HostTrainer):
 
     @override
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As transformers'. In a run that resumes in a later training, an earlier launch has done it."""
+        """As transformers'. In a run that resumes in a later training, an earlier launch has done
+        it."""
         if self.is_past and self.training is None:
             self._warn_of_past("save_model()", "does nothing: the launch that has trained them has saved them")
             return

@@ -57,7 +57,8 @@ class Training(Stages):
     def __init__(self, trainer: Any, loader: Any) -> None:
         self._trainer = trainer
         self._team: Team = trainer.team
-        # One that each process makes, by tempfile.mkdtemp(), say: the host looks for rank 0's files there.
+        # One that each process makes, by tempfile.mkdtemp(), say: the host looks for rank 0's files
+        # there.
         trainer.args.output_dir = self._team.all_gather_object(trainer.args.output_dir)[0]
         prepared = loader if isinstance(loader, PreparedLoader) else self._team.prepare(loader)
         self.loader: Passes = Passes(prepared)
@@ -90,7 +91,8 @@ class Training(Stages):
         self._epochs = team.hosted_epochs(num_epochs)
         first, trainer.is_past = min(self._epochs.first, num_epochs), self._epochs.is_past
         if first >= num_epochs > 0 and trainer.state.global_step == 0:
-            self._outcome.recall()  # the run resumes behind this training, which an earlier launch has done
+            # the run resumes behind this training, which an earlier launch has done
+            self._outcome.recall()
         trainer.check_start(is_resumed=first > 0 or self._epochs.is_within)
         self._epoch = first - 1
         return first
@@ -113,7 +115,8 @@ class Training(Stages):
         self._state.reapply()
 
     def begin_epoch(self) -> bool:
-        """An epoch begins. Whether this is its beginning, and not where an earlier launch was interrupted."""
+        """An epoch begins. Whether this is its beginning, and not where an earlier launch was
+        interrupted."""
         assert self._epochs is not None
         self._epoch += 1
         self._epochs.begin(self._epoch)
@@ -121,7 +124,8 @@ class Training(Stages):
 
     @property
     def epoch(self) -> float:
-        """How many epochs were trained, by the host's batches: the last step may have fewer than others."""
+        """How many epochs were trained, by the host's batches: the last step may have fewer than
+        others."""
         num_batches = self._num_batches()
         num_done = self.loader.num_done * self._team.config.accumulate
         return self._epoch + min(num_done, num_batches) / num_batches
@@ -137,7 +141,8 @@ class Training(Stages):
         trainer, kind = self._trainer, type(self._trainer)
         counts_tokens = trainer.args.include_num_input_tokens_seen != "no"
         trainer.current_gradient_accumulation_steps = 1
-        # Here, on every rank, what the host does in training_step: ranks without samples in this step do not run that.
+        # Here, on every rank, what the host does in training_step: ranks without samples in this
+        # step do not run that.
         model.train()
         if callable(change := getattr(trainer.optimizer, "train", None)):
             change()  # of a schedule-free optimizer, which exchanges the weights

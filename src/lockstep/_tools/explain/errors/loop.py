@@ -27,7 +27,8 @@ def _not_prepared(match: re.Match[str], scene: Scene) -> str:
 
 
 def _misspelled(match: re.Match[str], scene: Scene) -> str:
-    """A call of lockstep's with an argument that it does not have. (Newer versions of Python say what was meant.)"""
+    """A call of lockstep's with an argument that it does not have. (Newer versions of Python say
+    what was meant.)"""
     lockstep = scene.modules.get("lockstep")
     if lockstep is None or "Did you mean" in scene.text:
         return ""

@@ -33,7 +33,8 @@ _ENDS = {
 
 
 def _worker_gone(match: re.Match[str], scene: Scene) -> str:
-    """PyTorch names the signal in the error or its cause; if the worker died early it does not, and the process is asked."""
+    """PyTorch names the signal in the error or its cause; if the worker died early it does not, and
+    the process is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
     named = [hit[1] for text in texts if (hit := re.search(r"killed by signal: ([^.]+)", text))]
     codes = [int(hit[1]) for text in texts if (hit := re.search(r"with exit code (\d+)", text))]

@@ -53,19 +53,22 @@ class Scene:
         return issubclass(type(value), self.torch.Tensor)
 
     def find(self, function: str, name: str) -> Any:
-        """This local variable of the innermost frame of a function that has it; None: there is none."""
+        """This local variable of the innermost frame of a function that has it; None: there is
+        none."""
         scopes = [frame.f_locals for frame in self.frames if frame.f_code.co_name == function]
         return next((scope[name] for scope in scopes if name in scope), None)
 
     @cached_property
     def ddp(self) -> Any:
-        """The ``DistributedDataParallel`` in whose method the error arose, else the only one in reach; None: unknown."""
+        """The ``DistributedDataParallel`` in whose method the error arose, else the only one in
+        reach; None: unknown."""
         receiver = next((value for frame in self.frames if _is_ddp(value := frame.f_locals.get("self"))), None)
         known = {id(value): value for value in self._in_reach() if _is_ddp(value)}
         return receiver if receiver is not None or len(known) != 1 else next(iter(known.values()))
 
     def _in_reach(self) -> Iterator[Any]:
-        """The variables of the frames and of the script, and the attributes of those that are called ``self``: a trainer's."""
+        """The variables of the frames and of the script, and the attributes of those that are
+        called ``self``: a trainer's."""
         main = sys.modules.get("__main__")
         for scope in [frame.f_locals for frame in self.frames] + [vars(main) if main else {}]:
             yield from list(scope.values())

@@ -1,7 +1,8 @@
-"""Explains PyTorch's cryptic errors: what happened, with the names that the error lacks, the consequence and the remedy.
+"""Explains PyTorch's cryptic errors: what happened, with the names that the error lacks, the
+consequence and the remedy.
 
-Called in a worker whose script has failed, before it reports that to its launcher. Nothing here communicates or uses a GPU.
-"""
+Called in a worker whose script has failed, before it reports that to its launcher. Nothing here
+communicates or uses a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _MOST_CHARACTERS = 100_000
 
 
 def in_words(error: BaseException) -> str:
-    """An explanation of an uncaught error, in one or more paragraphs; empty: it is unknown, or needs none. Never raises."""
+    """An explanation of an uncaught error, in one or more paragraphs; empty: it is unknown, or
+    needs none. Never raises."""
     try:
         if not isinstance(error, Exception):
             return ""  # Ctrl-C, whatever it has interrupted
@@ -50,7 +52,8 @@ def _explained(error: BaseException) -> str:
 
 
 def _related(error: BaseException) -> Iterator[BaseException]:
-    """The error and its origins: the deepest cause first, then the errors that were being handled when it was raised."""
+    """The error and its origins: the deepest cause first, then the errors that were being handled
+    when it was raised."""
     handled: BaseException | None = error
     for _ in range(_MOST_ERRORS):
         if handled is None:

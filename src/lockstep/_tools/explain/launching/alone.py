@@ -1,5 +1,5 @@
-"""Processes of one launch that train, and never meet: each a model of its own, as far as PyTorch knows. Told once, and as
-information, since they may be meant to."""
+"""Processes of one launch that train, and never meet: each a model of its own, as far as PyTorch
+knows. Told once, and as information, since they may be meant to."""
 
 from __future__ import annotations
 

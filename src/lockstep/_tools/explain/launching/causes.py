@@ -1,4 +1,5 @@
-"""Likely causes of a failure that its own message does not name: no memory left, a full ``/dev/shm``."""
+"""Likely causes of a failure that its own message does not name: no memory left, a full
+``/dev/shm``."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from lockstep._world.machine.sizes import size
 
 
 class Causes:
-    """Names the causes of failures in one start of the workers. (Those of loader workers: ``errors.processes``.)"""
+    """Names the causes of failures in one start of the workers. (Those of loader workers:
+    ``errors.processes``.)"""
 
     def __init__(self) -> None:
         self._kills_before = oom_kills()
 
     def name(self, failure: Failure) -> Failure:
-        """The failure, with the likely cause and a remedy added if they are known and its own message does not have them."""
+        """The failure, with the likely cause and a remedy added if they are known and its own
+        message does not have them."""
         if failure.kind == "SIGBUS":
             return replace(
                 failure,

@@ -1,4 +1,5 @@
-"""The collectives that this machine's workers have called: compared while they run, and known after their end."""
+"""The collectives that this machine's workers have called: compared while they run, and known after
+their end."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from lockstep._base.reports import MISMATCH, Report
 from lockstep._tools.explain.call_ring import NotedCall, offer_rings, read_ring
 
 _PARTS = 100.0
-"""Looks take one in so many parts of the time at most, however many ranks there are: some calls are left out then."""
+"""Looks take one in so many parts of the time at most, however many ranks there are: some calls are
+left out then."""
 
 
 class ComparedCalls:
@@ -40,10 +42,12 @@ class ComparedCalls:
                 os.close(self._memory.pop())
 
     def look(self, *, is_over: bool) -> None:
-        """Warn, once, of ranks that have called one collective in different ways: numbers may be wrong without any error.
+        """Warn, once, of ranks that have called one collective in different ways: numbers may be
+        wrong without any error.
 
-        ``is_over``: whether the ranks have ended well; else only if one of them has called another collective since in that
-        group. Otherwise they may all wait in it, and will be reported as that.
+        ``is_over``: whether the ranks have ended well; else only if one of them has called another
+        collective since in that group. Otherwise they may all wait in it, and will be reported as
+        that.
         """
         from lockstep._tools.explain.mismatch import first_difference, has_gone_on, in_words
 
@@ -71,7 +75,8 @@ class ComparedCalls:
         )
 
     def latest(self, records: Iterable[Mapping[str, Any]]) -> dict[int, list[NotedCall]]:
-        """The latest calls of each rank: those that it has noted, and from its black box what only PyTorch's recorder knew.
+        """The latest calls of each rank: those that it has noted, and from its black box what only
+        PyTorch's recorder knew.
 
         ``records``: of the black boxes.
         """

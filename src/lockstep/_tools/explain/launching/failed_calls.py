@@ -1,4 +1,5 @@
-"""Why communication has failed on all ranks that failed: they may have called different collectives."""
+"""Why communication has failed on all ranks that failed: they may have called different
+collectives."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 
 
 def report_of(reported: Sequence[Failure], calls: ComparedCalls, directory: Path) -> Report | None:
-    """Which collectives ranks have called whose communication has failed; None: no sign that they differ.
+    """Which collectives ranks have called whose communication has failed; None: no sign that they
+    differ.
 
     Args:
         reported: the failures.
@@ -36,7 +38,8 @@ def report_of(reported: Sequence[Failure], calls: ComparedCalls, directory: Path
     first, lines = found
     places = {rank: at for rank, stack in stacks.items() if (at := users_location(stack))}
     called = {} if first is None else first.calls
-    members = latest if first is not None and first.group == DEFAULT_GROUP else called  # of others they are not known
+    # of others they are not known
+    members = latest if first is not None and first.group == DEFAULT_GROUP else called
     return Report(
         kind=MISMATCH,
         text="\n".join(lines),

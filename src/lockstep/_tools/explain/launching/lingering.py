@@ -22,7 +22,8 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def tell(private_dir: Path, ranks: Collection[int]) -> set[int]:
-    """Tell the user what keeps these ranks from ending; returns those that something of the script keeps."""
+    """Tell the user what keeps these ranks from ending; returns those that something of the script
+    keeps."""
     reports = read_reports(private_dir, time.time())
     groups = grouped([report for report in reports if report.rank in ranks and _is_held(report)])
     for group in groups:

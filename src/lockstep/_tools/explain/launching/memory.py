@@ -26,8 +26,8 @@ def limit_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 
 
 def oom_kills(root: Path = ROOT, membership: Path = MEMBERSHIP, vmstat: Path = _VMSTAT) -> int:
-    """How many processes the kernel has killed because memory ran out: in the nearest control group that counts them, else on
-    the whole machine."""
+    """How many processes the kernel has killed because memory ran out: in the nearest control group
+    that counts them, else on the whole machine."""
     for counter in (*(group / name for group in _groups(root, membership) for name in _KILLS), vmstat):
         with contextlib.suppress(OSError):
             if (count := re.search(r"^oom_kill (\d+)", counter.read_text(), flags=re.MULTILINE)) is not None:

@@ -30,7 +30,8 @@ _FIRST_S = 2.0
 
 
 class Explainer(Observer):
-    """Watches the ranks in a thread of its own, and explains from their black boxes why they fail or do not end."""
+    """Watches the ranks in a thread of its own, and explains from their black boxes why they fail
+    or do not end."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
@@ -48,7 +49,8 @@ class Explainer(Observer):
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking, at last at what the ranks have called and saved: they may have ended before any other look."""
+        """Stop looking, at last at what the ranks have called and saved: they may have ended before
+        any other look."""
         with contextlib.suppress(Exception):
             self._look_at_saves()
         if not any(self._statuses.values()):
@@ -144,7 +146,8 @@ class Explainer(Observer):
                 self._look_at_calls,
                 self._look_at_saves,
             ):
-                with contextlib.suppress(Exception):  # no error here may affect the workers, nor what else is looked for
+                # no error here may affect the workers, nor what else is looked for
+                with contextlib.suppress(Exception):
                     look()
 
     def _look_for_waits(self) -> None:

@@ -24,6 +24,7 @@ class ProcessExplainer(ProcessObserver):
 
     def in_words(self, error: BaseException) -> str:
         """See ``errors``."""
-        from lockstep._tools.explain.errors.words import in_words  # only here: needed by failures alone
+        # only here: needed by failures alone
+        from lockstep._tools.explain.errors.words import in_words
 
         return in_words(error)

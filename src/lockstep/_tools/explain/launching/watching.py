@@ -1,8 +1,10 @@
-"""Which workers wait for whom, from their black boxes: reported while they run, and kept for their end.
+"""Which workers wait for whom, from their black boxes: reported while they run, and kept for their
+end.
 
-The launcher reports it, since it is no rank: it can do so when all ranks hang in C code, it knows which have exited, and there
-is only one of it. Ranks that have joined a run report for themselves, as under any launcher, since their step time is known.
-With several machines, each launcher knows of the ranks of its own.
+The launcher reports it, since it is no rank: it can do so when all ranks hang in C code, it knows
+which have exited, and there is only one of it. Ranks that have joined a run report for themselves,
+as under any launcher, since their step time is known. With several machines, each launcher knows of
+the ranks of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Watching:
         self._told = ""
         """What was last reported; empty: nothing of the present wait."""
         self._warn_again_s = math.inf
-        """The number of consecutive looks, one a second, at which it is reported again, since that was no warning."""
+        """The number of consecutive looks, one a second, at which it is reported again, since that
+        was no warning."""
         self._remarks = remarks
         self._warned_at: dict[int, tuple[int, int]] = {}
         """How far the ranks that waited were when the user was warned."""
@@ -60,14 +63,16 @@ class Watching:
         self._dead_since: float | None = None
         """When the ranks were first seen in a deadlock, in the time of ``time.monotonic``."""
         self.explained: Report | None = None
-        """What was told of the first ranks that had timed out; None: nothing. It is told with their failure."""
+        """What was told of the first ranks that had timed out; None: nothing. It is told with their
+        failure."""
         self._lock = threading.Lock()
 
     def explain(self, echoes: Collection[int]) -> str:
         """Who waits for whom now; empty: nobody does, as far as can be seen.
 
         Args:
-            echoes: ranks that have just failed because they timed out; they are treated as still waiting.
+            echoes: ranks that have just failed because they timed out; they are treated as still
+                waiting.
         """
         report: Report | None = None
         with contextlib.suppress(Exception):  # the failure is reported even without this
@@ -80,7 +85,8 @@ class Watching:
     def _of_failed(self, echoes: Collection[int]) -> Report | None:
         reports = self._reports()
         report = self._who_waits(_as_running(reports, echoes), is_over=True)
-        # A communication library that ends a process may have done so for a timeout, or for what has come too early.
+        # A communication library that ends a process may have done so for a timeout, or for what
+        # has come too early.
         have_aborted = any(report.rank in echoes and report.state == "gone" for report in reports)
         is_brief = have_aborted and report is not None and (report.seconds or 0.0) < LEAST_S
         return None if is_brief else report
@@ -96,9 +102,10 @@ class Watching:
     def look(self) -> None:
         """Look for ranks that wait.
 
-        A wait is reported once, and only if it was too long at two looks in a row: ranks that were stopped and have just
-        continued have not updated their black boxes yet."""
-        if self._where() != self._dir:  # ranks that have joined a run end it themselves, and say what was saved of it
+        A wait is reported once, and only if it was too long at two looks in a row: ranks that were
+        stopped and have just continued have not updated their black boxes yet."""
+        # ranks that have joined a run end it themselves, and say what was saved of it
+        if self._where() != self._dir:
             return
         now_s = time.time()
         records = read_records(self._dir)
@@ -124,7 +131,8 @@ class Watching:
             self._look_for_deadlock()
 
     def _has_moved(self, records: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the ranks that waited when the user was warned have finished what they waited for."""
+        """Whether the ranks that waited when the user was warned have finished what they waited
+        for."""
         now = {int(record["rank"]): record for record in records if record["ended"] != "failed"}
         return all(rank in now and _progress(now[rank]) != before for rank, before in self._warned_at.items())
 

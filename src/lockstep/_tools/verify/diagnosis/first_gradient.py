@@ -1,8 +1,9 @@
-"""The gradient of a run's first batch as numbers, to be compared with that of one device up to rounding.
+"""The gradient of a run's first batch as numbers, to be compared with that of one device up to
+rounding.
 
-Intended differences between shards are excluded: layers of PyTorch and other libraries are in evaluation mode, so that nothing
-is dropped and BatchNorm uses its running statistics, and the random numbers that a data set draws for a sample (to augment it)
-depend on the sample alone.
+Intended differences between shards are excluded: layers of PyTorch and other libraries are in
+evaluation mode, so that nothing is dropped and BatchNorm uses its running statistics, and the
+random numbers that a data set draws for a sample (to augment it) depend on the sample alone.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class FirstGradient(Listener):
                 module.register_forward_pre_hook(_evaluate)
 
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """Seed the random streams for each sample by its index. This changes the data set's class, since a ``DataLoader`` does
-        not allow its data set to be replaced."""
+        """Seed the random streams for each sample by its index. This changes the data set's class,
+        since a ``DataLoader`` does not allow its data set to be replaced."""
         dataset = getattr(batches, "dataset", batches)
         plain = type(dataset)
         if not hasattr(plain, "__getitem__"):

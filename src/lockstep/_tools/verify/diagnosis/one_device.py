@@ -1,7 +1,7 @@
 """Whether V shards have the same gradient as one device, which does not divide the batch. Pure.
 
-Compares the gradients of the first batch up to rounding, without dropout and with BatchNorm in evaluation mode, since these are
-meant to depend on the shard (see ``diagnosis.first_gradient``).
+Compares the gradients of the first batch up to rounding, without dropout and with BatchNorm in
+evaluation mode, since these are meant to depend on the shard (see ``diagnosis.first_gradient``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class OneDevice:
     """How the gradient of V shards compares with that of one device."""
 
     status: str
-    """``same``; ``sum`` (that of one device is V times the other); ``differs``; ``skipped`` (not comparable); or
-    ``interrupted``."""
+    """``same``; ``sum`` (that of one device is V times the other); ``differs``; ``skipped`` (not
+    comparable); or ``interrupted``."""
     shards: int
     factor: float | None = None
     """The factor by which the gradient of V shards is closest to that of one device."""

@@ -16,7 +16,8 @@ class Setting:
     """Loader workers of each process; None: as in the script."""
     launcher: str = "local"
     killed_at: int | None = None
-    """The number of processes of an earlier launch that was killed and is resumed; None: there was none."""
+    """The number of processes of an earlier launch that was killed and is resumed; None: there was
+    none."""
     in_last_epoch: bool = False
     """Whether that launch was killed in the last epoch; else in the first."""
 

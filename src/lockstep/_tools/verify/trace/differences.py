@@ -1,9 +1,9 @@
 """Whether two runs computed the same, and if not, what differed first. Pure.
 
-Traces and digest journals are compared by the same functions, line by line. Within a step, values are
-compared in causal order: in each phase the samples, the content of their batch, each shard's loss and gradients, and the
-gradients after the exchange; then weights, buffers, and the state of optimizers. So the first difference is where to look for
-the cause.
+Traces and digest journals are compared by the same functions, line by line. Within a step, values
+are compared in causal order: in each phase the samples, the content of their batch, each shard's
+loss and gradients, and the gradients after the exchange; then weights, buffers, and the state of
+optimizers. So the first difference is where to look for the cause.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Difference:
 
 
 def first_fault(run: TracedRun) -> Difference | None:
-    """The first fault of a single run; None: each shard ran once, no sample was used twice, and all ranks agree."""
+    """The first fault of a single run; None: each shard ran once, no sample was used twice, and all
+    ranks agree."""
     faults = [*_shared_work(run), *_samples_used_twice(run), *_ranks_that_differ(run)]
     return min(faults, key=lambda difference: difference.order, default=None)
 
@@ -132,8 +133,8 @@ def _samples_used_twice(run: TracedRun) -> Iterator[Difference]:
 
 
 def _repeated(run: TracedRun) -> Iterator[tuple[ShardKey, Line, Any, ShardKey]]:
-    """Samples used twice in a pass, with their earlier use. Only for a single loader, since a second may restart in the middle
-    of a pass over the first."""
+    """Samples used twice in a pass, with their earlier use. Only for a single loader, since a
+    second may restart in the middle of a pass over the first."""
     seen: dict[tuple[int, str], ShardKey] = {}
     for key, owners in sorted(run.shards.items()) if len(run.loaders) == 1 else ():
         line = owners[0][1]
@@ -170,7 +171,8 @@ def _at(key: ShardKey, stage: str, **fields: Any) -> Difference:
 
 
 class Record(Protocol):
-    """What was recorded of a run's steps: a trace, or a digest journal, which has less of fewer steps."""
+    """What was recorded of a run's steps: a trace, or a digest journal, which has less of fewer
+    steps."""
 
     @property
     def steps(self) -> Mapping[int, tuple[Line, ...]]:
@@ -218,9 +220,10 @@ def compare(
         first: what was recorded of one run.
         second: of another.
         steps: the steps to compare; None: all.
-        tolerance: the relative difference up to which losses count as equal; gradients and states are then not compared. None:
-            they must be equal to the bit.
-        is_whole: whether both have all, so that what only one has is a difference. If not, what both have is compared.
+        tolerance: the relative difference up to which losses count as equal; gradients and states
+            are then not compared. None: they must be equal to the bit.
+        is_whole: whether both have all, so that what only one has is a difference. If not, what
+            both have is compared.
     """
     numbers = {*first.numbers()}, {*second.numbers()}
     compared, states = list[int](), list[int]()
@@ -245,7 +248,8 @@ def compare(
 
 
 def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None = None) -> Difference | None:
-    """The first difference between two traced runs, up to a step; None: they computed the same, to the bit.
+    """The first difference between two traced runs, up to a step; None: they computed the same, to
+    the bit.
 
     ``run`` may begin with a later step, at which it resumed an earlier launch.
     """
@@ -312,7 +316,8 @@ def _are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float | N
 
 
 def in_step(mine: Line, theirs: Line, *, is_whole: bool = True) -> list[Difference]:
-    """Differences between two lines of one step, of the beginning or of the end, in causal order."""
+    """Differences between two lines of one step, of the beginning or of the end, in causal
+    order."""
     found = (_with_norms(difference, mine, theirs) for difference in _in_lines(mine, theirs, is_whole=is_whole))
     return sorted(found, key=lambda difference: difference.order)
 
@@ -326,7 +331,8 @@ def _in_lines(mine: Line, theirs: Line, *, is_whole: bool) -> Iterator[Differenc
         for name, values in _in_digests(mine[stage], theirs[stage]):
             if not is_whole and not (name in mine[stage] and name in theirs[stage]):
                 continue
-            # A number tells more than a digest, and a learning rate is the reason why weights differ.
+            # A number tells more than a digest, and a learning rate is the reason why weights
+            # differ.
             is_number = all(line[stage].get(name, "").startswith("=") for line in (mine, theirs))
             yield at(stage="number" if is_number else stage, name=name, values=values)
 
@@ -355,7 +361,8 @@ def _in_evaluations(reference: Record, run: Record, step: int) -> Iterator[Diffe
     mine, theirs = ([line for line in each.evaluations if line["step"] == step] for each in (reference, run))
     at = functools.partial(Difference, step=step, stage="evaluation")
     if len(mine) != len(theirs):
-        if step not in (max(reference.steps), max(run.steps)):  # a run that ended after this step had no time to evaluate
+        # a run that ended after this step had no time to evaluate
+        if step not in (max(reference.steps), max(run.steps)):
             yield at(values=(f"{len(mine)} evaluations", f"{len(theirs)} evaluations"))
         return
     for left, right in zip(mine, theirs, strict=True):

@@ -1,35 +1,41 @@
 """A run's trace: digests of what every step computed, so that two runs can be compared bit by bit.
 
-With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<r>.jsonl``. Each line is one JSON object with
-``event`` (its kind) and the fields of the kind:
+With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<r>.jsonl``. Each
+line is one JSON object with ``event`` (its kind) and the fields of the kind:
 
 ===============  =======================================================================================================
 ``start``        ``rank``, ``world_size``, ``shards``, ``seed``, ``threads``, ``strategy``, ``precision``, ``device``,
-                 ``launcher``, ``level``; ``chosen`` (settings that the script leaves to a trial), ``checkpoint_every``
+                 ``launcher``, ``level``; ``chosen`` (settings that the script leaves to a trial),
+                 ``checkpoint_every``
 ``loader``       ``loader`` (its number), ``length`` of its data set (null if unknown), ``replacement`` (whether its
                  sampler says that it draws with replacement; null if it does not say)
 ``initial``      ``weights``, ``buffers``, ``state``: before the first step, as in ``step``
 ``shard``        one micro-step: ``epoch``, ``pass``, ``step``, ``phase``, ``part``, ``shard``; ``batches`` (one for each
-                 loader: ``samples``, their identities, and ``content``, the digest of the batch); ``losses`` (numbers) and
+                 loader: ``samples``, their identities, and ``content``, the digest of the batch);
+                     ``losses`` (numbers) and
                  ``weights`` (numbers, null: by sample count) of its backward calls;
-                 ``gradients`` (digests by parameter, of this shard alone, in the order in which they were computed)
+                 ``gradients`` (digests by parameter, of this shard alone, in the order in which
+                 they were computed)
 ``step``         ``epoch``, ``pass``, ``step``, ``num_samples`` (of its global batches); ``gradients`` (one dictionary for
-                 each phase: digests by parameter of ``.grad`` when the phase has ended) and ``norms`` (numbers, one a phase,
-                 of all gradients together); ``weights``, ``buffers``, ``state`` (of optimizers, schedules, averages and what is
-                 registered): digests by name, after the step; a number in ``state`` is written as it is, after ``=``
+                 each phase: digests by parameter of ``.grad`` when the phase has ended) and
+                 ``norms`` (numbers, one a phase, of all gradients together); ``weights``,
+                 ``buffers``, ``state`` (of optimizers, schedules, averages and what is registered):
+                 digests by name, after the step; a number in ``state`` is written as it is, after
+                 ``=``
 ``gradient``     with ``trace="gradient"``, of the first phase: ``values`` (evenly spaced numbers of the gradients, by
-                 parameter), ``rows`` (digests of the samples, sorted), ``draws`` (whether a shard drew from a random stream)
+                 parameter), ``rows`` (digests of the samples, sorted), ``draws`` (whether a shard
+                 drew from a random stream)
 ``evaluation``   ``epoch``, ``step``, ``values``: numbers by name
 ``layers``       before the first backward pass: ``batch_norm``, ``sync_batch_norm`` and ``dropout``, the names of such layers
                  in training mode
 ``end``          ``step``: the script has ended, or reached ``trace_until``; ``weights``, ``buffers``, ``state`` as in ``step``
 ===============  =======================================================================================================
 
-(A replay adds fields to these: see ``replay.shown_steps``. The digest journal has the same in fewer words: see
-``replay.digests``.)
+(A replay adds fields to these: see ``replay.shown_steps``. The digest journal has the same in fewer
+words: see ``replay.digests``.)
 
-Numbers are written as ``float.hex()``, without rounding. ``epoch``, ``pass`` and ``phase`` count from 0, ``step`` from 1. A
-reader must ignore kinds and fields that it does not know.
+Numbers are written as ``float.hex()``, without rounding. ``epoch``, ``pass`` and ``phase`` count
+from 0, ``step`` from 1. A reader must ignore kinds and fields that it does not know.
 """
 
 from __future__ import annotations
@@ -52,7 +58,8 @@ def file_of(directory: str, rank: int) -> str:
 
 
 def files(run_dir: Path, directory: str) -> Iterator[str]:
-    """Those of all ranks, in order. (Every launch has a rank 0, and all ranks below its highest.)"""
+    """Those of all ranks, in order. (Every launch has a rank 0, and all ranks below its
+    highest.)"""
     rank = 0
     while (run_dir / (name := file_of(directory, rank))).is_file():
         yield name
@@ -87,7 +94,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_ranks(run_dir: Path, directory: str) -> list[list[dict[str, Any]]]:
-    """The lines of every rank in a directory of the run's, in rank order; empty: there are none. Truncated lines are skipped.
+    """The lines of every rank in a directory of the run's, in rank order; empty: there are none.
+    Truncated lines are skipped.
 
     Raises:
         OSError: they cannot be read.

@@ -1,8 +1,9 @@
 """Writes a process's trace during training: see ``trace.lines`` for its format.
 
-The recorder draws no random numbers and changes no tensors, so a traced run computes the same as an untraced one (except at
-level ``gradient``, see ``diagnosis.first_gradient``). It is slow, since it reads every weight in every step; with ``fsdp`` it
-gathers each, since a digest is that of the whole tensor, whatever the cut.
+The recorder draws no random numbers and changes no tensors, so a traced run computes the same as an
+untraced one (except at level ``gradient``, see ``diagnosis.first_gradient``). It is slow, since it
+reads every weight in every step; with ``fsdp`` it gathers each, since a digest is that of the whole
+tensor, whatever the cut.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Recorder(Listener):
         self._shards: list[dict[str, Any]] = []
         """The lines of the current step, written when it ends: it may yet be discarded."""
         self._order: dict[str, None] = {}
-        """The parameters in the order in which their gradients were computed in the current phase."""
+        """The parameters in the order in which their gradients were computed in the current
+        phase."""
         self._line: dict[str, Any] = {}
         """That of the current step, so far."""
         self._in_pass = False
@@ -100,7 +102,8 @@ class Recorder(Listener):
     def _note_gradient(self, name: str, gradient: Tensor) -> None:
         if self._micro is not None:
             noted, new = self._shard["gradients"], digest(gradient)
-            noted[name] = digest([noted[name], new]) if name in noted else new  # of a second backward call
+            # of a second backward call
+            noted[name] = digest([noted[name], new]) if name in noted else new
             self._order[name] = None
 
     @override
@@ -125,7 +128,8 @@ class Recorder(Listener):
             whole = full_tensor(gradient)
             digests[name] = digest(whole)
             squares.append(squared_norm(whole))
-        order = [name for name in self._order if name in digests]  # in the order of the backward pass
+        # in the order of the backward pass
+        order = [name for name in self._order if name in digests]
         order += [name for name in digests if name not in self._order]
         self._line["gradients"].append({name: digests[name] for name in order})
         self._line["norms"].append(exact(math.sqrt(math.fsum(squares))))
@@ -152,11 +156,13 @@ class Recorder(Listener):
 
     @override
     def tick(self, step: int) -> None:
-        if self._in_pass:  # otherwise the loop was left in the last step, and the script may be ending
+        # otherwise the loop was left in the last step, and the script may be ending
+        if self._in_pass:
             self._stop_if_over()
 
     def _stop_if_over(self) -> None:
-        """End the script normally after the last step to trace. All ranks call this after the same step."""
+        """End the script normally after the last step to trace. All ranks call this after the same
+        step."""
         if self._is_over:
             raise Ended
 

@@ -64,7 +64,8 @@ class Subjects(Listener):
             yield from ((prefix + name, module) for name, module in model.named_modules())
 
     def layers(self) -> dict[str, list[str]]:
-        """Which layers of the models make a shard's result depend on its size, or on chance: see the trace's ``layers``."""
+        """Which layers of the models make a shard's result depend on its size, or on chance: see
+        the trace's ``layers``."""
         training = [(name, module) for name, module in self.modules() if module.training]
         return {
             "batch_norm": [
@@ -77,22 +78,25 @@ class Subjects(Listener):
         }
 
     def hook_gradients(self, hooked: set[Tensor], note: Callable[[str, Tensor], None]) -> None:
-        """Have ``note`` called with a parameter's name and each of its new gradients, before anything can change these.
+        """Have ``note`` called with a parameter's name and each of its new gradients, before
+        anything can change these.
 
-        Hooks the parameters that are not in ``hooked``, and adds them to it. Call it in every shard, since parameters may be
-        unfrozen."""
+        Hooks the parameters that are not in ``hooked``, and adds them to it. Call it in every
+        shard, since parameters may be unfrozen."""
         for parameter, name in self.parameters.items():
             if parameter.requires_grad and parameter not in hooked:
                 hooked.add(parameter)
                 parameter.register_hook(functools.partial(note, name))  # type: ignore[no-untyped-call]
 
     def gradients(self) -> dict[str, Tensor]:
-        """``.grad`` of the parameters that have one; with ``fsdp`` this rank's part of each, a DTensor."""
+        """``.grad`` of the parameters that have one; with ``fsdp`` this rank's part of each, a
+        DTensor."""
         return {name: parameter.grad for parameter, name in self.parameters.items() if parameter.grad is not None}
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """``weights``, ``buffers`` and ``state``: digests by name, for a line of the trace. Every rank must call it: with
-        ``fsdp`` tensors are gathered, one at a time, so that the digests are those of whole ones."""
+        """``weights``, ``buffers`` and ``state``: digests by name, for a line of the trace. Every
+        rank must call it: with ``fsdp`` tensors are gathered, one at a time, so that the digests
+        are those of whole ones."""
         weights: dict[str, str] = {}
         buffers: dict[str, str] = {}
         state: dict[str, str] = {}
@@ -125,7 +129,8 @@ class Subjects(Listener):
 
 
 def _value(value: Any) -> str:
-    """A number, in readable form after an equals sign; the digest of anything else, of tensors as a whole."""
+    """A number, in readable form after an equals sign; the digest of anything else, of tensors as a
+    whole."""
     if value is None or isinstance(value, (bool, int, float)):
         return f"={value!r}"
     return digest(full_tensor(value) if isinstance(value, Tensor) else value)
