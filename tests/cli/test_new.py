@@ -56,7 +56,7 @@ def test_a_file_in_place_of_the_directory_is_told(new, tmp_path, place):
 
 
 def test_the_script_is_in_the_package_and_names_the_commands_itself():
-    assert '"cli/template/*.py"' in (TEMPLATES.parents[3] / "pyproject.toml").read_text()
+    assert '"_cli/template/*.py"' in (TEMPLATES.parents[3] / "pyproject.toml").read_text()
     said = ast.get_docstring(ast.parse((TEMPLATES / "mlp.py").read_text()))
     assert "lockstep run --nproc-per-node 2 train.py" in said
     assert "lockstep verify train.py" in said

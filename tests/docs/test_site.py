@@ -28,9 +28,12 @@ def site(tmp_path_factory):
 
 def test_the_page_of_the_interface_names_every_public_name_once():
     names = re.findall(r"^::: lockstep\.([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)
-    elsewhere = {"launch": "launch.function.launch", "join": "joining.join.join"}  # what is run, not what type checkers see
+    elsewhere = {
+        "launch": "_launch.function.launch",
+        "join": "_joining.join.join",
+    }  # what is run, not what type checkers see
     own = [f"{getattr(testing, name).__module__}.{name}" for name in ("same_at",)]
-    own += [f"testing.errors.{name}" for name in ("DifferenceError", "TimeLimitError")]
+    own += [f"testing._errors.{name}" for name in ("DifferenceError", "TimeLimitError")]
     of_testing = [name.removeprefix("lockstep.") for name in own]
     assert sorted(names) == sorted([*(elsewhere.get(name, name) for name in lockstep.__all__), *of_testing])
     assert {name.rpartition(".")[2] for name in of_testing} == set(testing.__all__)

@@ -24,7 +24,7 @@ def by_file(step):
 
 
 @pytest.mark.parametrize(("strategy", "nproc"), STRATEGIES)
-@pytest.mark.parametrize(("reads", "expected"), [(False, {}), (True, {"data/values.py": 1})])
+@pytest.mark.parametrize(("reads", "expected"), [(False, {}), (True, {"_data/values.py": 1})])
 def test_a_step_waits_once_for_the_values_added_to_its_batch_and_never_without(crew, strategy, nproc, reads, expected):
     for one in crew(nproc, scripts.count, 8, 6, reads, True, strategy=strategy, shards=2, checkpoint_every="off"):
         assert by_file(one["step"]) == expected
@@ -38,7 +38,7 @@ def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bi
         assert found == on_cpu
         copies = {place: number for place, number in waits.items() if not place.startswith("synchronize an event")}
         # logging waits for the event of a step before
-        assert by_file({"waits": copies}) == {"data/values.py": 1}
+        assert by_file({"waits": copies}) == {"_data/values.py": 1}
         assert reports == []
 
 
@@ -47,14 +47,14 @@ def test_a_scaled_loss_costs_one_wait_more_and_two_after_an_overflow(crew, nproc
     for one in crew(nproc, scripts.count, 8, 6, True, True, shards=2, checkpoint_every="off", precision="16-mixed"):
         waits = by_file(one["step"])
         assert waits.pop("prepare/scaling.py") in (1, 2)
-        assert waits == {"data/values.py": 1}
+        assert waits == {"_data/values.py": 1}
         assert one["step"]["reports"] == []
 
 
 @pytest.mark.parametrize(("strategy", "nproc"), [("exact", 1), ("exact", 2), ("fsdp", 2)])
 def test_a_step_that_writes_digests_waits_once_for_all_that_is_hashed_on_the_device(crew, strategy, nproc):
     for one in crew(nproc, scripts.count, strategy=strategy, shards=2, checkpoint_every="off", journal_every=1):
-        of_digests = [place for place in one["step"]["waits"] if "loop/ledger.py" not in place]
+        of_digests = [place for place in one["step"]["waits"] if "_loop/ledger.py" not in place]
         assert len(of_digests) == 1
         assert one["step"]["waits"][of_digests[0]] == 1
         assert "recovery/fingerprint.py" in of_digests[0]

@@ -20,7 +20,16 @@ def in_words(error: OSError) -> str:
 
 
 class LockstepError(Exception):
-    """The base class of all errors that lockstep raises deliberately."""
+    """The base class of all errors that lockstep raises deliberately.
+
+    Args:
+        code: a stable name of what is wrong, as ``world-size-above-shards``; empty: it has none.
+            Programs and tests match it, so that the message can be improved.
+    """
+
+    def __init__(self, *args: object, code: str = "") -> None:
+        super().__init__(*args)
+        self.code = code
 
     def __str__(self) -> str:
         # the values in it may come from anybody's file
@@ -53,8 +62,8 @@ class PartedError(MismatchError):
             errors.
     """
 
-    def __init__(self, message: str, *, is_told_here: bool = True) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, is_told_here: bool = True, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.is_told_here = is_told_here
 
 
@@ -99,8 +108,8 @@ class LaunchError(LockstepError, RuntimeError):
     in one line, without which rank it was.
     """
 
-    def __init__(self, message: str, exit_status: int = 1, summary: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, exit_status: int = 1, summary: str = "", *, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.exit_status = exit_status
         self.summary = summary or message.partition("\n")[0]
 

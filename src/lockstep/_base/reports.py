@@ -48,7 +48,11 @@ ALONE = "alone"
 that was to make them meet."""
 SAME_FILE = "same_file"
 """``ranks`` have each saved one file, which may be damaged."""
-KINDS = (WAITING, MISMATCH, PARTED, LOADER, SLOW, LINGERING, FAILED, ALONE, SAME_FILE)
+REFUSED = "refused"
+"""A command was refused with an error; ``cause`` is its type, ``code`` says what is wrong."""
+NOTICE = "notice"
+"""Something about a run that the user may want to change; ``code`` says what."""
+KINDS = (WAITING, MISMATCH, PARTED, LOADER, SLOW, LINGERING, FAILED, ALONE, SAME_FILE, REFUSED, NOTICE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,8 @@ class Report:
     """The ranks that it is about; empty: it is not known which."""
     cause: str = ""
     """What is wrong with them, in one stable word; empty: unknown."""
+    code: str = ""
+    """A stable name of this message, as ``LockstepError.code``; empty: it has none."""
     places: Mapping[int, str] = field(default_factory=dict)
     """Where each rank is in the user's code, as ``FILE:LINE in FUNCTION``, as far as known."""
     calls: Mapping[int, str] = field(default_factory=dict)
@@ -77,6 +83,11 @@ def publish(report: Report) -> None:
     """Tell the user of it, and note it."""
     note(report)
     say(f"WARNING: {report.text}" if report.is_warning else report.text)
+
+
+def warn(text: str, *, code: str) -> None:
+    """Print a warning, and note it under its code."""
+    publish(Report(kind=NOTICE, text=text, code=code))
 
 
 def note(report: Report) -> None:

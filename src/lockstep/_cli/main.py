@@ -98,12 +98,14 @@ def _run_group(args: list[str]) -> int:
 
 def show_error(error: LockstepError) -> int:
     """Print an error without a traceback; returns the exit status."""
+    from lockstep._base.reports import REFUSED, Report, note
     from lockstep._cli.echo import Styled, echo
     from lockstep._journal.failure import FailureRecord
     from lockstep._world.environment import failure_file
 
     summary = error.summary if isinstance(error, LaunchError) else str(error).partition("\n")[0]
     FailureRecord(summary=summary, report=f"error: {error}").write(failure_file())
+    note(Report(kind=REFUSED, text=str(error), cause=type(error).__name__, code=error.code))
     echo(Styled("error:", "red", bold=True), f" {error}", err=True, has_lines=True)
     if isinstance(error, (ConfigError, UsageError)):
         return 2

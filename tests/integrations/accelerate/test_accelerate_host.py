@@ -11,7 +11,9 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, GradScalerKwargs, ProfileKwargs
 
 from lockstep._base.errors import ConfigError
-from lockstep.integrations.accelerate import Accelerator, host, settings
+from lockstep.integrations.accelerate import Accelerator
+from lockstep.integrations.accelerate import _host as host
+from lockstep.integrations.accelerate import _settings as settings
 
 
 def test_accelerate_has_what_lockstep_needs():
