@@ -105,11 +105,11 @@ PRINT = ("cli.echo", "cli.terminal")
 # Must be there at once: the command line, and what reads results. (``launch.elastic`` is imported
 # where there are several machines.)
 WITHOUT_TORCH = (
-    "base.visible",
+    "base.escape_control",
     "base.atomic",
-    "base.beneath",
+    "base.nofollow",
     "base.errors",
-    "base.regular",
+    "base.regular_files",
     "base.shapes",
     "world.machine.cores",
     "world.machine.threads",

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from lockstep._base.beneath import directory, open_in
+from lockstep._base.nofollow import directory, open_in
 
 UNFINISHED = f".*.{'[0-9a-f]' * 8}.new"
 """What an atomic write leaves behind if its process is killed: a pattern for names beside the

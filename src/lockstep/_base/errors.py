@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 
 
 def in_words(error: OSError) -> str:
@@ -33,7 +33,7 @@ class LockstepError(Exception):
 
     def __str__(self) -> str:
         # the values in it may come from anybody's file
-        return visible(super().__str__(), has_lines=True)
+        return escape_control(super().__str__(), has_lines=True)
 
 
 class ConfigError(LockstepError, ValueError):
@@ -88,7 +88,7 @@ class UnfitFileError(LockstepError, OSError):
 
     def __str__(self) -> str:
         # the number of the error would say something else
-        return visible(f"{self.filename}: {self.strerror}")
+        return escape_control(f"{self.filename}: {self.strerror}")
 
 
 class PeerError(LockstepError, RuntimeError):

@@ -40,7 +40,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "stacks": "lockstep._tools.explain.command:command",
     },
     "instruments": {
-        "trials": "lockstep._tools.trials.instrument:OfTrial",
+        "trials": "lockstep._tools.trials.instrument:TrialInstrument",
         "replay": "lockstep._tools.replay.instrument:Replay",
         "audit": "lockstep._tools.audit.instrument:Audit",
         "tune": "lockstep._tools.tune.instrument:Tuning",

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 
 REQUEUE_STATUS = 75
 """The exit status of a run that was preempted and saved, and should be started again. It is
@@ -341,7 +341,7 @@ def say(words: str) -> None:
     that the bar is drawn again below."""
     with contextlib.suppress(OSError):
         erase = "\r\x1b[2K" if _shows_bar and os.isatty(2) else ""
-        os.write(2, f"{erase}lockstep: {visible(words, has_lines=True)}\n".encode())
+        os.write(2, f"{erase}lockstep: {escape_control(words, has_lines=True)}\n".encode())
 
 
 def _kill_children() -> None:

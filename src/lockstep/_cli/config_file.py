@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from lockstep._base.errors import ConfigError, in_words
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 
 _MOST_BYTES = 1 << 16
 
@@ -52,7 +52,9 @@ def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
             wrong.append(f"{key} = {value!r}: {error.message}")
     if wrong:
         raise ConfigError(
-            f"{path} cannot be used as --config:\n" + "\n".join(f"  {visible(line)}" for line in wrong) + "\nKeys are the "
+            f"{path} cannot be used as --config:\n"
+            + "\n".join(f"  {escape_control(line)}" for line in wrong)
+            + "\nKeys are the "
             "names of options without dashes in front: lockstep run --help-all shows all of its."
         )
     ctx.default_map = values

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 
 
 class Styled(NamedTuple):
@@ -38,5 +38,5 @@ def echo_json(value: Any) -> None:
 
 def _shown(part: str | Styled, *, has_lines: bool) -> str:
     if isinstance(part, str):
-        return visible(part, has_lines=has_lines)
-    return click.style(visible(part.text, has_lines=has_lines), fg=part.color, bold=part.bold or None)
+        return escape_control(part, has_lines=has_lines)
+    return click.style(escape_control(part.text, has_lines=has_lines), fg=part.color, bold=part.bold or None)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 
 _GAP = 2
 
@@ -34,7 +34,7 @@ def show(console: Console, page: Page) -> None:
         console.print(_draw(page), end="")
         return
     lines = [*([page.headings] if any(page.headings) else []), *page.rows]
-    cells = [[visible(cell) for cell in line] for line in lines]
+    cells = [[escape_control(cell) for cell in line] for line in lines]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         padded = []
@@ -53,7 +53,7 @@ def fits(console: Console, page: Page) -> bool:
 
 def say(console: Console, line: str, style: str | None = None) -> None:
     """Print a line, whatever is in it, without markup or wrapping."""
-    console.print(Text(visible(line), style=style or ""), soft_wrap=True)
+    console.print(Text(escape_control(line), style=style or ""), soft_wrap=True)
 
 
 def _draw(page: Page) -> Table:
@@ -69,5 +69,5 @@ def _draw(page: Page) -> Table:
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     styles = page.styles or [""] * len(page.rows)
     for row, style in zip(page.rows, styles, strict=True):
-        table.add_row(*(Text(visible(cell), style=style if i == 1 else "") for i, cell in enumerate(row)))
+        table.add_row(*(Text(escape_control(cell), style=style if i == 1 else "") for i, cell in enumerate(row)))
     return table

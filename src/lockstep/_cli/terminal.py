@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 
 _PLAIN_WIDTH = 140  # columns, where the output is not a terminal
 
@@ -21,7 +21,7 @@ class _PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             is_ours = segment.control is not None or segment.text.isprintable()
-            yield segment if is_ours else segment._replace(text=visible(segment.text, has_lines=True))
+            yield segment if is_ours else segment._replace(text=escape_control(segment.text, has_lines=True))
 
 
 def open_console(*, quiet: bool = False) -> Console:

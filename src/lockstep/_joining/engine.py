@@ -15,8 +15,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._base.escape_control import escape_control
 from lockstep._base.stopping import StopWatch, say
-from lockstep._base.visible import visible
 from lockstep._data import shared
 from lockstep._data.assignment import ShardAssignment
 from lockstep._data.evaluated import Evaluations
@@ -264,7 +264,7 @@ class Engine:
             self.listeners.add(instrument.listeners(run))
             notices += instrument.notices(run) if self.is_main else ()
         for notice in notices if self.is_main and not context.asked else ():
-            print(visible(f"lockstep: {notice}", has_lines=True), flush=True)
+            print(escape_control(f"lockstep: {notice}", has_lines=True), flush=True)
         if self.trained.scaling is not None:
             self.preparation.keep(self.trained.scaling)
 

@@ -18,12 +18,12 @@ from lockstep._base.errors import ConfigError, LockstepError, UsageError
 from lockstep._data.many_workers import hold_back_warning
 from lockstep._data.streams import script_seed
 from lockstep._joining.engine import Engine, RunContext
+from lockstep._joining.excepthook import show_uncaught
 from lockstep._joining.instrument import make_instruments
 from lockstep._joining.opening import LaunchRequest, OpenRun, open_run
 from lockstep._joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
 from lockstep._joining.startup.host import host_of_this_process
 from lockstep._joining.team import Team
-from lockstep._joining.unlaunched import show_uncaught
 from lockstep._plan.blocks import block
 from lockstep._state.recovery.resuming import Checkpoint
 from lockstep._state.recovery.software import numerics

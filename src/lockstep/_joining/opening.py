@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep._base.beneath import check_named
 from lockstep._base.config import RUNS, RunConfig
 from lockstep._base.errors import CheckpointError, ConfigError, in_words
+from lockstep._base.nofollow import check_named
 from lockstep._plan.blocks import block
 from lockstep._state.checkpoint.manifest import Manifest
 from lockstep._state.checkpoint.store import Store

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep._base.regular import read_bytes
+from lockstep._base.regular_files import read_bytes
 from lockstep._base.shapes import check, parse
 
 _MOST_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep._base.regular import MOST_LINE_BYTES, MOST_LINES_BYTES, open_to_read, read_lines
+from lockstep._base.regular_files import MOST_LINE_BYTES, MOST_LINES_BYTES, open_to_read, read_lines
 from lockstep._journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
 
 _SPARE = 4

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep._base.beneath import open_to_write
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
+from lockstep._base.nofollow import open_to_write
 from lockstep._journal.events import FILE_NAME
 
 
@@ -102,4 +102,4 @@ def _warn(what: str) -> None:
     # Not a Python warning: it could be turned into an error, and a full disk must not end the
     # training.
     with contextlib.suppress(OSError):  # standard error may be a file on that disk
-        print(visible(f"lockstep: WARNING: {what}."), file=sys.stderr, flush=True)
+        print(escape_control(f"lockstep: WARNING: {what}."), file=sys.stderr, flush=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from lockstep._base.beneath import open_to_write
 from lockstep._base.errors import ConfigError
+from lockstep._base.nofollow import open_to_write
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 

@@ -36,7 +36,7 @@ from lockstep._launch.messages import Sender
 from lockstep._launch.worker import Request, run_worker
 from lockstep._world.machine.threads import libraries
 
-PRELOAD = ("torch", "torch.distributed", "lockstep._joining.ahead", "lockstep._sync.ddp", "lockstep._sync.exact")
+PRELOAD = ("torch", "torch.distributed", "lockstep._joining.preload", "lockstep._sync.ddp", "lockstep._sync.exact")
 """Modules imported before the first worker, which each of them delays: only those that nearly every
 script needs."""
 PRELOAD_LATER = ("torch._dynamo",)

@@ -25,7 +25,7 @@ IMPORTED += (
     "sklearn.metrics",
     "sklearn.model_selection",
     "torch._dynamo",
-    "lockstep._joining.ahead",
+    "lockstep._joining.preload",
     "lockstep._sync.exact",
 )
 IMPORTED += ("lockstep.integrations.accelerate", "PIL.Image", "transformers.optimization")

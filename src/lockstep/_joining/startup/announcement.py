@@ -14,8 +14,8 @@ import torch
 from typing_extensions import override
 
 from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._base.escape_control import escape_control
 from lockstep._base.stopping import say
-from lockstep._base.visible import visible
 from lockstep._joining.startup.allotment import misfits
 from lockstep._joining.startup.split_remarks import batch_size_of
 from lockstep._listener import Listener
@@ -56,7 +56,7 @@ class Announcement(Listener):
         if number > 1:
             return
         line = first_line(loader, self._config, self._world, len(self._devices))
-        print(visible(f"{line}, {self._where}"), flush=True)
+        print(escape_control(f"{line}, {self._where}"), flush=True)
         batch_size, num_shards = batch_size_of(loader), self._config.shards or 1
         if batch_size is not None and batch_size < num_shards:
             say(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from lockstep._base.escape_control import escape_control
 from lockstep._base.stopping import note_bar
-from lockstep._base.visible import visible
 from lockstep._journal.measure.pass_progress import PassProgress, bar_line, clock, time_left
 from lockstep._listener import Listener, Stage
 
@@ -37,7 +37,7 @@ class Display(Listener):
 
     def values(self, values: Mapping[str, float]) -> None:
         """The latest logged values."""
-        self._values = [f"{visible(name)} {value:.4g}" for name, value in values.items()]
+        self._values = [f"{escape_control(name)} {value:.4g}" for name, value in values.items()]
 
 
 class Lines(Display):

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lockstep._base.atomic import write_atomic
-from lockstep._base.regular import read_bytes
+from lockstep._base.regular_files import read_bytes
 from lockstep._base.shapes import fits, parse
 from lockstep._base.stopping import say
 from lockstep._base.trackers import OFF, TENSORBOARD

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep._base.atomic import write_atomic
-from lockstep._base.beneath import open_to_write
-from lockstep._base.regular import open_to_read
+from lockstep._base.nofollow import open_to_write
+from lockstep._base.regular_files import open_to_read
 
 Bytes = NDArray[np.uint8]
 """A flat array of bytes."""

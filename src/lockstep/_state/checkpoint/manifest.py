@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from lockstep._base.errors import CheckpointError
-from lockstep._base.regular import read_bytes, size_of
+from lockstep._base.regular_files import read_bytes, size_of
 from lockstep._base.shapes import Count, Ranks, Seconds, check, parse
 from lockstep._state.checkpoint.files import checksum, write_json
 

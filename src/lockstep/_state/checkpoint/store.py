@@ -24,8 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep._base.atomic import UNFINISHED, flush, write_atomic
-from lockstep._base.beneath import directory, remove, rename
 from lockstep._base.errors import CheckpointError, in_words
+from lockstep._base.nofollow import directory, remove, rename
 from lockstep._state.checkpoint.manifest import FILE_NAME as MANIFEST
 from lockstep._state.checkpoint.manifest import Manifest, NewerFormatError, verify
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep._base.beneath import make_directory, remove
 from lockstep._base.errors import CheckpointError
-from lockstep._base.regular import read_bytes
+from lockstep._base.nofollow import make_directory, remove
+from lockstep._base.regular_files import read_bytes
 from lockstep._base.shapes import parse
 from lockstep._state.checkpoint.files import write_json
 from lockstep._state.checkpoint.manifest import File, Manifest

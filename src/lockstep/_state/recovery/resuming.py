@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lockstep._base.errors import CheckpointError, MismatchError
-from lockstep._base.regular import read_bytes
+from lockstep._base.regular_files import read_bytes
 from lockstep._state.checkpoint.manifest import Manifest, Object
 from lockstep._state.checkpoint.parts import state_files, weights_files
 from lockstep._state.checkpoint.tree import put_together, take_apart

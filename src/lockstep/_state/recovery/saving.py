@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import CheckpointError, ConfigError
+from lockstep._base.escape_control import escape_control
 from lockstep._base.stopping import (
     INTERRUPTED_STATUS,
     REQUEUE_STATUS,
@@ -26,7 +27,6 @@ from lockstep._base.stopping import (
     is_launched,
     say,
 )
-from lockstep._base.visible import visible
 from lockstep._journal.writer import EventWriter
 from lockstep._listener import Listener, Stage
 from lockstep._state.checkpoint.schedule import CheckpointSchedule
@@ -381,4 +381,4 @@ class Saver(Listener):
 
 def _print(warning: str) -> None:
     with contextlib.suppress(OSError):  # the output may go to the full disk, too
-        print(visible(f"lockstep: WARNING: {warning}"), file=sys.stderr, flush=True)
+        print(escape_control(f"lockstep: WARNING: {warning}"), file=sys.stderr, flush=True)

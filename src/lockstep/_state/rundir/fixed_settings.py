@@ -16,7 +16,7 @@ from typing import Any
 from lockstep._base.atomic import write_atomic
 from lockstep._base.config import ALLOWABLE, RunConfig
 from lockstep._base.errors import ConfigError, UnfitFileError
-from lockstep._base.regular import read_bytes
+from lockstep._base.regular_files import read_bytes
 from lockstep._base.shapes import check, parse
 
 _FILE_NAME = "birth.json"

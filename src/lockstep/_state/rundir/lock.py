@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from lockstep._base.beneath import open_to_write
 from lockstep._base.errors import ConfigError
-from lockstep._base.regular import open_to_read, read_bytes
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
+from lockstep._base.nofollow import open_to_write
+from lockstep._base.regular_files import open_to_read, read_bytes
 
 _FILE_NAME = "lock"
 _MOST_BYTES = 4096
@@ -69,7 +69,7 @@ class RunLock:
             if waited_s > _TELL_AFTER_S and not has_printed:
                 has_printed = True
                 waiting = f"lockstep: waiting for the run directory {run_dir}, in use by {holder}, for up to {limit_s:.0f} s"
-                print(visible(f"{waiting}. {lost}" if host else waiting), file=sys.stderr, flush=True)
+                print(escape_control(f"{waiting}. {lost}" if host else waiting), file=sys.stderr, flush=True)
             time.sleep(0.05)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}\n{launch}\n{job}\n".encode(), 0)

@@ -12,8 +12,8 @@ import os
 import time
 from pathlib import Path
 
-from lockstep._base.beneath import open_to_write
-from lockstep._base.regular import read_bytes
+from lockstep._base.nofollow import open_to_write
+from lockstep._base.regular_files import read_bytes
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.environment import World
 

@@ -14,7 +14,7 @@ import click
 
 from lockstep._base.atomic import flush
 from lockstep._base.errors import CheckpointError, ConfigError, unknown_name
-from lockstep._base.regular import open_to_read
+from lockstep._base.regular_files import open_to_read
 from lockstep._cli.echo import Styled, echo, echo_json
 from lockstep._cli.options import CONTEXT
 from lockstep._state.checkpoint.files import checksum

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 from lockstep._journal.measure.split import sentence
 from lockstep._tools.compare.comparison import Comparison, RowResult
 from lockstep._tools.compare.figures import Figures, Relation
@@ -80,7 +80,7 @@ def show(comparison: Comparison, console: Console) -> None:
     for result in comparison.rows:
         said = sentence_of(comparison, result)
         if said is not None:
-            console.print(Text(visible(f"{result.row.label}: {said}")), soft_wrap=False)
+            console.print(Text(escape_control(f"{result.row.label}: {said}")), soft_wrap=False)
     alike: dict[tuple[str, str], list[RowResult]] = {}
     for result in comparison.rows:
         if result.reason is not None:
@@ -88,9 +88,9 @@ def show(comparison: Comparison, console: Console) -> None:
     for (status, reason), results in alike.items():
         which, log = ", ".join(result.row.label for result in results), results[0].decisive_run.log
         where = f" ({comparison.directory / log})" if log else ""
-        console.print(Text(visible(f"{which} {status}: {reason}{where}"), style="red"), soft_wrap=True)
+        console.print(Text(escape_control(f"{which} {status}: {reason}{where}"), style="red"), soft_wrap=True)
     for note in comparison.notes:
-        console.print(Text(visible(f"Note: {note}"), style="yellow"))
+        console.print(Text(escape_control(f"Note: {note}"), style="yellow"))
 
 
 def _table(comparison: Comparison, chosen: Sequence[Column]) -> Table:

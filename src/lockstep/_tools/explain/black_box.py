@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep._base.beneath import make_directory, open_to_write
-from lockstep._base.regular import open_to_read
+from lockstep._base.nofollow import make_directory, open_to_write
+from lockstep._base.regular_files import open_to_read
 from lockstep._base.shapes import parse
 
 DIRECTORY = "blackbox"

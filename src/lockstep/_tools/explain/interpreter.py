@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep._base.beneath import open_to_write
+from lockstep._base.nofollow import open_to_write
 from lockstep._base.stopping import catches, is_left_alone
 from lockstep._base.tracebacks.frames import Frame
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lockstep._base.regular import size_of
+from lockstep._base.regular_files import size_of
 from lockstep._base.tracebacks.frames import OURS, Frame, owner
 from lockstep._tools.explain.file_locks import FLOCK, FileLock
 from lockstep._tools.explain.frames import folded, is_own, shortened, users_location

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep._base.errors import CheckpointError
-from lockstep._base.regular import read_bytes
+from lockstep._base.regular_files import read_bytes
 from lockstep._state.checkpoint.manifest import Manifest, verify
 from lockstep._state.checkpoint.store import Store, step_of
 

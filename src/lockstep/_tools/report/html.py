@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 from lockstep._tools.report.chart import Lines, Table
 
 _TEMPLATES = "templates"
@@ -94,13 +94,13 @@ def with_code(text: str) -> Markup:
     def element(match: re.Match[str]) -> str:
         return f"<code>{match[1]}</code>" if match[1] else f'<code class="option">{match[2]}</code>'
 
-    return Markup(_CODE.sub(element, str(escape(visible(text, has_lines=True)))))
+    return Markup(_CODE.sub(element, str(escape(escape_control(text, has_lines=True)))))
 
 
 def _shown(value: Any) -> Any:
     """What a template shows of a value: the direction of writing can be turned on a page, too."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return visible(value, has_lines=True)
+        return escape_control(value, has_lines=True)
     return value
 
 

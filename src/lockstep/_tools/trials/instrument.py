@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep._listener import Listener
 
 
-class OfTrial(Instrument):
+class TrialInstrument(Instrument):
     """Asked for ``TrialSettings``, by field."""
 
     @override
@@ -35,6 +35,6 @@ class OfTrial(Instrument):
         """One that holds the run, if it is to be killed."""
         if self.asked is None or not TrialSettings(**self.asked).is_held:
             return ()
-        from lockstep._tools.trials.held import HeldRun  # with torch
+        from lockstep._tools.trials.wait_for_kill import WaitForKill  # with torch
 
-        return (HeldRun(run),)
+        return (WaitForKill(run),)

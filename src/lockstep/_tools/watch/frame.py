@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from lockstep._base.visible import visible
+from lockstep._base.escape_control import escape_control
 from lockstep._journal.measure.pass_progress import bar_line, time_left
 from lockstep._tools.explain.loader_workers import waits_for_loader
 from lockstep._tools.explain.rank_reports import RankReport
@@ -33,13 +33,13 @@ def _head(run: Watched, width: int) -> list[Text]:
     start = run.start
     script = f" · {Path(str(start['script'])).name}" if start.get("script") else ""
     style = {"running": "green", "failed": "red", "unreadable": "red", "interrupted": "yellow"}.get(run.state, "")
-    lines = [Text.assemble((visible(run.name), "bold"), " · ", (run.state, style), visible(script))]
+    lines = [Text.assemble((escape_control(run.name), "bold"), " · ", (run.state, style), escape_control(script))]
     progress = run.progress
     if progress is not None:
         times = time_left(progress, run.now_s) if run.state == "running" else []
         lines.append(Text.assemble(*bar_line(progress, times, (), width)))
     if run.values:
-        lines.append(Text(visible(_listed(run.values)), "bold"))
+        lines.append(Text(escape_control(_listed(run.values)), "bold"))
     facts = [] if run.step is None else [f"step {run.step:,}"]
     if run.samples_per_s is not None:
         facts.append(
@@ -66,7 +66,7 @@ def _ranks(run: Watched) -> list[Text]:
     silent = sorted(set(range(world_size)) - {report.rank for report in run.reports}) if run.state == "running" else []
     lines = [Text(f"{name_ranks(silent)}: has not reported yet", "yellow")] if silent else []
     for (urgency, words), group in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank)):
-        lines.append(Text(visible(_line(group, words)), ("red", "", "dim")[urgency]))
+        lines.append(Text(escape_control(_line(group, words)), ("red", "", "dim")[urgency]))
     return lines
 
 

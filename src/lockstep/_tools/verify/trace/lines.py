@@ -46,8 +46,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep._base import regular
-from lockstep._base.beneath import make_directory
+from lockstep._base import regular_files
+from lockstep._base.nofollow import make_directory
 from lockstep._journal.events import read_object
 from lockstep._journal.writer import LineWriter
 
@@ -90,7 +90,7 @@ class TraceWriter(LineWriter):
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of one file. Truncated lines are skipped."""
-    return (found for line in regular.read_lines(path) if (found := read_object(line)) is not None)
+    return (found for line in regular_files.read_lines(path) if (found := read_object(line)) is not None)
 
 
 def read_ranks(run_dir: Path, directory: str) -> list[list[dict[str, Any]]]:

@@ -10,7 +10,7 @@ from lockstep._joining.instrument import Run
 from lockstep._listener import Listener, Stage
 
 
-class HeldRun(Listener):
+class WaitForKill(Listener):
     """Waits once the first checkpoint of a run is on disk and one more step was taken, which is
     lost."""
 

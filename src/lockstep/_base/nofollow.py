@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep._base.errors import UnfitFileError
-from lockstep._base.regular import kind_of
+from lockstep._base.regular_files import kind_of
 
 # With O_PATH (not on macOS), a directory that may be entered need not be readable.
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 _OF_LINES = "\n\t"
 
 
-def visible(text: str, *, has_lines: bool = False) -> str:
+def escape_control(text: str, *, has_lines: bool = False) -> str:
     """Write out control characters, as Python does in literals: ``\\x1b``, ``\\r``, ``\\u202e``.
 
     Strings in files may be anybody's, and a terminal acts on such characters: it clears lines, or

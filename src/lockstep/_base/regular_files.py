@@ -3,7 +3,7 @@ user names.
 
 What is read is a regular file of bounded size, so that no FIFO, device or sparse file makes a
 reader wait or fills its memory. It may be reached through symbolic links. (For what is written see
-``beneath``.)
+``nofollow``.)
 """
 
 from __future__ import annotations
