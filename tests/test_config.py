@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lockstep._base.config import RunConfig, settle
+from lockstep._base.config import RunConfig, merge_settings
 from lockstep._base.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(20)
@@ -69,18 +69,18 @@ def test_several_devices_are_for_strategies_that_can_use_them():
 
 def test_a_step_to_end_the_trace_at_needs_a_trace():
     with pytest.raises(ConfigError, match="trace_until=3 has no effect without a trace"):
-        settle({"trace_until": 3}, {})
-    assert settle({"trace_until": 3}, {"trace": "steps"})[1]["verify"].trace_until == 3
+        merge_settings({"trace_until": 3}, {})
+    assert merge_settings({"trace_until": 3}, {"trace": "steps"})[1]["verify"].trace_until == 3
 
 
 @pytest.mark.parametrize("settings", [{"trace": "nonsense"}, {"audit": -1}, {"journal_every": True}])
 def test_options_of_tools_are_checked_like_settings_of_the_run(settings):
     for where in ((settings, {}), ({}, settings)):
         with pytest.raises(ConfigError, match="|".join(settings)):
-            settle(*where)
-    assert settle({}, {"audit": 2, "shards": 4})[0] == RunConfig(shards=4)
+            merge_settings(*where)
+    assert merge_settings({}, {"audit": 2, "shards": 4})[0] == RunConfig(shards=4)
     with pytest.raises(ConfigError, match="audit is 2 in the script's join"):
-        settle({"audit": 3}, {"audit": 2})
+        merge_settings({"audit": 3}, {"audit": 2})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lockstep._base.config import options_of_tools, settle
+from lockstep._base.config import merge_settings, options_of_tools
 from lockstep._base.errors import ConfigError
 from lockstep._joining.instrument import make_instruments
 from lockstep._listener import Listener, Listeners, Stage
@@ -82,13 +82,13 @@ class Strange:
 
 def test_options_of_another_package_are_settings(install):
     install(OPTIONS.replace("NAME", "strangeness"), "strange:Strange", "options")
-    assert settle({"strangeness": 3}, {})[1]["strange"].strangeness == 3
+    assert merge_settings({"strangeness": 3}, {})[1]["strange"].strangeness == 3
     with pytest.raises(ConfigError, match="strangeness=-1"):
-        settle({}, {"strangeness": -1})
+        merge_settings({}, {"strangeness": -1})
 
 
 @pytest.mark.parametrize("name", ["audit", "shards"])
 def test_options_of_another_package_that_are_settings_already_are_refused(install, name):
     install(OPTIONS.replace("NAME", name), "strange:Strange", "options")
     with pytest.raises(ConfigError, match=f"options of 'strange' have '{name}'"):
-        settle({}, {})
+        merge_settings({}, {})

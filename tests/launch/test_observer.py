@@ -55,13 +55,13 @@ def test_a_question_is_answered_by_the_first_observer_that_knows_and_errors_of_o
 
 def test_an_error_that_no_observer_knows_needs_none(only):
     class Explains(process_observer.ProcessObserver):
-        def in_words(self, error):
+        def explain_error(self, error):
             return "It is too small." if isinstance(error, ValueError) else ""
 
     def in_words_of(error, **observers):
         process_observer.installed.cache_clear()
         only("process_observers", **observers)
-        return process_observer.in_words(error)
+        return process_observer.explain_error(error)
 
     assert in_words_of(ValueError()) == ""
     assert in_words_of(ValueError(), ignorant=process_observer.ProcessObserver, explains=Explains) == "It is too small."

@@ -241,8 +241,8 @@ class RunConfig:
 
     @classmethod
     def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
-        """See ``settle``, which also gives the options of tools."""
-        return settle(command, script)[0]
+        """See ``merge_settings``, which also gives the options of tools."""
+        return merge_settings(command, script)[0]
 
 
 @functools.cache
@@ -281,7 +281,7 @@ def without_tools(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in of_tools}
 
 
-def settle(command: Mapping[str, Any], script: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+def merge_settings(command: Mapping[str, Any], script: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
     """Combine the settings of the command line with those of the script's ``join(...)``: the run's,
     and the options of each tool, by the name of its instrument.
 

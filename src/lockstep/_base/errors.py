@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from lockstep._base.escape_control import escape_control
 
 
-def in_words(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """What the system says, without the error's number and path."""
     if error.errno == errno.ELOOP:  # "Too many levels of symbolic links", although one is enough
         return "a symbolic link leads in a circle"
@@ -58,13 +58,13 @@ class PartedError(MismatchError):
     ever.
 
     Args:
-        is_told_here: whether this rank is the one that tells it, where each rank tells its own
+        is_reported_here: whether this rank is the one that tells it, where each rank tells its own
             errors.
     """
 
-    def __init__(self, message: str, *, is_told_here: bool = True, code: str = "") -> None:
+    def __init__(self, message: str, *, is_reported_here: bool = True, code: str = "") -> None:
         super().__init__(message, code=code)
-        self.is_told_here = is_told_here
+        self.is_reported_here = is_reported_here
 
 
 class DataError(LockstepError, ValueError):

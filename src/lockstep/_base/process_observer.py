@@ -38,7 +38,7 @@ class ProcessObserver:
     def fail(self, traceback: str) -> None:
         """The program has failed, with this traceback."""
 
-    def in_words(self, error: BaseException) -> str:
+    def explain_error(self, error: BaseException) -> str:
         """An explanation of an uncaught error, in one or more paragraphs; empty: there is none."""
         return ""
 
@@ -48,9 +48,9 @@ def tell(what: Callable[[ProcessObserver], object]) -> None:
     installed().tell(what)
 
 
-def in_words(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """The first explanation that an observer has for an uncaught error; empty: none has one."""
-    return installed().ask(lambda observer: observer.in_words(error)) or ""
+    return installed().ask(lambda observer: observer.explain_error(error)) or ""
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from lockstep._base.errors import ConfigError, in_words
+from lockstep._base.errors import ConfigError, os_error_text
 from lockstep._base.escape_control import escape_control
 
 _MOST_BYTES = 1 << 16
@@ -69,7 +69,7 @@ def _read(path: Path) -> dict[str, Any]:
         content: dict[str, Any] = tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigError(
-            f"--config {path}: {in_words(error)}. Give a TOML file, with a line such as nproc-per-node = 2"
+            f"--config {path}: {os_error_text(error)}. Give a TOML file, with a line such as nproc-per-node = 2"
         ) from error
     except RecursionError as error:
         raise ConfigError(f"--config {path}: it is nested too deeply. Options are not: nproc-per-node = 2") from error

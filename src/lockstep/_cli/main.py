@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from lockstep._base.errors import ConfigError, LaunchError, LockstepError, UsageError, in_words
+from lockstep._base.errors import ConfigError, LaunchError, LockstepError, UsageError, os_error_text
 
 _INTERRUPTED = 128 + signal.SIGINT
 _OF_PATHS = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
@@ -73,7 +73,7 @@ def _run(args: list[str]) -> int:
     except OSError as error:
         if error.errno not in _OF_PATHS or error.filename is None:
             raise
-        return show_error(ConfigError(f"{error.filename}: {in_words(error)}"))
+        return show_error(ConfigError(f"{error.filename}: {os_error_text(error)}"))
     finally:
         if early is not None:
             early.close()

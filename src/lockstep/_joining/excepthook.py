@@ -10,7 +10,7 @@ from lockstep._world.environment import failure_file, shows_tracebacks
 from lockstep._world.machine.open_files import free_spare, hold_spare
 
 
-def show_uncaught() -> None:
+def install_excepthook() -> None:
     """Have an uncaught error be shown and explained as ``lockstep run`` does; not where the
     launcher or the script has a hook of its own for them."""
     if sys.excepthook is sys.__excepthook__:
@@ -35,7 +35,7 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
     text = without_noise("".join(traceback.format_exception(kind, error, trace)))
     process_observer.tell(lambda observer: observer.fail(text))
-    words = process_observer.in_words(error)
+    words = process_observer.explain_error(error)
     if isinstance(error, KeyboardInterrupt) or shows_tracebacks() or not (frames := excerpt(error)):
         sys.__excepthook__(kind, error, trace)
     else:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from lockstep._base import errors
-from lockstep._base.config import STRATEGIES, RunConfig, settle
+from lockstep._base.config import STRATEGIES, RunConfig, merge_settings
 from lockstep._base.errors import ConfigError, LockstepError, UsageError
 from lockstep._data.many_workers import hold_back_warning
 from lockstep._data.streams import script_seed
 from lockstep._joining.engine import Engine, RunContext
-from lockstep._joining.excepthook import show_uncaught
+from lockstep._joining.excepthook import install_excepthook
 from lockstep._joining.instrument import make_instruments
 from lockstep._joining.opening import LaunchRequest, OpenRun, open_run
 from lockstep._joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
@@ -90,7 +90,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     """
     global _joined, _num_joined
     check_not_imported()
-    show_uncaught()
+    install_excepthook()
     if joined_team() is not None:
         raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
     environment = read_environment()
@@ -98,7 +98,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     for instrument in instruments.values():
         settings = dict(instrument.given(settings))
     explicit = {**settings, **environment.settings}
-    config, options = settle(environment.settings, settings)
+    config, options = merge_settings(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
         # the script's seed becomes the run's: another seed means another run
         explicit["seed"] = seed

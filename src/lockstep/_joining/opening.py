@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._base.config import RUNS, RunConfig
-from lockstep._base.errors import CheckpointError, ConfigError, in_words
+from lockstep._base.errors import CheckpointError, ConfigError, os_error_text
 from lockstep._base.nofollow import check_named
 from lockstep._plan.blocks import block
 from lockstep._state.checkpoint.manifest import Manifest
@@ -58,7 +58,7 @@ class LaunchRequest:
     command: Command
     world: World
 
-    def begins_anew(self, path: Path) -> bool:
+    def must_start_fresh(self, path: Path) -> bool:
         """Whether the run in a directory must not be resumed. (A restart resumes what this launch
         has begun.)"""
         return self.config.fresh and not self.has_begun(path)
@@ -126,7 +126,7 @@ def open_run(launch: LaunchRequest) -> OpenRun:
                 if launch.has_begun(path):
                     return _open_named(path, launch)
         for path in earlier if launch.command.script else ():
-            state = None if launch.begins_anew(path) else _state_of(path, launch, notices)
+            state = None if launch.must_start_fresh(path) else _state_of(path, launch, notices)
             if state == _FINISHED:
                 break  # earlier interrupted runs were superseded by it
             run = _try_resume(path, launch, notices) if state == _INTERRUPTED else None
@@ -138,7 +138,7 @@ def open_run(launch: LaunchRequest) -> OpenRun:
         return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
     except OSError as error:
         raise ConfigError(
-            f"the run directory cannot be used: {error.filename}: {in_words(error)}. Give another one with run_dir= or "
+            f"the run directory cannot be used: {error.filename}: {os_error_text(error)}. Give another one with run_dir= or "
             "--run-dir."
         ) from error
 
@@ -146,11 +146,11 @@ def open_run(launch: LaunchRequest) -> OpenRun:
 def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
     check_named(path)
     path.mkdir(parents=True, exist_ok=True)
-    begins_anew = launch.begins_anew(path)
-    lock = launch.lock(path, leave_no_name=begins_anew)
+    must_start_fresh = launch.must_start_fresh(path)
+    lock = launch.lock(path, leave_no_name=must_start_fresh)
     try:
         notices: list[str] = []
-        if begins_anew:
+        if must_start_fresh:
             if _is_in_use(path):
                 old_path = rename_old_run(path)
                 notices.append(f"the run that was in {path} is now in {old_path}")

@@ -532,7 +532,7 @@ class Team(Collectives):
             # At once: a launcher ends the other ranks as soon as the first one has ended.
             if at_exit and isinstance(error, PartedError):
                 how = f"The run was ended: the same command {self._loop.how_it_resumes()}."
-                tell_stuck(str(error), how, 1, speaks=error.is_told_here)
+                tell_stuck(str(error), how, 1, speaks=error.is_reported_here)
             elif at_exit and self.is_main and isinstance(error, _OF_ALL_RANKS):
                 say(f"error: {error}")
             raise

@@ -194,7 +194,7 @@ def moved_shards(move: Event) -> str:
     return ", ".join(changed[:_MOST_RANKS]) + (f", and {len(changed) - _MOST_RANKS} more" if changed[_MOST_RANKS:] else "")
 
 
-def words_on_move(move: Event) -> str:
+def describe_move(move: Event) -> str:
     """A ``move`` in one line, for the user."""
     return f"shards moved at step {move['step']} ({moved_shards(move)}), to save {move['gain']:.0%} of the time"
 

@@ -148,7 +148,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
     _leave_traces(error)
     if spec is None:
         raise error
-    failure = failures.from_exception(request.rank, cause, process_observer.in_words)
+    failure = failures.from_exception(request.rank, cause, process_observer.explain_error)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
         # The script may have installed its own hook. Ours, and that of torch.distributed around it,

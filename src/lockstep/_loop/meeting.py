@@ -35,7 +35,7 @@ class Parting(NamedTuple):
 
     text: str
     """Which are where, and the remedy."""
-    is_told_here: bool
+    is_reported_here: bool
     """Whether this rank is the one that tells it, where each tells its own errors."""
 
 
@@ -127,7 +127,7 @@ class Meetings:
                 # waiting.
                 look_s = waited_s + min(look_s, _LONGEST_LOOK_S)
                 if (parting := self.look(waited_s)) is not None:
-                    raise PartedError(parting.text, is_told_here=parting.is_told_here)
+                    raise PartedError(parting.text, is_reported_here=parting.is_reported_here)
             if waited_s > self._timeout_s:
                 raise PeerError(
                     f"another rank did not come to {self.place.call} within the timeout of {self._timeout_s:g} s, where this "

@@ -20,7 +20,7 @@ def batch_size_of(loader: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def normalises_batches(module: nn.Module) -> bool:
+def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether a module now normalises by statistics of the samples that it is given."""
     return isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None)
 
@@ -52,7 +52,7 @@ class SplitRemarks(Listener):
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         models, self._models = self._models, []
-        names = [name for model in models for name, module in model.named_modules() if normalises_batches(module)]
+        names = [name for model in models for name, module in model.named_modules() if uses_batch_statistics(module)]
         if names:
             self._say(self._words_on_batch_norm(names))
 

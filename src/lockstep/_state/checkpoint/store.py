@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep._base.atomic import UNFINISHED, flush, write_atomic
-from lockstep._base.errors import CheckpointError, in_words
+from lockstep._base.errors import CheckpointError, os_error_text
 from lockstep._base.nofollow import directory, remove, rename
 from lockstep._state.checkpoint.manifest import FILE_NAME as MANIFEST
 from lockstep._state.checkpoint.manifest import Manifest, NewerFormatError, verify
@@ -65,7 +65,7 @@ class Store:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise CheckpointError(f"{self.directory} cannot be read: {in_words(error)}") from error
+            raise CheckpointError(f"{self.directory} cannot be read: {os_error_text(error)}") from error
         return sorted(paths, key=step_of, reverse=True)
 
     def has_unfinished(self) -> bool:

@@ -87,10 +87,10 @@ class RunBox(Listener):
             found = parted(read_reports(self._run.run_dir, time.time()), waited_s)
         if found is None:
             return None
-        is_told_here = self._run.world.rank == min(found.ranks)
-        if is_told_here:
+        is_reported_here = self._run.world.rank == min(found.ranks)
+        if is_reported_here:
             note(found)
-        return Parting(found.text, is_told_here=is_told_here)
+        return Parting(found.text, is_reported_here=is_reported_here)
 
     def _end_stuck(self, report: str, speaks: bool, is_deadlock: bool) -> None:
         """End this process, from another thread than the one that waits."""

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lockstep._cli import tables
 from lockstep._cli.tables import Page, say
-from lockstep._journal.events import number_in, words_on_move
+from lockstep._journal.events import describe_move, number_in
 from lockstep._journal.history import read_history
 from lockstep._journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 
@@ -51,7 +51,7 @@ def lines_on_ranks(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 f"{times:.1f} times as long as the others, which waited for it for {cost:.0%} of the time"
             )
         elif event["event"] == "move":
-            yield words_on_move(event)
+            yield describe_move(event)
 
 
 def rows_of(splits: Sequence[Mapping[str, float]], num_steps: int) -> list[tuple[str, ...]]:

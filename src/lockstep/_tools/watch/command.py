@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from lockstep._base.config import RUNS
-from lockstep._base.errors import ConfigError, in_words
+from lockstep._base.errors import ConfigError, os_error_text
 from lockstep._cli.options import CONTEXT
 from lockstep._cli.terminal import open_console
 from lockstep._tools.runs import inventory
@@ -71,7 +71,7 @@ def find_run(directory: Path) -> Path:
         runs = inventory.read_runs(directory)
     except OSError as error:
         raise ConfigError(
-            f"no run in {directory.absolute()}: {in_words(error)}. Give the directory of a run, or one with runs in it"
+            f"no run in {directory.absolute()}: {os_error_text(error)}. Give the directory of a run, or one with runs in it"
         ) from error
     if not runs:
         raise ConfigError(f"no run in {directory.absolute()}. A run creates runs/SCRIPT-N where it is started")

@@ -22,7 +22,7 @@ class ProcessExplainer(ProcessObserver):
         """Close the black box, which keeps what the process did before."""
         fail_current(traceback)
 
-    def in_words(self, error: BaseException) -> str:
+    def explain_error(self, error: BaseException) -> str:
         """See ``errors``."""
         # only here: needed by failures alone
         from lockstep._tools.explain.errors.words import in_words
