@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lockstep._journal.measure.split import busy_of
-from lockstep._tools.explain.slow_ranks import SlowRank, SlowRanks, judge
+from lockstep._tools.explain.slow_ranks import SlowRank, SlowRanks, find_slow_rank
 
 
 def phases(count, *rows):
@@ -101,4 +101,4 @@ def test_nobody_is_judged_where_all_wait_in_the_forward_pass_or_someone_has_no_s
     late = (8.0, 0.0, 0.09, 0.02, 0.0)
     assert told(phases(200, EVEN, late), may_judge=False) == []
     window = [(rows, busy_of(rows)) for rows in phases(20, (0.0, 0.0, 0.0, 0.0, 0.0), late)]
-    assert judge(window) is None
+    assert find_slow_rank(window) is None

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep._base.reports import SLOW
 from lockstep._tools.explain.slow_scripts import SlowScripts
-from lockstep._tools.explain.spent import BLOCK_S, WAITING, Spent, place_of
+from lockstep._tools.explain.time_samples import BLOCK_S, WAITING, TimeSamples, place_of
 
 
 def place(function, count, visits=None, line=7, call=""):
@@ -93,7 +93,7 @@ def test_ranks_that_lose_most_of_their_time_in_files_are_named_with_the_call():
 
 
 def test_samples_are_counted_by_line_and_step_and_a_call_that_goes_on_counts_once():
-    spent = Spent()
+    spent = TimeSamples()
     frame = sys._getframe()
     for number in range(8 * 40):  # 40 s
         spent.note(frame, number // 200, 3, 10_000 + number / 8)
@@ -108,7 +108,7 @@ def test_samples_are_counted_by_line_and_step_and_a_call_that_goes_on_counts_onc
 
 
 def test_a_function_that_is_at_another_line_in_each_step_is_in_each_step():
-    spent = Spent()
+    spent = TimeSamples()
     for step in range(8 * 30):
         if step % 2:
             spent.note(sys._getframe(), step, 3, 10_000 + step / 8)

@@ -168,5 +168,5 @@ def test_the_first_step_in_which_two_runs_differ_is_found_and_what_else_differs(
     done = bench.say("diff", healthy, other, "--json")
     found = json.loads(done.out)
     assert (done.status, found["equal"], found["difference"]["step"], found["difference"]["stage"]) == (1, False, 1, "state")
-    assert ["args", ["kill=7", "lr=0.03"]] in [[item["what"], item["values"]] for item in found["unlike"]]
+    assert ["args", ["kill=7", "lr=0.03"]] in [[item["what"], item["values"]] for item in found["settings"]]
     assert bench.say("diff", healthy, other).out.startswith("DIFFERENT  first in step 1: the state: optimizer: digest ")

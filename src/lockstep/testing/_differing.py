@@ -9,7 +9,7 @@ from lockstep._tools.check.findings import Finding
 from lockstep._tools.verify.diagnosis.causes import Diagnosis
 from lockstep._tools.verify.diagnosis.setting import Setting
 from lockstep._tools.verify.trace.differences import Difference
-from lockstep._tools.verify.words import diagnosed, difference_in_words, findings_under, indented
+from lockstep._tools.verify.words import describe_diagnosis, describe_difference, findings_under, indented
 from lockstep.testing._errors import DifferenceError
 from lockstep.testing._ranks import Returned
 
@@ -77,7 +77,7 @@ def in_results(
         rank: that of the second time. (That of the first time is 0.)
         findings: what the reading of the function's text finds.
     """
-    place = next(_unlike(first.leaves, second.leaves), None)
+    place = next(_differing(first.leaves, second.leaves), None)
     if place is None:
         return None
     values = (first.leaves.get(place, _NOT_THERE), second.leaves.get(place, _NOT_THERE))
@@ -110,12 +110,12 @@ def in_results(
 
 
 def _lines(difference: Difference, reference: Setting, setting: Setting) -> Iterator[str]:
-    return difference_in_words(difference, reference=reference.label, label=setting.label)
+    return describe_difference(difference, reference=reference.label, label=setting.label)
 
 
 def _cause(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Sequence[str]:
     if findings or diagnosis.cause != "unknown":
-        return list(diagnosed(diagnosis, findings))
+        return list(describe_diagnosis(diagnosis, findings))
     arose = [f"  it arose {diagnosis.arose}"] if diagnosis.arose else []
     return [
         *arose,
@@ -124,5 +124,5 @@ def _cause(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Sequence[str]:
     ]
 
 
-def _unlike(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[str]:
+def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[str]:
     return (place for place in dict.fromkeys(chain(first, second)) if first.get(place) != second.get(place))

@@ -263,7 +263,7 @@ class _Test:
             assert file is not None
             found = read_function(from_here(Path(file)), self._function.__qualname__)
             is_resumed = setting.killed_at is not None
-            return [finding for finding in found if (finding.starts_anew if is_resumed else finding.differs)]
+            return [finding for finding in found if (finding.restarts_on_resume if is_resumed else finding.differs)]
         return []
 
     def _diagnose(self, difference: Difference, reference: _Done, done: _Done) -> Diagnosis | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep._tools.audit.gradient_sums import Sums
-from lockstep._tools.verify.trace.differences import unlike
+from lockstep._tools.verify.trace.differences import differing_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
 def first_difference(first: Sums, second: Sums) -> str:
     """The first name, in the order of the backward pass, whose sums differ or that only one of them
     has."""
-    return next(unlike(first, second), "nothing")
+    return next(differing_names(first, second), "nothing")
 
 
 def _names(results: Sequence[Computed]) -> str:

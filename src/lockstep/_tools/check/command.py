@@ -80,8 +80,8 @@ def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
         echo(f"    write: {finding.remedy}")
     counts = [
         (sum(f.differs for f in findings), "changing the answer with the number of processes"),
-        (sum(f.starts_anew for f in findings), "starting over on a resume"),
-        (sum(not f.differs and not f.starts_anew for f in findings), "in the wrong place"),
+        (sum(f.restarts_on_resume for f in findings), "starting over on a resume"),
+        (sum(not f.differs and not f.restarts_on_resume for f in findings), "in the wrong place"),
     ]
     said = [f"{number} {what}" for number, what in counts if number]
     if not said:

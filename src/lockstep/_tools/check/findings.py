@@ -33,7 +33,7 @@ class Rule:
     methods (``{call}``)."""
 
 
-DIFFERS, STARTS_ANEW = "LS1", "LS2"
+DIFFERS, RESTARTS = "LS1", "LS2"
 """The families of codes: another answer on another number of processes; after a resume. (LS3: in
 the wrong place.)"""
 
@@ -200,9 +200,9 @@ class Finding:
         return self.code.startswith(DIFFERS)
 
     @property
-    def starts_anew(self) -> bool:
+    def restarts_on_resume(self) -> bool:
         """Whether a resumed run has lost it."""
-        return self.code.startswith(STARTS_ANEW)
+        return self.code.startswith(RESTARTS)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}:{self.column}: {self.code} {self.message}"

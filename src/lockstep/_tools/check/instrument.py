@@ -44,14 +44,14 @@ def notices(findings: Sequence[Finding], *, resumes: bool) -> list[str]:
         findings: of the reading.
         resumes: whether the run is saved at all.
     """
-    here = [finding for finding in findings if not finding.starts_anew]
+    here = [finding for finding in findings if not finding.restarts_on_resume]
     lines = [
         f"WARNING: {finding.path}:{finding.line}: {finding.message} ({finding.code}). Write: {finding.remedy}"
         for finding in here[:_MOST_SAID]
     ]
     if len(here) > _MOST_SAID:
         lines.append(f"WARNING: and {len(here) - _MOST_SAID} more: lockstep check {here[0].path}")
-    carried = [finding for finding in findings if finding.starts_anew]
+    carried = [finding for finding in findings if finding.restarts_on_resume]
     if carried and resumes:
         told = ", ".join(f"`{finding.name}` ({finding.path}:{finding.line})" for finding in carried)
         lines.append(f"starts over on a resume: {told}. To keep {'it' if len(carried) == 1 else 'them'}: {_remedy(carried)}")

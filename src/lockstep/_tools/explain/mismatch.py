@@ -79,11 +79,11 @@ class Difference:
         said: dict[str, list[int]] = {}
         for rank, call in sorted(self.calls.items()):
             at = call.at or users_location((stacks or {}).get(rank, ()))
-            said.setdefault(f"{in_words(call)}{f', at {at}' if at else ''}", []).append(rank)
+            said.setdefault(f"{describe_call(call)}{f', at {at}' if at else ''}", []).append(rank)
         return [f"{name_ranks(ranks)}: {what}" for what, ranks in said.items()]
 
 
-def in_words(call: NotedCall) -> str:
+def describe_call(call: NotedCall) -> str:
     """A call, and the function that was called for it: ``broadcast (shape [1] of long) of
     broadcast_object_list``."""
     if call.via == LOCKSTEP:
@@ -206,7 +206,7 @@ def _latest(calls: Sequence[NotedCall], stack: Sequence[Frame]) -> str:
         return "its calls are not known"
     last = calls[-1]
     number = f"number {last.number}, " if last.number else ""
-    return f"its latest known call is {number}{in_words(last)}{f', at {last.at}' if last.at else ''}"
+    return f"its latest known call is {number}{describe_call(last)}{f', at {last.at}' if last.at else ''}"
 
 
 def _is_in_backward(stack: Sequence[Frame]) -> bool:

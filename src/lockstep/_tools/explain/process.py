@@ -29,7 +29,7 @@ class ProcessFacts:
     """The kernel's function in which its main thread sleeps; empty: it does not, or that is not
     known."""
 
-    def in_words(self) -> str:
+    def describe_sleep(self) -> str:
         """Whether it sleeps; empty: it does not."""
         in_what = f", in the kernel's {self.sleeps_in}" if self.sleeps_in else ""
         return f"it sleeps{in_what}" if self.state == "sleeping" else ""

@@ -265,7 +265,7 @@ class RankReport:
         """What is known of one that has stopped reporting, and of when that is."""
         if self.is_now and self.is_waiting:
             return f"waiting for the other ranks, while C code holds the GIL{self.handles}"
-        does = self.work or (self.facts.in_words() if self.facts is not None else "")
+        does = self.work or (self.facts.describe_sleep() if self.facts is not None else "")
         does = f" ({does})" if does else ""
         if self.holds_lock:
             called = ", called at this line," if self.is_now else ""

@@ -8,8 +8,8 @@ from typing import Annotated, TypedDict
 from lockstep._base.shapes import MOST_RANKS, Count, Ranks, Seconds
 from lockstep._base.tracebacks.frames import Frame
 from lockstep._tools.explain.loader_workers import WorkerRecord
-from lockstep._tools.explain.spent import Block
 from lockstep._tools.explain.threads import DeadThread
+from lockstep._tools.explain.time_samples import Block
 
 
 class _Called(TypedDict):

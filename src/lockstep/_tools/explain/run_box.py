@@ -20,8 +20,8 @@ from lockstep._loop.meeting import Parting
 from lockstep._tools.explain.black_box import box_path
 from lockstep._tools.explain.parted import parted
 from lockstep._tools.explain.reading import read_reports
-from lockstep._tools.explain.remarks import Remarks
 from lockstep._tools.explain.sampler import Sampler, about_process
+from lockstep._tools.explain.stall_notices import StallNotices
 from lockstep._tools.explain.stuck import StuckWatch, limit_s
 
 
@@ -48,7 +48,7 @@ class RunBox(Listener):
             lambda is_asked: limit_s(run.clock.step_s, run.clock.num_steps, is_asked=is_asked),
             lambda: run.stop_watch.asked() is not None,
             lambda: run.position[:2],
-            Remarks(publish, say),
+            StallNotices(publish, say),
             self._end_stuck,
         )
         return Sampler(box_path(run.run_dir, world.rank), about, self._doing, lambda: run.position.step, stuck.look)

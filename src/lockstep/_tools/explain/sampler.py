@@ -27,17 +27,17 @@ from lockstep._base.stopping import say
 from lockstep._base.tracebacks.frames import OURS, Frame
 from lockstep._tools.explain import worker_boxes
 from lockstep._tools.explain.black_box import BlackBox
+from lockstep._tools.explain.exit_blockers import exit_blockers
 from lockstep._tools.explain.flight_recorder import counts, read_recording
 from lockstep._tools.explain.frames import stack_of
-from lockstep._tools.explain.holders import holders_of
 from lockstep._tools.explain.interpreter import stack_file, switches
 from lockstep._tools.explain.latest_calls import LatestCall, last_message, latest_calls, pending_call
 from lockstep._tools.explain.loader_workers import batches_of, is_loading, loader_at, waits_for_loader
 from lockstep._tools.explain.locks import awaited_by
 from lockstep._tools.explain.process import io_bytes, own_memory
 from lockstep._tools.explain.recorded_calls import record_calls
-from lockstep._tools.explain.spent import Spent
 from lockstep._tools.explain.threads import dead_threads, handled_by, see_threads_die
+from lockstep._tools.explain.time_samples import TimeSamples
 from lockstep._tools.explain.work import WorkMeter
 from lockstep._world.machine.identity import shared_by
 
@@ -151,7 +151,7 @@ class Sampler:
         """What it waits for there, once it has not moved for a while."""
         self._same_since_s = time.time()
         self._work = WorkMeter()
-        self._spent = Spent()
+        self._spent = TimeSamples()
         self._stack_file = stack_file(path.with_suffix(".stack"))
         self._draw = random.Random()
         """Not the script's."""
@@ -323,7 +323,7 @@ class Sampler:
             **({"awaits": self._awaits} if self._awaits else {}),
             "begun": self._begun,
             "recent": self._recent,
-            **({} if _end is None else {"ending": {**_end, "holders": holders_of(self._thread_id)}}),
+            **({} if _end is None else {"ending": {**_end, "holders": exit_blockers(self._thread_id)}}),
             "ended": ended,
         }
         self._write(self._last)

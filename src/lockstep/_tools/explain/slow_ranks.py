@@ -106,7 +106,7 @@ class SlowRanks:
         if len(self._phases) * usual_s < _LEAST_S and len(self._phases) < _MOST_PHASES:
             return
         window, self._phases = self._phases, []
-        slow = judge(window) if _may_be_slow(window) else None
+        slow = find_slow_rank(window) if _may_be_slow(window) else None
         before, self._suspect = self._suspect, None if slow is None else slow.rank
         if slow is None or slow.rank != self._known:
             self._known = None
@@ -116,13 +116,13 @@ class SlowRanks:
 
 
 def _may_be_slow(window: Sequence[Phase]) -> bool:
-    """Whether one rank was the busiest in nearly all phases. Spares ``judge``, which takes long
+    """Whether one rank was the busiest in nearly all phases. Spares ``find_slow_rank``, which takes long
     with many ranks."""
     longest = Counter(busy.index(most) for _, busy in window if busy.count(most := max(busy)) == 1)
     return bool(longest) and longest.most_common(1)[0][1] >= NEARLY_ALWAYS * len(window)
 
 
-def judge(window: Sequence[Phase]) -> SlowRank | None:
+def find_slow_rank(window: Sequence[Phase]) -> SlowRank | None:
     """The slow rank of a window, if there is one. A rank with more samples may be busy for longer.
     Pure."""
     slowest: list[tuple[int, float]] = []

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep._base.reports import SLOW, Report
-from lockstep._tools.explain.spent import BLOCK_S, Block, Place
+from lockstep._tools.explain.time_samples import BLOCK_S, Block, Place
 from lockstep._world.machine.sizes import counted, name_ranks
 
 _LEAST_SHARE, _LEAST_OF_BLOCK = 0.25, 0.15

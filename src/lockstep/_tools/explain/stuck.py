@@ -20,12 +20,12 @@ from lockstep._launch.echoes import is_echo_in
 from lockstep._tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep._tools.explain.frames import MOST_FRAMES, users_location
 from lockstep._tools.explain.loader_workers import CERTAIN, is_loading
-from lockstep._tools.explain.mismatch import SAME_CALLS, Difference, first_mismatch, in_words
+from lockstep._tools.explain.mismatch import SAME_CALLS, Difference, describe_call, first_mismatch
 from lockstep._tools.explain.parted import left_apart
 from lockstep._tools.explain.rank_reports import POLLS, RankReport, grouped, title
 from lockstep._tools.explain.reading import read_reports
-from lockstep._tools.explain.remarks import Remarks
 from lockstep._tools.explain.sampler import call_in, is_communicating, transfer_in
+from lockstep._tools.explain.stall_notices import StallNotices
 from lockstep._world.machine.sizes import name_ranks
 
 LEAST_S = 10.0
@@ -88,7 +88,7 @@ class StuckWatch:
         limit_s: how long it may wait, in seconds, given whether it was asked to stop.
         asked: whether this process was asked to stop.
         progress: how far this process is in its steps.
-        remarks: what the user is told, by the lowest of the waiting ranks.
+        notices: what the user is told, by the lowest of the waiting ranks.
         end: called when this rank cannot finish its step, with the report, whether this rank is the
             one that tells it, and whether it is a deadlock; else it was asked to stop. Does not
             return.
@@ -101,7 +101,7 @@ class StuckWatch:
         limit_s: Callable[[bool], float],
         asked: Callable[[], bool],
         progress: Callable[[], object],
-        remarks: Remarks,
+        notices: StallNotices,
         end: Callable[[str, bool, bool], object],
     ) -> None:
         self._run_dir = run_dir
@@ -111,7 +111,7 @@ class StuckWatch:
         self._progress = progress
         self._end = end
         self._still_s = math.inf
-        self._remarks = remarks
+        self._notices = notices
         self._warned_at: object = None
         """How far this process was when it warned."""
         self._told = ""
@@ -132,8 +132,8 @@ class StuckWatch:
 
         ``still_s``: for how long this rank has waited, for other ranks or for loader workers; 0: it
         does not."""
-        if self._remarks.has_warned and self._progress() != self._warned_at:
-            self._remarks.all_clear()
+        if self._notices.has_warned and self._progress() != self._warned_at:
+            self._notices.all_clear()
         if still_s == 0 or still_s < self._still_s:  # it has moved
             self._told, self._pause_s, self._next_s = "", _LEAST_PAUSE_S, 0.0
             self._dead_s = self._asked_s = math.inf
@@ -170,7 +170,7 @@ class StuckWatch:
             return
         if (not self._told or (report.is_warning and not self._has_warned)) and self._is_first:
             self._warned_at = self._progress()
-            self._remarks.warn(report, still_s)
+            self._notices.warn(report, still_s)
         self._told, self._is_certain, self._has_warned = report.text, _is_certain(report), report.is_warning
         is_dead = self._rank in deadlocked(reports)
         self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
@@ -316,7 +316,7 @@ def _all_wait(waiting: Sequence[RankReport], still_s: float, *, is_over: bool, s
     calls = {report.rank: call for report in waiting if (call := call_of(report))}
     if first is not None:
         places |= {rank: call.at for rank, call in first.calls.items() if call.at}
-        calls |= {rank: in_words(call) for rank, call in first.calls.items()}
+        calls |= {rank: describe_call(call) for rank, call in first.calls.items()}
     return Report(
         kind=MISMATCH if differ else WAITING,
         text="\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:], *shown]),

@@ -22,13 +22,13 @@ from lockstep._launch.gpus import num_gpus_here
 from lockstep._launch.options import LaunchOptions
 from lockstep._launch.script import Interruption, run_script
 from lockstep._tools.replay import culprits, step_names
+from lockstep._tools.replay.confirm_program import reason_to_confirm
 from lockstep._tools.replay.digests import Digests, read_digests
 from lockstep._tools.replay.directory import checkpoint_before, make_directory
 from lockstep._tools.replay.record import RunRecord, read_record
 from lockstep._tools.replay.request import Request
 from lockstep._tools.replay.shown import Recorded, lines_of_steps, read_recorded
-from lockstep._tools.replay.trust import why_doubtful
-from lockstep._tools.replay.verdict import Verdict, judge
+from lockstep._tools.replay.verdict import Verdict, compare_with_run
 from lockstep._tools.trials.study import new_directory
 from lockstep._tools.verify.trace.lines import number
 from lockstep._world.machine.sizes import counted
@@ -70,7 +70,7 @@ class _Options:
     blames: bool
     script: Path | None
     as_json: bool
-    is_agreed: bool
+    is_confirmed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class _Program:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option(
     "--yes",
-    "is_agreed",
+    "is_confirmed",
     is_flag=True,
     help="Run the run's program without asking, even if it may be somebody else's.",
 )
@@ -136,7 +136,7 @@ def command(run: Path, **values: Any) -> int:
     say = _ignore if options.as_json else echo
     if remark:
         say(remark)
-    _agree(program, why_doubtful(record, record.start_of(first), runs_recorded=options.script is None), options)
+    _confirm(program, reason_to_confirm(record, record.start_of(first), runs_recorded=options.script is None), options)
     checkpoint = checkpoint_before(run, first, say)
     request = Request(
         run=str(run.resolve()),
@@ -155,7 +155,7 @@ def command(run: Path, **values: Any) -> int:
     recorded = read_recorded(directory)
     if recorded is None or first not in recorded.run.steps:
         raise failure or UsageError(f"the script finished before step {first}: has it, or its data set, changed?")
-    verdict = judge(request, record, _start_of(directory), digests, recorded.digests)
+    verdict = compare_with_run(request, record, _start_of(directory), digests, recorded.digests)
     for line in lines_of_steps(request, recorded, with_samples=options.with_samples):
         say(line)
     if options.out is not None:
@@ -238,7 +238,7 @@ def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
     return _Program(target=module or record.command.script, is_module=module is not None, args=args, cwd=cwd)
 
 
-def _agree(program: _Program, doubt: str, options: _Options) -> None:
+def _confirm(program: _Program, doubt: str, options: _Options) -> None:
     """Name a program that may be somebody else's, and ask whether to run it.
 
     Raises:
@@ -249,7 +249,7 @@ def _agree(program: _Program, doubt: str, options: _Options) -> None:
     words = shlex.join([*(["-m"] if program.is_module else []), program.target, *program.args])
     echo(f"the run's files say what to execute, with your rights: python {words}", err=True)
     echo(f"  in {program.cwd}; and {doubt}", err=True)
-    if options.is_agreed:
+    if options.is_confirmed:
         return
     if not sys.stdin.isatty():
         raise UsageError(
@@ -341,7 +341,7 @@ def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Calla
         say(f"to blame: shard {shard}. Its samples could not be replayed one by one: the script failed on a single sample")
         raise failure
     samples = culprits.read_samples(directory)
-    for line in culprits.in_words(shard, samples):
+    for line in culprits.describe(shard, samples):
         say(line)
     return samples
 

@@ -47,7 +47,7 @@ def culprits(samples: Sequence[Sample]) -> list[Sample]:
     return sorted(blamed, key=lambda sample: -sample.loss)
 
 
-def in_words(shard: int, samples: Sequence[Sample]) -> list[str]:
+def describe(shard: int, samples: Sequence[Sample]) -> list[str]:
     """Lines that name the culprits, or the largest losses if there are none."""
     blamed = culprits(samples)
     usual = [sample.loss for sample in samples if sample not in blamed]

@@ -15,7 +15,7 @@ from lockstep._cli.options import CONTEXT
 from lockstep._cli.tables import say
 from lockstep._cli.terminal import open_console
 from lockstep._tools.replay.digests import read_digests
-from lockstep._tools.replay.record import RunRecord, Unlike, differences, read_record
+from lockstep._tools.replay.record import RecordDifference, RunRecord, differences, read_record
 from lockstep._tools.verify.trace.differences import Comparison, compare
 
 _EPILOG = """
@@ -46,17 +46,19 @@ def command(first: Path, second: Path, as_json: bool) -> None:
     if comparison.is_empty:
         raise UsageError(f"the digest journals of {first} and {second} have no step in common: there is nothing to compare")
     step = comparison.steps[-1] if comparison.difference is None else comparison.difference.step
-    unlike = list(differences(*records, step))
+    differing = list(differences(*records, step))
     if as_json:
-        echo_json(_as_json(records, comparison, unlike))
+        echo_json(_as_json(records, comparison, differing))
     else:
         console = open_console()
-        for line in _lines(records, comparison, unlike):
+        for line in _lines(records, comparison, differing):
             say(console, line)
     sys.exit(0 if comparison.difference is None else 1)
 
 
-def _as_json(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike: list[Unlike]) -> dict[str, Any]:
+def _as_json(
+    records: tuple[RunRecord, RunRecord], comparison: Comparison, differing: list[RecordDifference]
+) -> dict[str, Any]:
     return {
         "runs": [str(record.path) for record in records],
         "last_steps": [record.last_step for record in records],
@@ -64,11 +66,11 @@ def _as_json(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlik
         "steps": [comparison.steps[0], comparison.steps[-1]] if comparison.steps else None,
         "states": comparison.states,
         "difference": None if comparison.difference is None else dataclasses.asdict(comparison.difference),
-        "unlike": [dataclasses.asdict(item) for item in unlike],
+        "settings": [dataclasses.asdict(item) for item in differing],
     }
 
 
-def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike: list[Unlike]) -> list[str]:
+def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, differing: list[RecordDifference]) -> list[str]:
     names = tuple(str(record.path) for record in records)
     lines = []
     if comparison.difference is None:
@@ -88,9 +90,11 @@ def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike:
         (False, "differences that do not matter with the default strategy:"),
     ):
         listed = [
-            f"    {item.what}: {item.values[0]}, and {item.values[1]}" for item in unlike if item.changes_answer == changes
+            f"    {item.what}: {item.values[0]}, and {item.values[1]}"
+            for item in differing
+            if item.changes_results == changes
         ]
         lines += [f"  {heading}", *listed] if listed else []
-    if not unlike:
+    if not differing:
         lines.append("  no difference in settings, scripts, versions or machines")
     return lines

@@ -67,33 +67,33 @@ def read_record(run_dir: Path) -> RunRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlike:
+class RecordDifference:
     """A setting, or a property of the script or machine, in which two runs differ."""
 
     what: str
     values: tuple[str, str]
-    changes_answer: bool
+    changes_results: bool
     """Whether it may change the answer."""
 
 
-def differences(first: RunRecord, second: RunRecord, step: int) -> Iterator[Unlike]:
+def differences(first: RunRecord, second: RunRecord, step: int) -> Iterator[RecordDifference]:
     """In what two runs differ in a step: births and scripts, then machines."""
     births = first.birth.as_json(), second.birth.as_json()
-    yield from _unlike(births[0], births[1], births[0], changes_answer=True)
+    yield from _differing(births[0], births[1], births[0], changes_results=True)
     scripts = tuple({"script": record.command.script, "args": list(record.command.args)} for record in (first, second))
     starts = first.start_of(step), second.start_of(step)
     both = [name for name in (*_OF_SCRIPTS, *OF_BITS, *_OF_MACHINES) if name in starts[0] and name in starts[1]]
-    yield from _unlike(scripts[0], scripts[1], [name for name in scripts[0] if name not in both], changes_answer=True)
+    yield from _differing(scripts[0], scripts[1], [name for name in scripts[0] if name not in both], changes_results=True)
     for names, changes in (((*_OF_SCRIPTS[:2], *OF_BITS), True), ((_OF_SCRIPTS[2], *_OF_MACHINES), False)):
         known = [name for name in names if name in both and name not in births[0]]
-        yield from _unlike(starts[0], starts[1], known, changes_answer=changes)
+        yield from _differing(starts[0], starts[1], known, changes_results=changes)
 
 
-def _unlike(first: Fields, second: Fields, names: Any, *, changes_answer: bool) -> Iterator[Unlike]:
+def _differing(first: Fields, second: Fields, names: Any, *, changes_results: bool) -> Iterator[RecordDifference]:
     for name in names:
         values = _text(first.get(name)), _text(second.get(name))
         if first.get(name) != second.get(name):
-            yield Unlike(what=name, values=values, changes_answer=changes_answer)
+            yield RecordDifference(what=name, values=values, changes_results=changes_results)
 
 
 def _text(value: Any) -> str:

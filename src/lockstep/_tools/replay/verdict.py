@@ -24,7 +24,7 @@ class Verdict:
     lines: tuple[str, ...]
 
 
-def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | None, mine: Digests) -> Verdict:
+def compare_with_run(request: Request, record: RunRecord, here: Fields, digests: Digests | None, mine: Digests) -> Verdict:
     """Compare a replay with its run.
 
     Args:

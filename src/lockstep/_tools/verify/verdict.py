@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lockstep._tools.verify.verification import SettingResult, Verification
-from lockstep._tools.verify.words import diagnosed, difference_in_words, findings_under, indented
+from lockstep._tools.verify.words import describe_diagnosis, describe_difference, findings_under, indented
 from lockstep._world.machine.sizes import counted
 
 _DIGITS = 16
@@ -137,10 +137,10 @@ def _difference(verification: Verification) -> Iterator[str]:
     worst = verification.worst
     if worst is None or worst.difference is None:
         return
-    first, *others = difference_in_words(
+    first, *others = describe_difference(
         worst.difference, reference=verification.reference.setting.label, label=worst.setting.label
     )
     yield f"FAIL  {first}"
     yield from others
     if verification.diagnosis is not None:
-        yield from diagnosed(verification.diagnosis, verification.findings_on(worst))
+        yield from describe_diagnosis(verification.diagnosis, verification.findings_on(worst))

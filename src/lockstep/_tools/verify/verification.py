@@ -131,7 +131,7 @@ class Verification(Study):
         """The findings that may tell why a setting failed or differs: of what starts anew, if only
         its resume does."""
         is_resumed = result.setting.killed_at is not None
-        return tuple(finding for finding in self.findings if (finding.starts_anew if is_resumed else finding.differs))
+        return tuple(finding for finding in self.findings if (finding.restarts_on_resume if is_resumed else finding.differs))
 
     @property
     def is_interrupted(self) -> bool:

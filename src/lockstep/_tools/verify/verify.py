@@ -212,7 +212,7 @@ class _Verifier:
         assert worst.difference is not None
         done: list[str] = []
 
-        def laboratory(setting: Setting, until: int | None) -> TracedRun | None:
+        def run_again(setting: Setting, until: int | None) -> TracedRun | None:
             done.append(setting.label)
             self._observer.started(f"looking for the cause: once more with {setting.label}")
             name = f"diagnosis/{len(done)}-{setting.slug}"
@@ -234,7 +234,7 @@ class _Verifier:
         diagnosis = None
         # what was measured is there; only the cause is not
         with contextlib.suppress(KeyboardInterrupt):
-            diagnosis = conclude(investigate(worst.difference, pair[0], pair[1], laboratory))
+            diagnosis = conclude(investigate(worst.difference, pair[0], pair[1], run_again))
         self._note(diagnosis=diagnosis, experiments=tuple(done))
 
 

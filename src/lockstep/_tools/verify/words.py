@@ -9,7 +9,7 @@ from lockstep._tools.verify.diagnosis.causes import Diagnosis
 from lockstep._tools.verify.trace.differences import Difference
 
 
-def difference_in_words(difference: Difference, *, reference: str, label: str) -> Iterator[str]:
+def describe_difference(difference: Difference, *, reference: str, label: str) -> Iterator[str]:
     """The first difference in lines: what differs from what, then, indented, where, of which
     samples, and both values.
 
@@ -37,7 +37,7 @@ def samples_of(difference: Difference, *, most: int) -> str:
     return f"{listed}, ... ({len(difference.samples)} in all)" if len(difference.samples) > most else listed
 
 
-def findings_of_text(findings: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
     """Findings in lines, each with what to write instead."""
     said = []
     for finding in findings:
@@ -49,10 +49,10 @@ def findings_under(title: str, findings: Sequence[Finding]) -> Iterator[str]:
     """Findings under a title, in lines; nothing if there are none."""
     if findings:
         yield f"{title}:"
-        yield from indented(2, findings_of_text(findings))
+        yield from indented(2, finding_lines(findings))
 
 
-def diagnosed(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str]:
+def describe_diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str]:
     """The likely cause of a difference, in lines that are indented once.
 
     Args:

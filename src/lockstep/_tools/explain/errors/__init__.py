@@ -1,1 +1,1 @@
-"""PyTorch's cryptic errors in words, with the names that they lack: see ``words.in_words``."""
+"""PyTorch's cryptic errors in words, with the names that they lack: see ``explanation.explain_error``."""

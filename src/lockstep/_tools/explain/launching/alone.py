@@ -37,14 +37,14 @@ class Alone:
         with self._lock:
             if status == 0:
                 self._succeeded.add(rank)
-            return self._judge(time.time(), is_over=True) if self._succeeded == {*self._ranks} else None
+            return self._report_once(time.time(), is_over=True) if self._succeeded == {*self._ranks} else None
 
     def look(self) -> Report | None:
         """Returns the report if it is time for it."""
         with self._lock:
-            return self._judge(time.time(), is_over=False)
+            return self._report_once(time.time(), is_over=False)
 
-    def _judge(self, now_s: float, *, is_over: bool) -> Report | None:
+    def _report_once(self, now_s: float, *, is_over: bool) -> Report | None:
         if self._is_settled:
             return None
         from lockstep._tools.explain.reading import read_records  # not while the processes start

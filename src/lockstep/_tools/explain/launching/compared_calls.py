@@ -49,7 +49,7 @@ class ComparedCalls:
         collective since in that group. Otherwise they may all wait in it, and will be reported as
         that.
         """
-        from lockstep._tools.explain.mismatch import first_difference, has_gone_on, in_words
+        from lockstep._tools.explain.mismatch import describe_call, first_difference, has_gone_on
 
         with self._lock:
             began = time.monotonic()
@@ -70,7 +70,7 @@ class ComparedCalls:
                 ranks=first.odd_ranks,
                 cause=first.aspect,
                 places={rank: call.at for rank, call in first.calls.items() if call.at},
-                calls={rank: in_words(call) for rank, call in first.calls.items()},
+                calls={rank: describe_call(call) for rank, call in first.calls.items()},
             )
         )
 

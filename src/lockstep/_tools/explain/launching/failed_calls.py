@@ -13,7 +13,7 @@ from lockstep._launch import failures
 from lockstep._launch.failures import Failure
 from lockstep._tools.explain.frames import users_location
 from lockstep._tools.explain.launching.compared_calls import ComparedCalls
-from lockstep._tools.explain.mismatch import at_failure, in_words
+from lockstep._tools.explain.mismatch import at_failure, describe_call
 from lockstep._tools.explain.rank_reports import DEFAULT_GROUP
 from lockstep._tools.explain.reading import read_records
 
@@ -46,7 +46,7 @@ def report_of(reported: Sequence[Failure], calls: ComparedCalls, directory: Path
         ranks=() if first is None else first.odd_among(len(members)),
         cause="" if first is None else first.aspect,
         places=places | {rank: call.at for rank, call in called.items() if call.at},
-        calls={rank: in_words(call) for rank, call in called.items()},
+        calls={rank: describe_call(call) for rank, call in called.items()},
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._base.reports import LINGERING, Report, publish
+from lockstep._tools.explain.exit_blockers import CHILD, CLOSING, THREAD
 from lockstep._tools.explain.frames import users_location
-from lockstep._tools.explain.holders import CHILD, CLOSING, THREAD
 from lockstep._tools.explain.rank_reports import RankReport, grouped
 from lockstep._tools.explain.reading import read_reports
 from lockstep._world.machine.sizes import name_ranks
@@ -21,7 +21,7 @@ _REMEDIES: Mapping[str, str] = {
 }
 
 
-def tell(private_dir: Path, ranks: Collection[int]) -> set[int]:
+def report_lingering(private_dir: Path, ranks: Collection[int]) -> set[int]:
     """Tell the user what keeps these ranks from ending; returns those that something of the script
     keeps."""
     reports = read_reports(private_dir, time.time())
@@ -30,7 +30,7 @@ def tell(private_dir: Path, ranks: Collection[int]) -> set[int]:
         publish(
             Report(
                 kind=LINGERING,
-                text=_in_words(group),
+                text=_describe(group),
                 ranks=tuple(report.rank for report in group),
                 cause=str(group[0].ending["holders"][0]["kind"]),
                 places={report.rank: at for report in group if (at := _held_at(report))},
@@ -51,7 +51,7 @@ def _held_at(report: RankReport) -> str:
     return users_location([(str(file), int(line), str(name)) for file, line, name in report.ending["holders"][0]["stack"]])
 
 
-def _in_words(group: Sequence[RankReport]) -> str:
+def _describe(group: Sequence[RankReport]) -> str:
     first = group[0]
     holders: Sequence[Mapping[str, Any]] = first.ending["holders"]
     names = name_ranks([report.rank for report in group])

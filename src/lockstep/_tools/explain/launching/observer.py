@@ -111,16 +111,16 @@ class Explainer(Observer):
 
     def linger(self, ranks: Collection[int]) -> Collection[int]:
         """From their black boxes."""
-        from lockstep._tools.explain.launching.lingering import tell
+        from lockstep._tools.explain.launching.lingering import report_lingering
 
-        return tell(self._dir, ranks)
+        return report_lingering(self._dir, ranks)
 
     @functools.cached_property
     def _watching(self) -> Watching:
         from lockstep._tools.explain.launching.watching import Watching
-        from lockstep._tools.explain.remarks import Remarks
+        from lockstep._tools.explain.stall_notices import StallNotices
 
-        return Watching(self.launch, Remarks(self._publish, self._say))
+        return Watching(self.launch, StallNotices(self._publish, self._say))
 
     @functools.cached_property
     def _slow(self) -> SlowWatch:

@@ -25,6 +25,6 @@ class ProcessExplainer(ProcessObserver):
     def explain_error(self, error: BaseException) -> str:
         """See ``errors``."""
         # only here: needed by failures alone
-        from lockstep._tools.explain.errors.words import in_words
+        from lockstep._tools.explain.errors.explanation import explain_error
 
-        return in_words(error)
+        return explain_error(error)

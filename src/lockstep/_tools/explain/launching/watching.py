@@ -26,8 +26,8 @@ from lockstep._tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep._tools.explain.loader_workers import waits_for_loader
 from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.explain.reading import LATE_S, read_records, read_reports, run_joined
-from lockstep._tools.explain.remarks import Remarks
 from lockstep._tools.explain.sampler import waits_at
+from lockstep._tools.explain.stall_notices import StallNotices
 from lockstep._tools.explain.stuck import BUSY_S, LEAST_S, limit_of_script_s, who_waits
 
 _LOST_S = 4.0
@@ -41,10 +41,10 @@ class Watching:
 
     Args:
         launch: whose ranks they are.
-        remarks: what the user is told.
+        notices: what the user is told.
     """
 
-    def __init__(self, launch: Launch, remarks: Remarks) -> None:
+    def __init__(self, launch: Launch, notices: StallNotices) -> None:
         self._dir, self._end = Path(launch.private_dir), launch.end
         self._is_whole = len(launch.ranks) == launch.world_size
         """Whether all ranks are of this machine."""
@@ -53,7 +53,7 @@ class Watching:
         self._warn_again_s = math.inf
         """The number of consecutive looks, one a second, at which it is reported again, since that
         was no warning."""
-        self._remarks = remarks
+        self._notices = notices
         self._warned_at: dict[int, tuple[int, int]] = {}
         """How far the ranks that waited were when the user was warned."""
         self._waited: tuple[int, ...] = ()
@@ -110,8 +110,8 @@ class Watching:
         now_s = time.time()
         records = read_records(self._dir)
         waited = tuple(int(record["rank"]) for record in records if _waits_too_long(record, now_s))
-        if self._remarks.has_warned and self._has_moved(records):
-            self._remarks.all_clear()
+        if self._notices.has_warned and self._has_moved(records):
+            self._notices.all_clear()
         before, self._waited = self._waited, waited
         self._looks = self._looks + 1 if waited else 0
         if not waited:
@@ -127,7 +127,7 @@ class Watching:
             self._told = report.text
             self._warn_again_s = math.inf if report.is_warning else self._looks + BUSY_S
             self._warned_at = {int(record["rank"]): _progress(record) for record in records if record["rank"] in waited}
-            self._remarks.warn(report, report.seconds or 0.0)
+            self._notices.warn(report, report.seconds or 0.0)
             self._look_for_deadlock()
 
     def _has_moved(self, records: Sequence[Mapping[str, Any]]) -> bool:

@@ -9,7 +9,7 @@ from lockstep._tools.verify.diagnosis.setting import Setting
 from lockstep._tools.verify.trace.differences import Difference, first_difference
 from lockstep._tools.verify.trace.traced_run import TracedRun
 
-Laboratory = Callable[[Setting, "int | None"], TracedRun | None]
+RunAgain = Callable[[Setting, "int | None"], TracedRun | None]
 """Runs a setting again up to a step (None: to its end); returns None if it failed."""
 
 
@@ -25,7 +25,7 @@ class Findings:
 
 
 def investigate(
-    difference: Difference, reference: tuple[Setting, TracedRun], deviating: tuple[Setting, TracedRun], run: Laboratory
+    difference: Difference, reference: tuple[Setting, TracedRun], deviating: tuple[Setting, TracedRun], run: RunAgain
 ) -> Findings:
     """Run both again. If one fails, less is known."""
     until = None if difference.is_behind else max(difference.step, 1) + (difference.stage == "evaluation")

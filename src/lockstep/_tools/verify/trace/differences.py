@@ -348,13 +348,13 @@ def _with_norms(difference: Difference, mine: Line, theirs: Line) -> Difference:
     return dataclasses.replace(difference, values=(values[0], values[1]))
 
 
-def unlike(mine: Mapping[Any, Any], theirs: Mapping[Any, Any]) -> Iterator[Any]:
+def differing_names(mine: Mapping[Any, Any], theirs: Mapping[Any, Any]) -> Iterator[Any]:
     """The names whose values differ, or that only one has, in their order."""
     return (name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name))
 
 
 def _in_digests(mine: Mapping[Any, str], theirs: Mapping[Any, str]) -> Iterator[tuple[Any, Pair]]:
-    return ((name, (_shown(mine.get(name)), _shown(theirs.get(name)))) for name in unlike(mine, theirs))
+    return ((name, (_shown(mine.get(name)), _shown(theirs.get(name)))) for name in differing_names(mine, theirs))
 
 
 def _in_evaluations(reference: Record, run: Record, step: int) -> Iterator[Difference]:

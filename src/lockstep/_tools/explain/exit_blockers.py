@@ -24,7 +24,7 @@ _CHILDREN = "/multiprocessing/process.py"
 _MOST, _MOST_FRAMES = 4, 10
 
 
-def holders_of(thread_id: int) -> list[dict[str, Any]]:
+def exit_blockers(thread_id: int) -> list[dict[str, Any]]:
     """What keeps this process, as values of JSON: ``kind``; ``what`` it is, in words; and the
     ``stack`` that shows what it does, innermost frame first. Empty: nothing is known to.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from lockstep._base.reports import Report
 
 
-class Remarks:
+class StallNotices:
     """What one process has told.
 
     Args:

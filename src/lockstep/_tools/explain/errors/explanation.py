@@ -20,7 +20,7 @@ _MOST_ERRORS = 20
 _MOST_CHARACTERS = 100_000
 
 
-def in_words(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """An explanation of an uncaught error, in one or more paragraphs; empty: it is unknown, or
     needs none. Never raises."""
     try:

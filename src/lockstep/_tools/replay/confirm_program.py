@@ -13,7 +13,7 @@ from lockstep._state.rundir.fixed_settings import script_sha256
 from lockstep._tools.replay.record import Fields, RunRecord
 
 
-def why_doubtful(record: RunRecord, start: Fields, *, runs_recorded: bool) -> str:
+def reason_to_confirm(record: RunRecord, start: Fields, *, runs_recorded: bool) -> str:
     """Why the user should be asked before the program runs; empty: it is what this user has run in
     this place.
 

@@ -110,7 +110,7 @@ class _Seen:
         return places
 
 
-class Spent:
+class TimeSamples:
     """The newest blocks of this process. Made by the thread whose time it is."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep._tools.explain.errors.words import ROWS, in_words
+from lockstep._tools.explain.errors.explanation import ROWS, explain_error
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -16,7 +16,7 @@ def words_of(act, *args):
     """Of the error that this raises."""
     with pytest.raises(Exception) as caught:  # noqa: PT011
         act(*args)
-    return in_words(caught.value)
+    return explain_error(caught.value)
 
 
 def keep_a_state():
@@ -70,7 +70,7 @@ def test_an_error_underneath_is_explained():
 def test_ctrl_c_and_ends_that_are_meant_are_left_alone():
     for end in (KeyboardInterrupt(), SystemExit(1)):
         end.__context__ = RuntimeError("backward through the graph a second time")
-        assert in_words(end) == ""
+        assert explain_error(end) == ""
 
 
 def test_objects_that_do_anything_when_they_are_looked_at_do_no_harm():
@@ -94,11 +94,11 @@ def test_objects_that_do_anything_when_they_are_looked_at_do_no_harm():
         def __str__(self):
             raise SystemError
 
-    assert in_words(MuteError()) == ""
+    assert explain_error(MuteError()) == ""
     cycle = RuntimeError("Connection closed by remote peer")
     cycle.__cause__ = ValueError()
     cycle.__cause__.__cause__ = cycle
-    assert in_words(cycle)
+    assert explain_error(cycle)
 
 
 def test_every_family_is_in_the_documentation():
