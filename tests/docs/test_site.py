@@ -3,15 +3,17 @@ elsewhere."""
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from browser import browse
 
 import lockstep
 from lockstep import testing
+
+__all__ = ["browse"]
 
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r'<(?:script|img|iframe)[^>]+src="?([^"\s>]+)|<link[^>]+rel="?(?:stylesheet|icon|preconnect)[^>]*>')
@@ -70,24 +72,6 @@ def test_llms_txt_is_in_its_root_with_links_into_it(site):
     links = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text())
     assert "tutorial.html" in links
     assert [link for link in links if not (site / link).is_file()] == []
-
-
-@pytest.fixture
-def browse(require, tmp_path):
-    """``browse(address)``: what Chromium has made of a page after three seconds of its time, and
-    what it has said."""
-    require("chromium", None if shutil.which("chromium") else "there is no chromium here")
-
-    def run(address):
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-        command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-        command += ["--allow-file-access-from-files", "--virtual-time-budget=3000", "--enable-logging=stderr"]
-        command += [f"--user-data-dir={tmp_path}", "--dump-dom", address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    return run
 
 
 @pytest.mark.long
