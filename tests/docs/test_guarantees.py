@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROWS = re.findall(r"^\| (\d+) \| .* \| ([^|]+) \|$", (ROOT / "docs" / "internals" / "guarantees.md").read_text(), flags=re.MULTILINE)
+ROWS = re.findall(
+    r"^\| (\d+) \| .* \| ([^|]+) \|$", (ROOT / "docs" / "internals" / "guarantees.md").read_text(), flags=re.MULTILINE
+)
 
 
 def functions(path):
