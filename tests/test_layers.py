@@ -38,7 +38,7 @@ OUTSIDE = ("base", "world.environment", "world.machine", *EVENTS, "journal.measu
 # Beside the engine: the launcher, which starts processes and knows nothing of what they compute,
 # and the tools, which look at runs. What each of these may import, by prefix; "" is everything.
 ASIDE = {
-    "launch": ("base", "world.environment", "world.machine"),
+    "launch": ("base", "world.environment", "world.job", "world.machine"),
     "tools": (),
     "tools.arguments": ("",),  # for type checkers: all settings
     # with listeners, which run inside a training

@@ -2,6 +2,7 @@
 named."""
 
 import pytest
+from codes import raises
 from slurm_variables import ALONE, JOB, TASK
 
 from lockstep._base.errors import ConfigError
@@ -110,7 +111,7 @@ def test_a_launcher_inside_of_a_job_is_the_one_that_counts(environ, launcher, va
 
 
 def test_a_world_size_that_is_not_sruns_is_not_taken_for_it():
-    with pytest.raises(ConfigError, match="RANK is ''"):
+    with raises(ConfigError, "variable-not-a-number"):
         world(**TASK, WORLD_SIZE="8")
 
 
@@ -143,33 +144,82 @@ def test_a_script_can_say_which_rank_it_is():
 
 
 @pytest.mark.parametrize(
-    ("found", "rank", "world_size", "words"),
+    ("found", "rank", "world_size", "code"),
     [
-        (World(), 1, None, "world_size is missing"),
-        (World(), None, 2, "rank is missing"),
-        (World(), 2, 2, "rank=2 with world_size=2: ranks go from 0 to 1"),
-        (World(), 0, 0, "world_size=0: a number of processes is 1 or more"),
-        (world(**TORCHRUN), 4, 8, "torchrun started this process as rank 5 of 8: these conflict"),
+        (World(), 1, None, "join-rank-incomplete"),
+        (World(), None, 2, "join-rank-incomplete"),
+        (World(), 2, 2, "rank-out-of-range"),
+        (World(), 0, 0, "world-size-invalid"),
+        (world(**TORCHRUN), 4, 8, "rank-contradicts-launcher"),
     ],
 )
-def test_a_rank_that_cannot_be_is_refused(found, rank, world_size, words):
-    with pytest.raises(ConfigError, match=words):
+def test_a_rank_that_cannot_be_is_refused(found, rank, world_size, code):
+    with raises(ConfigError, code):
         found.by_hand(rank, world_size)
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "code", "named"),
     [
-        ({"WORLD_SIZE": "2"}, "RANK is ''"),
-        ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE is 'two'"),
-        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2 with WORLD_SIZE=2: ranks go from 0 to 1"),
-        ({"WORLD_SIZE": "2", "RANK": "-1"}, "ranks go from 0 to 1"),
-        ({**TORCHRUN, "LOCAL_RANK": "a"}, "LOCAL_RANK is 'a'"),
+        ({"WORLD_SIZE": "2"}, "variable-not-a-number", "RANK"),
+        ({"WORLD_SIZE": "two", "RANK": "0"}, "variable-not-a-number", "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "rank-out-of-range", "RANK=2"),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "rank-out-of-range", "RANK=-1"),
+        ({**TORCHRUN, "LOCAL_RANK": "a"}, "variable-not-a-number", "LOCAL_RANK"),
     ],
 )
-def test_a_variable_that_is_not_what_it_should_be_is_named(environ, words):
-    with pytest.raises(ConfigError, match=words):
+def test_a_variable_that_is_not_what_it_should_be_is_named(environ, code, named):
+    with raises(ConfigError, code) as caught:
         read_environment(environ)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "one", [{"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, {"PMI_SIZE": "1", "PMI_RANK": "0"}]
+)
+def test_one_process_of_mpirun_next_to_a_larger_world_is_a_contradiction(one):
+    with raises(ConfigError, "launchers-contradict"):
+        world(**one, RANK="1", WORLD_SIZE="4")
+    assert world(**one).world_size == world(**one, RANK="0", WORLD_SIZE="1").world_size == 1
+
+
+def test_a_run_id_of_torchrun_that_is_left_over_is_not_torchrun():
+    found = world(TORCHELASTIC_RUN_ID="none", RANK="1", WORLD_SIZE="2", MASTER_ADDR="pod-0")
+    assert (found.launcher, found.local_rank, found.unsaid) == ("env", 0, PLACES)
+    assert world(TORCHELASTIC_RUN_ID="none") == World()
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_certain"),
+    [
+        ({"PET_NNODES": "2"}, True),
+        ({"PET_NNODES": "1:2"}, True),
+        ({"RANK": "1", "MASTER_ADDR": "pod-0"}, True),
+        ({"RANK": "1"}, False),
+        ({"PET_NPROC_PER_NODE": "2"}, False),
+        ({"PET_NPROC_PER_NODE": "2", "RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0"}, False),
+        ({"SKYPILOT_NUM_NODES": "2"}, False),
+    ],
+)
+def test_variables_of_several_machines_that_a_process_does_not_use_are_found(environ, is_certain):
+    several = read_environment(environ).several
+    assert several.is_certain == is_certain
+    assert all(name in several.found for name in environ if name != "MASTER_ADDR")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"},
+        {"PET_NNODES": "2", **TORCHRUN},
+        {"PET_NNODES": "2", STORE: "/private/store", "RANK": "1", "WORLD_SIZE": "2"},
+        {"PET_NPROC_PER_NODE": "2", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"},
+        {"SKYPILOT_NUM_NODES": "2", "RANK": "1", "WORLD_SIZE": "2"},
+    ],
+)
+def test_nothing_is_found_where_a_launcher_uses_them_or_there_is_one_machine(environ):
+    assert read_environment(environ).several is None
 
 
 def test_settings_come_from_the_launcher_as_json():
@@ -179,7 +229,7 @@ def test_settings_come_from_the_launcher_as_json():
 
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_settings_that_are_not_a_json_object_are_named(text):
-    with pytest.raises(ConfigError, match=SETTINGS):
+    with raises(ConfigError, "variable-not-json"):
         read_environment({SETTINGS: text})
 
 

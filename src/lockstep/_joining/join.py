@@ -15,6 +15,7 @@ import torch
 from lockstep._base import errors
 from lockstep._base.config import STRATEGIES, RunConfig, merge_settings
 from lockstep._base.errors import ConfigError, LockstepError, UsageError
+from lockstep._base.reports import warn
 from lockstep._data.many_workers import hold_back_warning
 from lockstep._data.streams import script_seed
 from lockstep._joining.engine import Engine, RunContext
@@ -44,6 +45,7 @@ from lockstep._world.comm.group import (
 from lockstep._world.comm.machines import has_own_devices
 from lockstep._world.comm.store import OpenStore, open_store
 from lockstep._world.environment import Environment, World, read_environment
+from lockstep._world.job.several import check_several
 from lockstep._world.machine.cores import threads_for
 from lockstep._world.machine.threads import use_threads
 
@@ -107,6 +109,10 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         instrument.options = options.get(name)
         config = instrument.settings(config)
     world = environment.world.by_hand(rank, world_size)
+    if environment.several is not None and rank is None and not environment.asked:
+        several = environment.several
+        script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "SCRIPT"
+        warn(check_several(several, f"{several.alone} {script}", script), code="one-of-several")
     check_not_open()
     _choose(config, world)  # invalid settings are reported before any rank waits for others
     try:

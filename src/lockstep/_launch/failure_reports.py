@@ -20,5 +20,6 @@ def reports_of(failures: Sequence[Failure]) -> Iterator[Report]:
             # the report of what ended them says which
             ranks=() if failure.is_of_all else (failure.rank,),
             cause=failure.kind or ("ended early" if failure.ended_early else ""),
+            code=failure.code,
             places={each.rank: place for each in shown if (place := place_of(each))},
         )

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep._base import exit_status
-from lockstep._base.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
+from lockstep._base.errors import (
+    CheckpointError,
+    ConfigError,
+    LaunchError,
+    LockstepError,
+    LossError,
+    MismatchError,
+    ModelError,
+    UsageError,
+)
 from lockstep._base.stopping import AUDIT_STATUS, AuditFailed
 from lockstep._base.tracebacks.excerpt import excerpt, first_line, message_of, plain_message, without_noise
 from lockstep._base.tracebacks.frames import owner
@@ -50,6 +59,8 @@ class Failure:
     kind: str
     """Name of the exception's type, or of the signal; empty: unknown."""
     message: str
+    code: str = ""
+    """The error's code (``LockstepError.code``); empty: it has none."""
     text: str = ""
     """The traceback, by Python or faulthandler."""
     frames: str = ""
@@ -115,6 +126,7 @@ def from_exception(rank: int, error: BaseException, explain: Callable[[BaseExcep
         rank=rank,
         kind=type(first).__qualname__,
         message=plain_message(first),
+        code=first.code if isinstance(first, LockstepError) else "",
         text=traceback_of(error),
         frames="" if shows_tracebacks() else excerpt(first),
         explanation=explain(first),

@@ -33,7 +33,7 @@ class Nodes:
     node_rank: int | None
     """This machine's number, from 0; None: assigned at the rendezvous."""
     host: str
-    """Of the rendezvous endpoint: a name or address, of node 0 if nodes are numbered."""
+    """The host of the rendezvous endpoint, as a name or address: node 0's if nodes are numbered."""
     port: int
     run_id: str
 
@@ -64,31 +64,38 @@ def plan_nodes(options: LaunchOptions) -> Nodes | None:
     if options.rdzv_backend not in (None, "c10d", "static"):
         raise ConfigError(
             f"--rdzv-backend {options.rdzv_backend}: lockstep supports c10d (PyTorch's own store, at --rdzv-endpoint) or "
-            "static (--node-rank and --master-addr)"
+            "static (--node-rank and --master-addr)",
+            code="rdzv-backend-unknown",
         )
     if options.master_port is not None and not 0 < options.master_port < 65536:
-        raise ConfigError(f"--master-port {options.master_port}: ports go from 1 to 65535")
+        raise ConfigError(f"--master-port {options.master_port}: ports go from 1 to 65535", code="master-port-invalid")
     if node_rank is not None and not 0 <= node_rank < most:
-        raise ConfigError(f"--node-rank {node_rank} with --nnodes {nnodes or 1}: nodes are numbered from 0 to {most - 1}")
+        raise ConfigError(
+            f"--node-rank {node_rank} with --nnodes {nnodes or 1}: nodes are numbered from 0 to {most - 1}",
+            code="node-rank-out-of-range",
+        )
     if most == 1:
         return None
     if endpoint and (master_addr or options.master_port):
         raise ConfigError(
-            f"--rdzv-endpoint {endpoint} and --master-addr or --master-port: both give the rendezvous endpoint, give one"
+            f"--rdzv-endpoint {endpoint} and --master-addr or --master-port: both set the rendezvous address. Pass one of them",
+            code="endpoint-set-twice",
         )
     if not endpoint and not master_addr:
         raise ConfigError(
-            f"--nnodes {nnodes}: where is their rendezvous? Give every node --master-addr HOST, the name or address of node 0, "
-            "and --node-rank R; or, for nodes without numbers, --rdzv-endpoint HOST:PORT"
+            f"--nnodes {nnodes} needs a rendezvous address. Pass --master-addr HOST (the name or address of node 0) and "
+            "--node-rank R on every machine, or --rdzv-endpoint HOST:PORT",
+            code="endpoint-missing",
         )
     if least < most and (node_rank is not None or master_addr):
         asked = "--node-rank" if node_rank is not None else "--master-addr"
         raise ConfigError(
-            f"{asked} with --nnodes {nnodes}: where nodes come and go they have no numbers. Leave it out, and "
-            "give --rdzv-endpoint HOST:PORT"
+            f"{asked} with --nnodes {nnodes}: a varying number of nodes has no fixed numbers. Remove it, and "
+            "pass --rdzv-endpoint HOST:PORT",
+            code="elastic-nodes-numbered",
         )
     if node_rank is None and (master_addr or options.rdzv_backend == "static"):
-        raise ConfigError(f"--node-rank is missing: which of the {most} nodes is this, from 0 to {most - 1}?")
+        raise ConfigError(f"--node-rank is missing: pass this node's number, from 0 to {most - 1}", code="node-rank-missing")
     host, port = _read_endpoint(endpoint) if endpoint else (str(master_addr), options.master_port or DEFAULT_PORT)
     return Nodes(
         least=least,
@@ -106,7 +113,10 @@ def _read_count(text: str | None) -> tuple[int, int]:
         least, most = int(match[1]), int(match[2] or match[1])
         if 1 <= least <= most:
             return least, most
-    raise ConfigError(f"--nnodes {text}: give a number of machines, 1 or more, or MIN:MAX where they may come and go")
+    raise ConfigError(
+        f"--nnodes {text}: pass a number of machines, 1 or more, or MIN:MAX if machines may join and leave",
+        code="nnodes-invalid",
+    )
 
 
 def _read_endpoint(text: str) -> tuple[str, int]:
@@ -116,7 +126,8 @@ def _read_endpoint(text: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(
-            f"--rdzv-endpoint {text}: give HOST:PORT, a machine of the run and a free port of it, from 1 to 65535, the same on "
-            "every node"
+            f"--rdzv-endpoint {text}: pass HOST:PORT, a machine of the run and a free port of it, from 1 to 65535, the same on "
+            "every node",
+            code="rdzv-endpoint-invalid",
         )
     return host, int(port)

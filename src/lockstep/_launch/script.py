@@ -85,7 +85,7 @@ def run_script(
     known = joining.merged(settings)
     count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, known)
     check_starter(script, count)
-    remark = check_surroundings(on_nodes=nodes is not None)
+    remark = check_surroundings(on_nodes=nodes is not None, is_alone=options.nnodes is not None)
     if nodes is not None and script.starter is not None:
         raise ConfigError(
             f"the script starts its processes itself ({script.starter}), and knows nothing of other nodes: start it on each "
@@ -106,7 +106,8 @@ def run_script(
         )
     endpoint = None
     if nodes is not None:
-        endpoint = find_endpoint(nodes, shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret()))
+        secret = shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret())
+        endpoint = find_endpoint(nodes, secret, config.timeout_s)
     with recorded_in(options.reports), Interrupts() as interrupts, private_directory() as private_dir:
         spec = LaunchSpec(
             program=script,

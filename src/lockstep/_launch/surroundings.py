@@ -3,51 +3,72 @@ instead of one, else a notice."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 
 from lockstep._base.errors import ConfigError
 from lockstep._world.environment import read_environment
+from lockstep._world.job.several import BY_POD, check_several
 
 _STARTS_COMMANDS = {"mpirun": "mpirun", "horovodrun": "horovodrun", "slurm": "srun"}
 """Launchers that may have started this command several times, and what users call them."""
 
 
 def check_surroundings(
-    environ: Mapping[str, str] | None = None, *, on_nodes: bool, is_typed: bool | None = None
+    environ: Mapping[str, str] | None = None, *, on_nodes: bool, is_alone: bool = False, is_typed: bool | None = None
 ) -> str | None:
     """A notice about another launcher that has started this command; None: there is none. (A worker
     of lockstep or torchrun may launch another script.)
 
     Args:
-        environ: of the command; None: this process's.
+        environ: the command's environment variables; None: this process's.
         on_nodes: whether this is a launch on several machines.
-        is_typed: whether standard input is a terminal (None: find out): of the tasks of ``srun
-            --pty bash``, that is the one in which the user types commands.
+        is_alone: whether the user asked for one machine (``--nnodes 1``).
+        is_typed: whether standard input is a terminal (None: find out). Of the tasks of ``srun
+            --pty bash``, only one has a terminal, in which the user types commands; in a terminal
+            of a pod, a user tries something.
 
     Raises:
-        ConfigError: it has started this command several times, and each would be a training of its
-            own, in the same files.
+        ConfigError: it has started this command several times, and each would start a run of its
+            own in the same files; or variables contradict each other.
     """
     if on_nodes:
         return None
     try:
-        world = read_environment(environ).world
-    except ConfigError:  # an incomplete environment, set by hand, and not used here
-        return None
+        environment = read_environment(environ)
+    except ConfigError as error:
+        if error.code == "launchers-contradict":
+            raise
+        return None  # an incomplete environment, set by hand, and not used here
+    world, several = environment.world, environment.several
     launcher, number = world.launcher, world.world_size
+    is_typed = os.isatty(0) if is_typed is None else is_typed
+    if several is not None and launcher == "python" and not is_alone:
+        if is_typed:
+            several = dataclasses.replace(several, is_certain=False)
+        return check_several(several, "add --nnodes 1")
     if number == 1 or launcher not in (*_STARTS_COMMANDS, "env"):
         return None
-    # other launchers give it to all
-    is_typed = launcher == "slurm" and os.isatty(0) if is_typed is None else is_typed
-    if launcher in _STARTS_COMMANDS and not is_typed:
+    if launcher in _STARTS_COMMANDS and not (is_typed and launcher == "slurm"):  # others give the terminal to all
         name = _STARTS_COMMANDS[launcher]
         raise ConfigError(
-            f"{name} has started this command {number} times, and each would start a training of its own, in "
-            f"the same files. Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; "
-            "or python SCRIPT in its place. (For a launcher on each machine give --nnodes.)"
+            f"{name} started {number} copies of this command, and each would start its own run in the same files. Use one "
+            f"launcher: `lockstep run --nproc-per-node {number} SCRIPT` once, or `python SCRIPT` under {name}. (For a "
+            "launcher on each machine pass --nnodes.)",
+            code="started-several-times",
+        )
+    if launcher == "env" and world.master is not None and not (is_typed or is_alone):
+        # Platforms set these in each pod: Volcano, Vertex AI, PAI, PyTorchJob before PET_*.
+        is_placed = "local_rank" not in world.unsaid
+        right = "python SCRIPT" if is_placed else f"{BY_POD} SCRIPT"
+        raise ConfigError(
+            f"the environment has RANK={world.rank}, WORLD_SIZE={number} and MASTER_ADDR={world.master[0]}: this command was "
+            f"started {number} times, and each would start its own run. Start instead: {right}. For this machine alone: add "
+            "--nnodes 1",
+            code="one-of-several",
         )
     return (
-        f"the environment says rank {world.rank} of {number}, which is not used: the processes of this command are a "
-        "training of their own, with ranks from 0. For several machines there are --nnodes and --node-rank."
+        f"the environment has rank {world.rank} of {number}, which is not used: the processes of this command are a run of "
+        "their own, with ranks from 0. For several machines pass --nnodes and --node-rank."
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep._base.errors import ConfigError
 from lockstep._world.job.job import STEP, Job, read_job
+from lockstep._world.job.several import Several, read_several
 from lockstep._world.machine.cores import num_cores
 
 SETTINGS = "LOCKSTEP_SETTINGS"
@@ -102,7 +103,10 @@ class World:
             return self
         if rank is None or world_size is None:
             missing = "world_size" if world_size is None else "rank"
-            raise ConfigError(f"join(rank={rank}, world_size={world_size}): {missing} is missing, give both or none")
+            raise ConfigError(
+                f"join(rank={rank}, world_size={world_size}): {missing} is missing. Pass both or neither",
+                code="join-rank-incomplete",
+            )
         _check_rank("rank", rank, "world_size", world_size)
         if self.launcher == "python":
             unsaid = frozenset({"local_rank", "local_world_size", "node_rank", "num_nodes"})
@@ -119,7 +123,8 @@ class World:
         if (rank, world_size) != (self.rank, self.world_size):
             raise ConfigError(
                 f"join(rank={rank}, world_size={world_size}), and {self.launcher} started this process as rank {self.rank} of "
-                f"{self.world_size}: these conflict. Set it in one place."
+                f"{self.world_size}: these conflict. Set the rank in one place.",
+                code="rank-contradicts-launcher",
             )
         return self
 
@@ -142,6 +147,8 @@ class Environment:
     """OMP_NUM_THREADS, if the user has set it."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """What a command asks of this run, by instrument; empty: it is one of the user's own."""
+    several: Several | None = None
+    """Variables of a job of several machines that ``world`` does not use; None: there are none."""
 
 
 @dataclass(frozen=True)
@@ -156,13 +163,16 @@ class _Row:
     local_rank: str = "LOCAL_RANK"
     local_world_size: str = "LOCAL_WORLD_SIZE"
     node_rank: str = "GROUP_RANK"
+    needs: str = ""
+    """A variable without which the mark is left over from a process further up."""
 
 
-# The first row whose mark is set applies. (Under mpirun, RANK and WORLD_SIZE may come from
+# The first row whose mark (and what it needs) is set applies. (Under mpirun, RANK and WORLD_SIZE may come from
 # elsewhere: the cluster's queue, say.)
 _LAUNCHERS = (
     _Row("lockstep", STORE),
-    _Row("torchrun", "TORCHELASTIC_RUN_ID"),
+    # Its run id alone may be left over: of a pod's parent, or from a shell in a worker.
+    _Row("torchrun", "TORCHELASTIC_RUN_ID", needs="LOCAL_WORLD_SIZE"),
     _Row(
         "horovodrun",
         "HOROVOD_RANK",
@@ -220,19 +230,24 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
     except ValueError:
         raise ConfigError(
             f"the environment variable {name} is {text!r}, which is not a whole number: "
-            "the launcher that started this process must set it"
+            "the launcher that started this process must set it",
+            code="variable-not-a-number",
         ) from None
 
 
 def _check_rank(rank_name: str, rank: int, size_name: str, world_size: int) -> None:
     if world_size < 1:
-        raise ConfigError(f"{size_name}={world_size}: a number of processes is 1 or more")
+        raise ConfigError(f"{size_name}={world_size}: a number of processes is 1 or more", code="world-size-invalid")
     if not 0 <= rank < world_size:
-        raise ConfigError(f"{rank_name}={rank} with {size_name}={world_size}: ranks go from 0 to {world_size - 1}")
+        raise ConfigError(
+            f"{rank_name}={rank} with {size_name}={world_size}: ranks go from 0 to {world_size - 1}",
+            code="rank-out-of-range",
+        )
 
 
 def _read_world(environ: Mapping[str, str]) -> World:
-    row, job = next((row for row in _LAUNCHERS if row.mark in environ), None), read_job(environ)
+    row = next((row for row in _LAUNCHERS if row.mark in environ and (not row.needs or row.needs in environ)), None)
+    job = read_job(environ)
     cores = None if job is None else job.num_cores(num_cores())
     if job is not None and job.step is not None and (row is None or _is_of_slurm(row, environ, job)):
         return _task_of(job, environ, cores)
@@ -240,11 +255,15 @@ def _read_world(environ: Mapping[str, str]) -> World:
         return World(num_cores=cores, job=job)
     rank, size = _integer(environ, row.rank), _integer(environ, row.world_size)
     _check_rank(row.rank, rank, row.world_size, size)
+    if size == 1 and row.launcher in ("horovodrun", "mpirun"):
+        _check_singleton(environ, row)
     store = environ.get(STORE, "")
     sets_all = row.launcher in ("lockstep", "torchrun")
     local_size = _integer(environ, row.local_world_size, size if sets_all else 1)
     if local_size < 1:
-        raise ConfigError(f"{row.local_world_size}={local_size}: a number of processes is 1 or more")
+        raise ConfigError(
+            f"{row.local_world_size}={local_size}: a number of processes is 1 or more", code="world-size-invalid"
+        )
     unsaid = {
         field
         for field, name in (
@@ -276,6 +295,19 @@ def _read_world(environ: Mapping[str, str]) -> World:
         num_cores=_integer(environ, CORES) if CORES in environ else cores,
         job=job,
     )
+
+
+def _check_singleton(environ: Mapping[str, str], row: _Row) -> None:
+    """Refuse a launcher's world of one process next to a larger WORLD_SIZE: which of them started
+    this process cannot be known. (An image's entry point may run ``mpirun -np 1``; PALS and flux
+    set PMI_SIZE=1 for a single process.)"""
+    size = environ.get("WORLD_SIZE", "")
+    if "RANK" in environ and size.isdecimal() and int(size) > 1:
+        raise ConfigError(
+            f"the environment has {row.world_size}=1 ({row.launcher}) and RANK={environ['RANK']} of WORLD_SIZE={size}: these "
+            f"contradict each other. Remove the variables that do not apply: env -u {row.world_size}, or env -u WORLD_SIZE",
+            code="launchers-contradict",
+        )
 
 
 def _is_of_slurm(row: _Row, environ: Mapping[str, str], job: Job) -> bool:
@@ -361,7 +393,9 @@ def _object(environ: Mapping[str, str], name: str) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise ConfigError(f"the environment variable {name} is {text!r}, which is not a JSON object")
+        raise ConfigError(
+            f"the environment variable {name} is {text!r}, which is not a JSON object", code="variable-not-json"
+        )
     return content
 
 
@@ -384,4 +418,5 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         terminal=terminal,
         threads=threads_of_user(environ, world),
         asked=_object(environ, ASKED),
+        several=read_several(environ, world.launcher),
     )

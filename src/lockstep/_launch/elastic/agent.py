@@ -31,7 +31,7 @@ from lockstep._launch.processes import sweep
 from lockstep._launch.server import ForkServer
 from lockstep._launch.spec import LaunchSpec, Node
 from lockstep._launch.supervise import GRACE_S
-from lockstep._world.machine.addresses import interface_with, is_loopback
+from lockstep._world.machine.addresses import interface_with, is_loopback, with_port
 
 _MONITOR_S = 0.1
 _LAUNCH = "launch"
@@ -160,13 +160,14 @@ class NodeAgent:
         self._there = range(place.num_nodes)
         self._round = Round(connection.round_store(place.count), self._heartbeat, place, self._rendezvous.look)
         self._in_round.callback(self._round.close)
+        where = with_port(connection.endpoint.store_host, connection.nodes.port)
         node = Node(
             number=place.number,
             num_nodes=place.num_nodes,
             first_rank=place.first_rank,
             world_size=place.world_size,
             master_addr=place.master_addr,
-            store=f"tcp://{connection.nodes.endpoint}/{quote(f'{connection.prefix}/start-{place.count}')}",
+            store=f"tcp://{where}/{quote(f'{connection.prefix}/start-{place.count}')}",
             run_id=connection.nodes.run_id,
             interface="lo" if is_loopback(address) else interface_with(address) or "",
             secret=connection.secret.derived(b"ranks").key.hex(),

@@ -99,7 +99,7 @@ class Connection:
         """Another client, for the thread that calls this: one that waits for an answer blocks all
         threads that use it."""
         waiter = self.waiter("Has the machine that keeps the store been lost?")
-        return SignedStore(_connect(self.nodes, waiter), self.secret, self.nodes.endpoint)
+        return SignedStore(_connect(self.endpoint, waiter), self.secret, self.nodes.endpoint)
 
 
 def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connection:
@@ -118,7 +118,7 @@ def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connect
     who = "node 0" if nodes.node_rank is not None else "its machine"
     remedy = f"Was {who} started, with this address and port, and is it running? (To wait longer: --timeout.)"
     waiter = Waiter(nodes.endpoint, timeout_s, stop, remedy)
-    client = _connect(nodes, waiter)
+    client = _connect(endpoint, waiter)
     if server is None:
         secret, nonce = _greeted(client, endpoint.secret, nodes, waiter)
     else:
@@ -161,8 +161,9 @@ def _greeted(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waite
         waiter.pause(f"the secret of the run, in {shared.path}, up to {_SEEN_S:g} s", ends=False)
 
 
-def _connect(nodes: Nodes, waiter: Waiter) -> TCPStore:
+def _connect(endpoint: Endpoint, waiter: Waiter) -> TCPStore:
+    nodes = endpoint.nodes
     who = "node 0, which keeps the store" if nodes.node_rank is not None else "the machine that keeps the store"
-    store = connect(nodes.host, nodes.port, lambda: waiter.remaining_s, lambda why: waiter.pause(f"{who} ({why})"))
+    store = connect(endpoint.store_host, nodes.port, lambda: waiter.remaining_s, lambda why: waiter.pause(f"{who} ({why})"))
     store.set_timeout(datetime.timedelta(seconds=_STORE_S))
     return store

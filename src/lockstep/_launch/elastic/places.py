@@ -77,6 +77,8 @@ class Place(Start):
     first_rank: int
     """Of the node's processes."""
     world_size: int
+    token: str
+    """The token of the machine that has this place: another launcher may have taken its number."""
 
 
 def machine_key(number: int) -> str:
@@ -115,6 +117,7 @@ def place_all(store: SignedStore, num_nodes: int, count: int, start: Start) -> N
             master_addr=machines[0].address,
             first_rank=each.first_rank,
             world_size=world_size,
+            token=each.token,
         )
         values[answer_key(node)] = json.dumps(asdict(place))  # last: now it may begin
     store.multi_set(list(values), list(values.values()))

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from torch.distributed import DistError
 
 from lockstep._base.errors import ConfigError, LaunchError
+from lockstep._base.stopping import say
 from lockstep._launch.elastic.connection import Connection
-from lockstep._launch.elastic.places import Machine, Place, Start, answer_key, machine_key, place_all, read_machine
+from lockstep._launch.elastic.places import (
+    Machine,
+    Place,
+    Start,
+    answer_key,
+    machine_key,
+    place_all,
+    read_machine,
+    read_machines,
+)
 from lockstep._launch.elastic.signed import SignedStore
 from lockstep._launch.elastic.waiter import StoppedError, Waiter
 
@@ -19,14 +30,33 @@ _SHOWN = 10
 """Missing nodes that a message names."""
 _LOOK_S = 5.0
 """How often the first node looks who is missing."""
+_SIGN_S = 2.0
+"""How often a node that waits for its place gives a sign of life, in seconds."""
+_SIGNS_PER_S = 500.0
+"""Signs of life of all nodes in a second, at most, if there are hundreds."""
+_LOST_S = 15.0
+"""Seconds without a sign of life after which another launcher may take a node's number. Longer than
+the pauses of a launcher on a busy machine: a living run must not end because of a second launcher
+that was started by mistake."""
+_LOST_SIGNS = 3
+"""Signs of life that a launcher may miss before it counts as lost."""
 
 
 class StaticRendezvous:
     """The rendezvous of numbered nodes: of all of them, every time.
 
     A node announces its machine under its number, and looks for its place, the less often the more
-    nodes there are. The first one tells all their places once it has all machines, and until then
-    says who is missing.
+    nodes there are. Node 0 announces all places once it has all machines, and until then reports
+    who is missing.
+
+    A number that is taken is waited for, since a platform may replace a machine before its old
+    launcher has ended (``_Holder`` is that launcher, as seen from here)::
+
+        the launcher that has the number        the one that waits for it
+        has not got its place, and is silent    takes the number over, and nobody notices
+        has got its place, and is silent        announces the end of the round, so that all nodes
+                                                can be started again, and ends
+        is alive                                waits, up to the timeout: it may be saving its run
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -36,31 +66,44 @@ class StaticRendezvous:
         self._rank = nodes.node_rank
         self._numbers = range(nodes.most)
         self._count = -1  # of the rendezvous, from 0
+        self._sign_every_s = max(_SIGN_S, nodes.most / _SIGNS_PER_S)
+        self._num_signs = 0
+        self._sign_at = 0.0
 
     def meet(self, machine: Machine, start: Callable[[], Start]) -> Place:
-        """Meet the others. Every node must; it waits for them, with messages. The first one calls
+        """Meet the others. Every node must; it waits for them, with messages. Node 0 calls
         ``start`` then.
 
         Raises:
-            ConfigError: another launcher has this node's number.
-            LaunchError: a node did not arrive within the timeout.
+            ConfigError: another launcher has this node's number, and is alive.
+            LaunchError: a node did not arrive within the timeout; or the launcher that had this
+                node's number was lost in the round that has begun.
             StoppedError: this launcher was stopped.
         """
         self._count += 1
-        store = self._connection.round_store(self._count)
-        self._arrive(store, machine)
+        mine = json.dumps(asdict(machine))
+        store = self._arrive(mine)
         try:
             if self._rank == 0:
                 self._gather(store)
                 place_all(store, len(self._numbers), self._count, start())
             waiter = self._waiter()
             while not store.check([answer_key(self._rank)]):
+                self._sign(store)
                 waiter.pause("the other nodes")
-            return Place(**json.loads(store.get(answer_key(self._rank))))
+            place = Place(**json.loads(store.get(answer_key(self._rank))))
         except (StoppedError, LaunchError):
             with contextlib.suppress(DistError):
-                store.delete_key(machine_key(self._rank))  # so that it can join again
+                if store.get(machine_key(self._rank)).decode() == mine:
+                    store.delete_key(machine_key(self._rank))  # so that it can join again
             raise
+        if place.token == machine.token:
+            return place
+        # node 0 has read this node's machine before the number went to another launcher, or after
+        now = store.get(machine_key(self._rank))
+        if now.decode() == mine:
+            raise self._end_round_of(read_machines(store)[self._rank], store)
+        raise self._taken(read_machine(now), "now")
 
     def look(self) -> int:
         """Number of nodes that wait to join: always 0."""
@@ -69,16 +112,67 @@ class StaticRendezvous:
     def shutdown(self) -> None:
         """End the rendezvous. (Nodes that come later find no store.)"""
 
-    def _arrive(self, store: SignedStore, me: Machine) -> None:
-        mine = json.dumps(asdict(me))
-        holder = store.compare_set(machine_key(self._rank), "", mine)
-        if holder.decode() != mine:
-            first = read_machine(holder)
-            raise ConfigError(
-                f"--node-rank {self._rank} is taken, by process {first.pid} on {first.host}: give every node a number of its "
-                f"own, from 0 to {self._numbers[-1]}. (If that one belongs to another run, give each run a port of its own. If "
-                "it was this node, and was lost, end the launchers of all nodes, and start all again.)"
+    def _arrive(self, mine: str) -> SignedStore:
+        """Announce this node in the newest round, once its number is free. Returns the round's
+        store."""
+        waiter = self._connection.waiter("")
+        holder: _Holder | None = None
+        while True:
+            store = self._connection.round_store(self._count)
+            key = machine_key(self._rank)
+            found = store.compare_set(key, "", mine).decode()
+            if found == mine:
+                return store
+            if holder is None or (holder.announced, holder.count) != (found, self._count):
+                holder = _Holder(found, self._count, self._rank)
+            is_lost = holder.silence_s(store) > self._lost_s
+            following = self._connection.round_store(self._count + 1)
+            if following.check([machine_key(0)]) and (is_lost or following.check([key])):
+                self._count += 1  # the others meet again, and a living holder has come before this one
+                continue
+            if is_lost:
+                if store.check([answer_key(self._rank)]):
+                    raise self._end_round_of(holder.machine, store)
+                if store.compare_set(key, found, mine).decode() == mine:
+                    say(f"took over --node-rank {self._rank} from {_called(holder.machine)}, which was lost")
+                    return store
+                continue
+            if waiter.remaining_s == 0:
+                raise self._taken(holder.machine, f"after {waiter.waited_s:.0f} s still")
+            waiter.pause(
+                f"--node-rank {self._rank}, which {_called(holder.machine)} has. (If that is another node of this run, pass "
+                "each a different number)"
             )
+
+    @property
+    def _lost_s(self) -> float:
+        """Seconds of silence after which the launcher that has this node's number counts as
+        lost."""
+        return max(min(_LOST_S, self._connection.timeout_s / 2), _LOST_SIGNS * self._sign_every_s)
+
+    def _end_round_of(self, machine: Machine, store: SignedStore) -> LaunchError:
+        """Announce the end of a round that began with a launcher that is lost: its nodes would wait
+        for it until the timeout."""
+        store.compare_set("ended", "", str(self._rank))
+        return LaunchError(
+            f"{_called(machine)} had --node-rank {self._rank}, and was lost: the processes of all nodes are ended. Start the "
+            "same command again on all nodes to resume from the newest checkpoint",
+            code="predecessor-lost",
+        )
+
+    def _taken(self, machine: Machine, when: str) -> ConfigError:
+        return ConfigError(
+            f"--node-rank {self._rank} is {when} taken, by {_called(machine)}. Pass each node a different number, from 0 to "
+            f"{self._numbers[-1]}, and each run a separate port",
+            code="node-rank-taken",
+        )
+
+    def _sign(self, store: SignedStore) -> None:
+        """Give a sign of life, if it is due, to a launcher that may wait for this node's number."""
+        if self._rank and time.monotonic() >= self._sign_at:
+            self._num_signs += 1
+            store.set(_sign_key(self._rank), str(self._num_signs))
+            self._sign_at = time.monotonic() + self._sign_every_s
 
     def _gather(self, store: SignedStore) -> None:
         """Wait for all."""
@@ -94,6 +188,41 @@ class StaticRendezvous:
             "Was every node started, with the same --master-addr and --master-port? Look for one that has failed. (To wait "
             "longer: --timeout.)"
         )
+
+
+class _Holder:
+    """The launcher that has a node's number in a round, as another launcher sees it.
+
+    Args:
+        announced: its machine, as JSON.
+        count: the number of earlier rounds.
+        rank: the node's number.
+    """
+
+    def __init__(self, announced: str, count: int, rank: int) -> None:
+        self.announced = announced
+        self.count = count
+        self.machine = read_machine(announced.encode())
+        # before its place and after: see Round
+        self._keys = (_sign_key(rank), f"beat/{rank}", answer_key(rank))
+        self._signs: list[bytes] = []
+        self._changed_at = time.monotonic()
+
+    def silence_s(self, store: SignedStore) -> float:
+        """Seconds for which it has given no sign of life, as far as this launcher has looked."""
+        signs = [store.get(key) if store.check([key]) else b"" for key in self._keys]
+        if signs != self._signs:
+            self._signs, self._changed_at = signs, time.monotonic()
+        return time.monotonic() - self._changed_at
+
+
+def _sign_key(rank: int) -> str:
+    return f"sign/{rank}"
+
+
+def _called(machine: Machine) -> str:
+    """For the user."""
+    return f"process {machine.pid} on {machine.host}"
 
 
 def _named(absent: Sequence[int], num_nodes: int) -> str:

@@ -9,7 +9,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lockstep._base.errors import ConfigError
 from lockstep._world.comm.waiter import Waiter
-from lockstep._world.machine.addresses import addresses_of, is_loopback, listen, listening
+from lockstep._world.machine.addresses import is_loopback, listen, listening
+from lockstep._world.machine.names import resolve
 from lockstep._world.machine.tcp_store import connect, serve
 
 _stores: dict[tuple[str, int, int], TCPStore] = {}
@@ -33,10 +34,11 @@ def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False)
     key = (host, port, waiter.rank)
     if key not in _stores:
         try:
-            addresses = addresses_of(host)
+            addresses = resolve(host, timeout_s=waiter.remaining_s)
         except OSError as error:
             raise ConfigError(
-                f"{waiter.endpoint}: the host name {host!r} does not resolve on this machine ({error})"
+                f"{waiter.endpoint}: the host name {host!r} does not resolve on this machine ({error})",
+                code="host-unresolved",
             ) from error
         if waiter.rank == 0:
             _stores[key] = _serve(host, port, waiter, _address_of(host, addresses, is_private=is_private))
