@@ -64,7 +64,7 @@ def test_a_weight_that_is_no_count_is_refused(standing_crew, nproc, weight):
 def test_weights_that_sum_to_zero_are_an_error_on_every_rank(standing_crew, nproc, shards):
     kind, message = everyone_told(standing_crew, nproc, bad_scripts.weighted, [1.0, 0.0, 1.0], shards=shards)
     assert kind == "LossError"
-    assert "the weights of all shards of step 2 sum to zero" in message
+    assert "step 2: the weights of all shards sum to zero" in message
 
 
 @pytest.mark.parametrize(("length", "batch_size", "nproc", "shards"), [(9, 4, 1, 1), (2, 2, 1, 2), (2, 2, 2, 2)])

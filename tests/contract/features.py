@@ -773,7 +773,11 @@ class UsedAgain(nn.Module):
 
 def refused(what):
     """What cannot be the same at every world size, or not be had at all."""
-    team = lockstep.join()
+    with lockstep.join() as team:
+        _train_what_is_refused(team, what)
+
+
+def _train_what_is_refused(team, what):
     model = Net()
     if what == "late buffer":
         model = LateBuffer(True)

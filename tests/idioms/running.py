@@ -29,7 +29,7 @@ class Outcome:
     bits: dict[str, str] = field(default_factory=dict)
     """Digests of all that its function returned, by where it stands in it."""
     error: str = ""
-    """The exception that ended it: the names of its classes, and the message."""
+    """The exception that ended it: the names of its classes, its code, and the message."""
     is_finite: bool = True
     """Whether no tensor among the results has a NaN or an infinity: else equal bits would say
     little."""
@@ -125,7 +125,8 @@ def run_one(idiom, run_dir, is_plain=False, checkpoint_every="off", stop_at=0):
             take_down(outcome, "", idiom.function(given))
             outcome.steps = max((team.step for team in teams), default=0)
     except (Exception, Interrupted) as error:
-        outcome.error = f"{' '.join(kind.__name__ for kind in type(error).__mro__)}: {error}"
+        kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
+        outcome.error = f"{kinds} [{getattr(error, 'code', '')}]: {error}"
     finally:
         sys.argv = argv
     if outcome.error:

@@ -252,7 +252,7 @@ class Halves(nn.Module):
 
 def catch(at_shard, then, strategy):
     """What a script got that catches an error in the backward pass of a shard in step 2, and then
-    does something else: the error's class, its message, and the class of what it was raised from;
+    does something else: the error's code, its message, and the class of what it was raised from;
     or the number of steps."""
     with lockstep.join(strategy=strategy, checkpoint_every="off") as team:
         model = Halves()
@@ -278,7 +278,7 @@ def catch(at_shard, then, strategy):
         except lockstep.UsageError as error:
             if team.world_size > 1:
                 raise
-            return type(error).__name__, str(error), type(error.__cause__).__name__
+            return error.code, str(error), type(error.__cause__).__name__
         return team.step
 
 

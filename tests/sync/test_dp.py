@@ -6,10 +6,11 @@ import threading
 import pytest
 import sync_scripts
 import torch
+from codes import raises, refusal_of
 from torch import nn
 
 from lockstep._base.config import RunConfig
-from lockstep._base.errors import ConfigError, LaunchError, ModelError
+from lockstep._base.errors import ConfigError, ModelError
 from lockstep._sync.dp import DataParallelSync, _Copied
 from lockstep._sync.table import make_sync, resolve_strategy
 from lockstep._world.comm.group import Transport
@@ -19,14 +20,13 @@ ONE, TWO = (torch.device("cpu"),), (torch.device("cpu"),) * 2
 
 
 def test_a_run_on_the_cpu_is_refused_and_told_what_to_use_instead(crew):
-    with pytest.raises(
-        LaunchError, match=r"ConfigError: strategy='dp' .* this process is on the CPU: use strategy='single'"
-    ):
-        crew(1, sync_scripts.join_with, "dp")
+    [(_, code, message)] = crew(1, refusal_of, sync_scripts.join_with, "dp")
+    assert code == "dp-without-gpus"
+    assert "strategy='single'" in message
 
 
 def test_several_processes_are_refused_on_gpus_too():
-    with pytest.raises(ConfigError, match=r"there are 2: each would train a model of its own.*strategy='ddp'"):
+    with raises(ConfigError, "dp-several-processes"):
         resolve_strategy("dp", 2, 2, is_exact=False, on_gpus=True)
     assert resolve_strategy("dp", 1, 1, is_exact=False, on_gpus=True) == "dp"
 
@@ -89,9 +89,7 @@ def test_batch_statistics_of_parts_are_warned_of_where_there_are_parts(recwarn):
     DataParallelSync(1, 1, ONE).attach(model)
     DataParallelSync(1, 1, TWO).attach(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
     assert not recwarn.list
-    with pytest.warns(
-        RuntimeWarning, match=r"on 2 GPUs BatchNorm \('1' of Sequential, say\).*depends on the number of GPUs"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"BatchNorm .*'1' of Sequential"):
         DataParallelSync(1, 1, TWO).attach(model)
 
 
@@ -100,6 +98,7 @@ def test_compiled_layers_are_refused_where_they_would_be_copied(monkeypatch, tmp
     # which PyTorch would set by itself
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager"))
-    with pytest.raises(ModelError, match=r"layer '1' of Sequential is compiled.*copies models to 2 GPUs"):
+    with raises(ModelError, "dp-compiled-model") as caught:
         DataParallelSync(1, 1, TWO).attach(model)
+    assert "layer '1' of Sequential" in str(caught.value)
     assert callable(DataParallelSync(1, 1, ONE).attach(model))

@@ -8,6 +8,7 @@ import pytest
 import sync_scripts
 import test_sync_conformance as conformance
 import torch
+from codes import refusal_of
 from horovod_helpers import horovod, under_horovodrun
 
 from lockstep._base.errors import ConfigError, LaunchError
@@ -83,15 +84,14 @@ def test_a_process_can_join_one_run_after_another(crew):
 
 @pytest.mark.usefixtures("horovod")
 def test_a_rank_that_does_not_come_is_waited_for_as_long_as_the_timeout_says(crew):
-    said = r"PeerError: another rank did not reach the end of its loop over batch.shards in step 2 within the timeout"
-    with pytest.raises(LaunchError, match=said):
+    with pytest.raises(LaunchError, match=r"PeerError: .* in step 2"):
         crew(2, horovod_scripts.stay_away)
 
 
 @pytest.mark.usefixtures("horovod")
 def test_a_gradient_that_comes_in_parts_is_refused_with_the_remedy(crew):
-    with pytest.raises(LaunchError, match=r"'inner.\w+' came in several parts.*use_reentrant=False"):
-        crew(2, horovod_scripts.reentrant)
+    found = crew(2, refusal_of, horovod_scripts.reentrant)
+    assert [code for _, code, _ in found] == ["gradient-in-parts"] * 2
 
 
 @pytest.mark.usefixtures("horovod")

@@ -126,7 +126,7 @@ LOSSES = {
 
 
 def train_with(name, reduction):
-    """The weight after a step with this loss, or the message of the error."""
+    """The weight after a step with this loss, or the error's code."""
     with lockstep.join() as team:
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -137,7 +137,7 @@ def train_with(name, reduction):
                     team.backward(LOSSES[name](model(inputs)), reduction=reduction)
                 optimizer.step()
         except lockstep.LossError as error:
-            return str(error)
+            return error.code
         return model.weight.item()
 
 

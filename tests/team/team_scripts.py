@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+from codes import refusal_of
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
@@ -327,14 +328,6 @@ def names_by_step(num_steps):
         return values, lengths
 
 
-def _told(action):
-    try:
-        action()
-    except lockstep.LockstepError as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
 def refused_in_the_shards():
     """What each call that belongs outside of the shards said in the second step, and that all goes
     on as if unasked."""
@@ -377,10 +370,10 @@ def refused_in_the_shards():
         for batch in loader:
             for (inputs,) in batch.shards:
                 if team.step == 2:
-                    said = {name: _told(call) for name, call in calls.items()}
+                    said = {name: refusal_of(call) for name, call in calls.items()}
                 team.backward(scaler.scale(model(inputs).mean()))
                 if team.step == 2:
-                    assert said == {name: _told(call) for name, call in calls.items()}
+                    assert said == {name: refusal_of(call) for name, call in calls.items()}
             scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
@@ -427,7 +420,7 @@ def left_early(then):
                 for _ in loader:
                     pass
         except lockstep.LockstepError as error:
-            return f"{type(error).__name__}: {error}"
+            return error.code
 
 
 def go_on_after_leaving(width, shards):

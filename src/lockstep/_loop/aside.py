@@ -88,9 +88,10 @@ class Aside:
             raise
         if (what := guards.weights.first_change(before)) is not None:
             raise UsageError(
-                f"{what} was changed inside batch.shards in step {phases.step}, in which an audit computes a shard once more: "
-                "it would be changed twice. Do that once a step, after the loop over batch.shards, or leave --audit out. "
-                "(Embedding(max_norm=...) changes its weight in the forward pass.)"
+                f"{what} was changed inside batch.shards in step {phases.step}, in which an audit repeats a shard, so it would "
+                "be changed twice. Change it once a step, after the loop over batch.shards, or leave --audit out. "
+                "(Embedding(max_norm=...) changes its weight in the forward pass.)",
+                code="changed-in-audit",
             )
 
 

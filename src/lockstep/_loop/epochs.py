@@ -49,8 +49,9 @@ class EpochLoop(Iterator[int]):
     def __next__(self) -> int:
         if self._is_superseded:
             raise UsageError(
-                "a loop over team.epochs() goes on after a later one has begun: there is one position in the run, and the "
-                "later loop has moved it. Finish one loop before the next, and use range(n) for a loop around or inside"
+                "a loop over team.epochs() was continued after a later one began: a run has one position, and the later loop "
+                "has moved it. Finish one loop before the next, and use range(n) for an outer or inner loop.",
+                code="epochs-superseded",
             )
         if not self._has_begun:
             self._has_begun = True

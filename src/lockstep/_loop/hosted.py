@@ -60,7 +60,10 @@ class HostedEpochs:
         due = self.first if self._current is None else self._current + 1
         if self._is_over or epoch != due or epoch >= self.num_epochs:
             state = "the loop is over" if self._is_over or due >= self.num_epochs else f"epoch {due} is due"
-            raise UsageError(f"hosted_epochs({self.num_epochs}).begin({epoch}): {state}. Begin each epoch once, in order")
+            raise UsageError(
+                f"hosted_epochs({self.num_epochs}).begin({epoch}): {state}. Begin each epoch once, in order.",
+                code="epoch-out-of-order",
+            )
         if self._current is not None:
             self._turns.end_epoch(self._current)
         self._current = epoch

@@ -65,9 +65,8 @@ Name = tuple[str, str]
 """A value's name and kind: see ``data.values``."""
 
 _SAME_DATA = (
-    "Samples would be lost, or trained twice. Every rank must read the same data, of which it gets its shards: do not split a "
-    "data set or stream by rank, and make, split (random_split) and shuffle it after join(), which starts the same random "
-    "stream on every rank, or with a generator of a fixed seed"
+    "Every rank must read the same data, of which lockstep gives it its shards: do not split a dataset or stream by rank, and "
+    "create, split (random_split) and shuffle it after join(), or with a generator of a fixed seed"
 )
 
 
@@ -196,9 +195,7 @@ class Ledger:
         Raises:
             MismatchError: the descriptions differ.
         """
-        remedy = (
-            f"{_SAME_DATA}. (A sample must depend on its index and the random stream alone: not on the time or the rank)"
-        )
+        remedy = f"{_SAME_DATA}. A sample must depend only on its index and on random numbers, not on the time or the rank"
         compare_ranks("data", [description], self._collectives, remedy)
 
     def note_data(self, description: str) -> None:
@@ -361,8 +358,9 @@ class Ledger:
             if not has_timed_out(error):
                 raise
             raise PeerError(
-                f"another rank did not reach the end of its loop over batch.shards in step {step} within the timeout "
-                f"({error}): it may be stuck (loading data, say), or have left that loop."
+                f"timed out in step {step}: another rank did not finish its loop over batch.shards ({error}). It may be stuck "
+                "(for example in data loading) or have left the loop. Run `lockstep stacks` during the hang to see where.",
+                code="phase-timeout",
             ) from error
         if any(row[0] != _MARK or row[1] != place for row in lines):
             _refuse_places(lines, step)
@@ -374,8 +372,9 @@ class Ledger:
         samples = [int(row[4]) for row in lines]
         if len(set(samples)) > 1:
             raise DataError(
-                f"the ranks have global batches of different numbers of samples: {', '.join(map(str, samples))} on ranks 0 to "
-                f"{len(samples) - 1}. {_SAME_DATA}."
+                f"step {step}: the ranks have global batches of different sizes: {', '.join(map(str, samples))} samples on "
+                f"ranks 0 to {len(samples) - 1}, so samples would be lost or used twice. {_SAME_DATA}.",
+                code="different-batch-sizes",
             )
         if len({row[5] for row in lines}) > 1:
             self._refuse_first_data()
@@ -392,15 +391,16 @@ class Ledger:
     def _refuse_first_data(self) -> NoReturn:
         """Raise the error for passes that have begun with different batches. Every rank must call
         it."""
-        mine = "; ".join(self._first_data) or "no pass has begun"
+        mine = "; ".join(self._first_data) or "no new pass"
         everyone = self._collectives.all_gather_plain(mine)
         ranks: defaultdict[str, list[int]] = defaultdict(list)
         for rank, description in enumerate(everyone):
             ranks[description].append(rank)
         found = ", but ".join(f"{description} on {name_ranks(which)}" for description, which in ranks.items())
         raise DataError(
-            f"the ranks began a pass with different batches: {found}. {_SAME_DATA}. (A sampler may remember what it has drawn "
-            "in its generators and its attributes alone.)"
+            f"the ranks began a pass with different batches: {found}, so samples would be lost or used twice. {_SAME_DATA}. A "
+            "sampler may keep state only in its generators and attributes.",
+            code="different-first-batches",
         )
 
     def _read(self, line: list[float], first: int, form: _Foreseen, weighted: list[int], slots: range) -> _Page:
@@ -425,9 +425,9 @@ def _total(pages: list[_Page], call: int, step: int) -> float:
     )
     if total == 0:
         raise LossError(
-            f"the weights of all shards of step {step} sum to zero, so its gradient is 0/0: there was nothing to learn from "
-            "in the whole global batch (no tokens?). Leave such batches out of the data; or, for a gradient of 0, give a shard "
-            "without anything a tiny weight: team.backward(total / max(n, 1), weight=max(n, 1e-6))."
+            f"step {step}: the weights of all shards sum to zero, so the gradient is undefined (0/0). Filter such batches out "
+            "of the data, or pass a tiny weight: `team.backward(total / max(n, 1), weight=max(n, 1e-6))`.",
+            code="zero-weights",
         )
     return total
 
@@ -437,8 +437,9 @@ def _refuse_places(lines: Sequence[Sequence[float]], step: int) -> NoReturn:
     foreign = [rank for rank, line in enumerate(lines) if line[0] != _MARK]
     if foreign:
         raise PeerError(
-            f"{name_ranks(foreign)} did not send what ranks exchange in step {step}, but something else: the script calls a "
-            "collective of torch.distributed on some ranks only, or in another order."
+            f"step {step}: received data of another collective from {name_ranks(foreign)}. The script calls a collective of "
+            "torch.distributed on some ranks only, or in a different order.",
+            code="foreign-collective",
         )
     places = [divmod(int(line[1]), _MOST_PHASES) for line in lines]
     ranks: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
@@ -446,14 +447,15 @@ def _refuse_places(lines: Sequence[Sequence[float]], step: int) -> NoReturn:
         ranks[place].append(rank)
     found = ", and ".join(f"{name_ranks(which)} in loop {n + 1} of step {step}" for (step, n), which in ranks.items())
     raise MismatchError(
-        f"the ranks are in different loops over batch.shards: {found}. Every rank must run the same loops in every step: is "
-        "one behind an `if` or a `continue` that is reached on some ranks only?"
+        f"the ranks are in different loops over batch.shards: {found}. Every rank must run the same loops in every step. Look "
+        "for an `if` or `continue` before such a loop that is true on some ranks only.",
+        code="different-phases",
     )
 
 
 def _refuse_kinds(call: int, kinds: set[str]) -> None:
     raise UsageError(
-        f"backward call {call + 1} was given a weight or reduction='sum' for some shards and not for others "
-        f"({' and '.join(sorted(kinds))}): token counts, sample counts and sums cannot be added up. Make it the same call in "
-        "all shards."
+        f"backward call {call + 1} is weighted differently from shard to shard (by {' and by '.join(sorted(kinds))}), so the "
+        "gradients cannot be added up. Pass weight= or reduction='sum' in all shards or in none.",
+        code="different-weightings",
     )

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep._base.errors import ConfigError, DataError, MismatchError, UsageError
+from lockstep._base.reports import NOTICE, Report, publish, warn
 from lockstep._base.stopping import Ended, say
 from lockstep._data.loader import PreparedLoader
 from lockstep._data.streams import Purpose, reseed
@@ -25,9 +26,9 @@ from lockstep._state.recovery.position import Resumption, ScriptPosition
 from lockstep._state.recovery.resuming import Restorer
 from lockstep._state.recovery.saving import Saver
 
-_BOTH_WAYS = (
-    "lockstep counts passes from the script's first. Resume in one way only: by lockstep, with team.epochs(n) and without "
-    "start_epoch; or by the script, and start a new run each time, with --fresh (fresh=True)."
+_OWN_RESUMING = (
+    "If your script also restores its own start_epoch, as in `range(start_epoch, n)`, it stops too early: let lockstep handle "
+    "resuming, or start a new run each time with --fresh (fresh=True)."
 )
 
 
@@ -122,7 +123,9 @@ class Loop:
     def _restore(self, is_final: bool) -> None:
         assert self._restorer is not None
         if not self.resumption.is_in_epochs and self._restorer.script_has_restored():
-            self._warn_of_passes("WARNING: the script has restored an optimizer by itself, before this run resumes")
+            self._warn_of_passes(
+                "the script restored an optimizer itself, before this run resumes", "script-restored", is_warning=True
+            )
         self._restorer.apply(is_final=is_final)
         if is_final:
             idle = [loader for loader in self._restorer.state.loaders if loader.is_idle]
@@ -136,13 +139,13 @@ class Loop:
         """The epochs that are left; all of this process's code between two of them belongs to the
         earlier one."""
         if num_epochs < 0:
-            raise ConfigError(f"epochs({num_epochs}): it must be 0 or more")
+            raise ConfigError(f"epochs({num_epochs}): it must be 0 or more.", code="negative-epochs")
         return Epochs(num_epochs, lambda epochs: EpochLoop(self._turns(epochs), self._begin_loop, self._leave_by_error))
 
     def hosted_epochs(self, num_epochs: int) -> HostedEpochs:
         """See ``Team.hosted_epochs``."""
         if num_epochs < 0:
-            raise ConfigError(f"hosted_epochs({num_epochs}): it must be 0 or more")
+            raise ConfigError(f"hosted_epochs({num_epochs}): it must be 0 or more.", code="negative-epochs")
         self._end_open_epochs()
         target = self.resumption.target
         first = self.resumption.enter_epochs(num_epochs, at_once=True)
@@ -244,18 +247,21 @@ class Loop:
         if self._leader is not None or not self.resumption.skips():
             return False
         if not self.resumption.is_in_epochs:
-            self._warn_of_passes("passes over the training loader that were made before the interruption are skipped")
+            self._warn_of_passes(
+                "skipping the passes over the training loader made before the interruption", "passes-skipped"
+            )
         self._reseed_after_pass()
         return True
 
-    def _warn_of_passes(self, what: str) -> None:
+    def _warn_of_passes(self, what: str, code: str, *, is_warning: bool = False) -> None:
+        """Prints once how a script without ``team.epochs`` resumes."""
         if not self._has_warned and self._is_main:
             self._has_warned = True
-            say(
+            text = (
                 f"{what}. Outside of team.epochs() the code around earlier passes runs again: use `for epoch in "
-                "team.epochs(n)`, which begins with the right epoch. If the script restores an epoch, too, as in "
-                f"`range(start_epoch, n)`, it ends too early, because {_BOTH_WAYS}"
+                f"team.epochs(n)`, which begins with the right epoch. {_OWN_RESUMING}"
             )
+            publish(Report(kind=NOTICE, text=text, code=code, is_warning=is_warning))
 
     def enter(self, loader: Any) -> bool:
         """Begin a pass over a prepared loader. False: it runs beside one that leads, and counts no
@@ -287,7 +293,7 @@ class Loop:
         has_said, self._has_gone_on = self._has_gone_on, True
         had_finished = self._restorer is not None and self._restorer.checkpoint.manifest.finished
         if had_finished and not has_said and self._is_main:
-            say(f"the run goes on after step {self.step}, at which it had finished")
+            say(f"the run continues after step {self.step}, at which it had finished")
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
         """End the pass. A step that was left by ``break`` counts if a phase of it is complete."""
@@ -318,8 +324,9 @@ class Loop:
             self._save_due()  # in a loop over team.epochs() this waits for the epoch's tail
         if exhausted and self._num_in_pass == 0:
             raise DataError(
-                "a pass over a prepared loader had no global batch, so nothing was learned: the data set is empty, its "
-                "sampler or batch sampler yields nothing (or empty batches), or drop_last=True left out the only one"
+                "a pass over a prepared loader had no global batch: the dataset is empty, its sampler or batch sampler yields "
+                "nothing, or drop_last=True left out the only batch.",
+                code="empty-pass",
             )
 
     # Steps
@@ -351,10 +358,11 @@ class Loop:
             return False
         if unclear and not self._has_warned_of_idle and self._is_main:
             self._has_warned_of_idle = True
-            say(
-                "WARNING: a loader beside the leading one has an iterator that was made within an earlier pass and has yielded "
-                "nothing in this one. The resumed run continues where that stands, also if the script makes a new one in this "
-                "pass: then results differ. Make it before the loop over batches."
+            warn(
+                "a second loader has an iterator that was made within an earlier pass and has yielded nothing in this one. The "
+                "resumed run continues that iterator, so results differ if the script makes a new one in this pass. Make it "
+                "before the loop over batches.",
+                code="idle-iterator",
             )
         for loader in self._beside:
             loader.is_idle = loader in idle
@@ -448,9 +456,10 @@ class Loop:
             loop.leave()
         if self.phases.was_left and not failed:
             left_step, self.phases.was_left = self.phases.was_left, 0
-            say(
-                f"WARNING: step {left_step} was left before the end of its loop over batch.shards, by break or an error "
-                "that was caught: it is discarded."
+            warn(
+                f"step {left_step} is discarded: its loop over batch.shards was left early (break, or an error that was "
+                "caught).",
+                code="step-discarded",
             )
         if not failed:
             self.flush("the end of the run")
@@ -465,16 +474,16 @@ class Loop:
         return self.resumption.is_catching_up or self._save_last(failed=failed or self._divergence.have_diverged)
 
     def _refuse_early_end(self, target: ScriptPosition) -> None:
-        missed = f"the run was interrupted at {target}, and the script did not reach that point"
+        missed = f"the script ended before reaching {target}, where the run was interrupted"
         assert self._restorer is not None
         if (num := self.resumption.num_skipped) > 0 and not self._restorer.checkpoint.manifest.finished:
             raise UsageError(
-                f"{missed}: it ended after {num} {'pass' if num == 1 else 'passes'}, which the run had made before and which "
-                f"{'was' if num == 1 else 'were'} skipped. If the script restores an epoch, too, as in "
-                f"`range(start_epoch, n)`, that is because {_BOTH_WAYS}"
+                f"{missed}: it made {num} {'pass' if num == 1 else 'passes'}, which the run had made before, so "
+                f"{'it was' if num == 1 else 'they were'} skipped. {_OWN_RESUMING}",
+                code="end-before-resuming",
             )
         if self._is_main:
-            say(f"WARNING: {missed}: it has not resumed, and no checkpoint is written.")
+            warn(f"{missed}. Nothing was resumed, and no checkpoint was written.", code="end-before-resuming")
 
     def say_end_unknown(self) -> None:
         """Say that the script has ended with a status that cannot be seen, and what becomes of the
@@ -483,11 +492,12 @@ class Loop:
         trained = self.step > self._resumed_after and not self.resumption.is_catching_up
         if not trained or not self._is_main or self._was_ended or self.left_by_error is not None or self.script_failed():
             return
-        say(
-            "WARNING: it cannot be seen with which status this script has ended (Python does not show it after `raise "
-            f"SystemExit(...)`), so the run is not finished, and its end, after step {self.step}, is not saved: the same "
-            f"command {self.how_it_resumes()}. Call team.close() where the training is done, or end the script by "
-            "sys.exit(...) and import lockstep at its top."
+        warn(
+            "the exit status of this script is unknown (Python does not show it after `raise SystemExit(...)`), so the run "
+            f"does not count as finished, and its end, after step {self.step}, is not saved: the same command "
+            f"{self.how_it_resumes()}. Call team.close() where the training is done, or end the script by sys.exit(...) and "
+            "import lockstep at its top.",
+            code="unknown-exit-status",
         )
 
     def how_it_resumes(self) -> str:
@@ -500,16 +510,18 @@ class Loop:
             return
         resumes = self.how_it_resumes()
         if is_unclear:
-            say(
-                f"WARNING: the loop over team.epochs() ({self.left_by_error}) was left early, inside a `try` or `with`, and "
-                "something still holds its iterator, so it cannot be seen whether `break` or an error has left it. The run is "
-                f"not finished: the same command {resumes}. To end a run early by `break`, write the iterator into the loop, "
-                "as in `for epoch in tqdm(team.epochs(n))`."
+            warn(
+                f"the loop over team.epochs() ({self.left_by_error}) was left early, inside a `try` or `with`, and its "
+                "iterator still exists, so `break` and an error cannot be told apart. The run does not count as finished: the "
+                f"same command {resumes}. To end a run early by `break`, write the iterator into the loop, as in `for epoch "
+                "in tqdm(team.epochs(n))`.",
+                code="epochs-left-unclear",
             )
             return
-        say(
-            f"WARNING: an error, or an exit, has left the loop over team.epochs() ({self.left_by_error}), so the run is not "
-            f"finished: the same command {resumes}. To end a run early, leave the loop by `break`."
+        warn(
+            f"an error or an exit has left the loop over team.epochs() ({self.left_by_error}), so the run does not count as "
+            f"finished: the same command {resumes}. To end a run early, leave the loop by `break`.",
+            code="epochs-left-by-error",
         )
 
     def _save_last(self, *, failed: bool) -> bool:

@@ -130,8 +130,9 @@ class Meetings:
                     raise PartedError(parting.text, is_reported_here=parting.is_reported_here)
             if waited_s > self._timeout_s:
                 raise PeerError(
-                    f"another rank did not come to {self.place.call} within the timeout of {self._timeout_s:g} s, where this "
-                    "one waits for it: it may be stuck"
+                    f"timed out after {self._timeout_s:g} s at {self.place.call}: another rank did not get there. It may be "
+                    "stuck. Run `lockstep stacks` during the hang to see where.",
+                    code="meeting-timeout",
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, most_pause_s)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lockstep._base.errors import ConfigError, LossError, UsageError, unknown_name
-from lockstep._base.stopping import say
+from lockstep._base.reports import warn
 from lockstep._data.batch import Batch, Shards, own_runs
 from lockstep._data.evaluation_pass import EvaluationBatch
 from lockstep._data.shared import Shared
@@ -232,11 +232,11 @@ class Phases:
         self._has_refused = True
         micro = self.micro
         where = f" in step {self.step}, shard {micro.shard}" if micro is not None else ""
-        by_zip = ", or by zip(other, batch.shards): write zip(batch.shards, other)" if micro is None or micro.is_last else ""
+        by_zip = " or zip(other, batch.shards) (write zip(batch.shards, other))" if micro is None or micro.is_last else ""
         raise UsageError(
-            f"{call} inside batch.shards{where}: there each process runs only its own shards, so the others would not do the "
-            f"same. {remedy} (If it is there already: that loop was left before its end, by break or an error that was "
-            f"caught{by_zip}, so its gradients were not synchronized. Run it to its end, with `continue`.)"
+            f"{call} inside batch.shards{where}, where each process runs different shards. {remedy} If it is outside already, "
+            f"that loop was left early, by break or a caught error{by_zip}: use `continue`, so that it runs to its end.",
+            code="inside-shards",
         )
 
     def check_zero_grad(self, call: str) -> None:
@@ -249,9 +249,8 @@ class Phases:
             return
         self.check_outside(
             call,
-            "A shard begins without gradients, so nothing is to be cleared there: call it once a step, after the loop over "
-            "batch.shards. For the gradient of an input (PGD, say) use torch.autograd.grad(loss, inputs), which leaves those "
-            "of the weights alone.",
+            "A shard begins without gradients: call it once a step, after the loop over batch.shards. For the gradient of an "
+            "input use torch.autograd.grad(loss, inputs), which does not change the gradients of the weights.",
         )
 
     def check_scaler(self, call: str) -> None:
@@ -421,11 +420,16 @@ class Phases:
         if self._cut_short is not None and self.micro is not None:
             raise refusals.cut_short(self.micro, self._cut_short) from self._cut_short
         if not self.trained.parameters:
-            raise UsageError("backward() before prepare(): prepare the model first, so that its gradients are synchronized")
+            raise UsageError(
+                "backward() before prepare(): prepare the model first, so that its gradients are synchronized.",
+                code="nothing-prepared",
+            )
         if reduction not in (None, "mean", "sum"):
             raise unknown_name("reduction", str(reduction), ("mean", "sum"))
         if reduction == "sum" and weight is not None:
-            raise ConfigError("backward(weight=..., reduction='sum'): a sum is not weighted. Leave one of them out.")
+            raise ConfigError(
+                "backward(weight=..., reduction='sum'): a sum is not weighted. Pass only one of them.", code="weighted-sum"
+            )
         if weight is not None:
             weight = check_weight(weight, None, "backward")
         micro = self.micro
@@ -433,11 +437,15 @@ class Phases:
             raise refusals.backward_outside(has_loader=self.has_loader)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
+            raise LossError(
+                f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples.",
+                code="loss-not-scalar",
+            )
         if not loss.requires_grad:
             raise LossError(
-                "the loss does not depend on any parameter with requires_grad, so it has no gradient: was it detached, turned "
-                "into a number on the way, or computed under no_grad?"
+                "the loss does not depend on any parameter with requires_grad, so it has no gradient. It may have been "
+                "detached, converted to a number, or computed under no_grad.",
+                code="loss-without-gradient",
             )
         ledger, sync, methods, mark = self.sinks
         trained, guards, call = self.trained, self.guards, ledger.num_calls
@@ -447,7 +455,7 @@ class Phases:
                 raise refusals.sum_for_a_mean(micro, self.num_shards)
             if micro.shard == 0 and not self._has_warned and may_be_sum(loss, micro.num_samples):
                 self._has_warned = True
-                say(refusals.perhaps_sum_for_a_mean(micro, self.num_shards))
+                warn(refusals.perhaps_sum_for_a_mean(micro, self.num_shards), code="loss-may-be-sum")
         factor = ledger.call(weight, reduction, micro)
         try:
             for notify in methods["before_backward"]:
@@ -477,8 +485,9 @@ class Phases:
         micro = self.micro
         if micro is None:
             raise UsageError(
-                f"batch.add({', '.join(values)}) outside of batch.shards: it records values of one shard. What is equal on all "
-                "ranks needs no mean: use the value itself, or team.log()."
+                f"batch.add({', '.join(values)}) outside of batch.shards: it records values of the running shard. For a value "
+                "that is equal on all ranks use team.log().",
+                code="outside-shards",
             )
         self.sinks.ledger.add(weight, values, micro, reduction)
 
@@ -498,8 +507,9 @@ class Phases:
         """
         if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
             raise UsageError(
-                f"{_step_of(optimizer)}: this optimizer was not given to team.prepare(), which has replaced the model's "
-                "parameters (strategy='fsdp' by sharded ones), so it would train nothing. Prepare it together with its model."
+                f"{_step_of(optimizer)}: this optimizer was not passed to team.prepare(), which has replaced the model's "
+                "parameters (strategy='fsdp' shards them), so stepping it has no effect. Prepare it together with its model.",
+                code="optimizer-not-prepared",
             )
         trains, unprepared = self.trained.sort_out(optimizer)
         if not trains:
@@ -532,7 +542,7 @@ class Phases:
         ):
             return
         self.may_warn_of_loader = False
-        say(refusals.no_loader(_step_of(optimizer)))
+        warn(refusals.no_loader(_step_of(optimizer)), code="no-loader")
 
 
 def _step_of(optimizer: Optimizer) -> str:

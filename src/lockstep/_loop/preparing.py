@@ -112,7 +112,10 @@ class Preparation:
 
     def _check(self, objects: Sequence[Any]) -> None:
         if not objects:
-            raise UsageError("prepare() was given nothing: give it models, optimizers, schedules and training loaders")
+            raise UsageError(
+                "prepare() needs at least one argument: a model, optimizer, schedule or training loader.",
+                code="nothing-to-prepare",
+            )
         for item in objects:
             if isinstance(item, nn.Module) and not isinstance(item, AveragedModel) and id(item) not in self._prepared:
                 check_model(

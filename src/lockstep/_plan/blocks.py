@@ -25,9 +25,10 @@ def block(rank: int, world_size: int, num_shards: int) -> range:
     """
     if world_size > num_shards:
         raise ConfigError(
-            f"{world_size} processes for {num_shards} shard{'s' if num_shards > 1 else ''}: a process would have nothing to "
-            f"do. Start {'one process' if num_shards == 1 else f'at most {num_shards} processes'}, or a new run with "
-            f"shards={world_size} or more."
+            f"{world_size} processes but only {num_shards} shard{'s' if num_shards > 1 else ''}: each process needs at least "
+            f"one. Start {'one process' if num_shards == 1 else f'at most {num_shards} processes'}, or a new run with "
+            f"shards={world_size} or more.",
+            code="world-size-above-shards",
         )
     return range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size)
 

@@ -93,7 +93,7 @@ def _is_shifted(start: Tensor, after: Tensor, by: int) -> bool:
 
 
 _BY_HAND = (
-    "Collect inside what is to be written, and write it outside of batch.shards, once a step: "
+    "Collect the new values inside batch.shards, and write them outside, once a step: "
     "`rows, _ = team.all_gather_rows(found)`"
 )
 
@@ -113,21 +113,22 @@ def judge(looks: Iterable[Look], *, is_averaged: bool) -> str | None:
     done = "the shards' values were averaged" if is_averaged else "only the first shard's value was kept"
     if traits == {Trait.SAMPLES} or (differ and Trait.SAMPLES in traits):
         return (
-            f"grows by the samples of each shard, and {done}: it counts too few. Count once a step, outside of batch.shards: "
-            "`model.seen += batch.num_samples`, or `batch.add(n=..., reduction='sum')` inside and `batch['n']` outside"
+            f"grows by the samples of each shard, but {done}, so it counts too few. Count once a step, outside of "
+            "batch.shards: `model.seen += batch.num_samples`, or `batch.add(n=..., reduction='sum')` inside and `batch['n']` "
+            "outside"
         )
     if not differ:
         return None
     if Trait.INTEGER in traits:
-        return f"got other values from each shard, and {done}. {_BY_HAND}"
+        return f"got different values from different shards, but {done}. {_BY_HAND}"
     if Trait.VOTES in traits:
         return (
-            f"moved by one amount up or down, and {done}, where one device would decide on the whole batch. Add up what "
-            "decides inside, `batch.add(load=..., reduction='sum')`, and move it outside of batch.shards, by `batch['load']`"
+            f"moved up or down by a fixed amount, but {done}, where one device would decide on the whole batch. Add up the "
+            "criterion inside, `batch.add(load=..., reduction='sum')`, and move it outside of batch.shards, by `batch['load']`"
         )
     if traits & {Trait.PARTS, Trait.LEFT, Trait.SHIFTED}:
         return (
-            f"was written in part, or by some shards only (a table, a queue, a minimum?), and {done}: what one shard wrote "
-            f"counts only by its share of the samples. {_BY_HAND}"
+            f"was written in part, or by some shards only (as a table, queue or minimum is), but {done}, so the values that "
+            f"one shard wrote count only by its share of the samples. {_BY_HAND}"
         )
     return None

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep._base.errors import ModelError
-from lockstep._base.stopping import say
+from lockstep._base.reports import warn
 from lockstep._base.versions import version
 from lockstep._plan.shards import MicroStep
 from lockstep._plan.tree import Node
@@ -91,9 +91,10 @@ class _Slot:
         if tensor.shape != self.start.shape or tensor.dtype != self.start.dtype:
             raise ModelError(
                 f"the buffer {self.name!r} of {type(self.module).__name__} became {tuple(tensor.shape)}, {tensor.dtype} in a "
-                f"forward pass, and was {tuple(self.start.shape)}, {self.start.dtype} when the step began: the changes of "
+                f"forward pass, but was {tuple(self.start.shape)}, {self.start.dtype} when the step began, so the changes of "
                 "several shards cannot be combined. Create it at its largest size before training, or keep it in a plain "
-                "attribute if it is only a cache."
+                "attribute if it is only a cache.",
+                code="buffer-changed-form",
             )
 
 
@@ -270,9 +271,10 @@ class ShardBuffers:
             if loss is not None and name not in self._told:
                 self._told.add(name)
                 if not dist.is_initialized() or dist.get_rank() == 0:
-                    say(
-                        f"WARNING: buffer {slot.name!r} of {name[0]} {loss}. (Every shard starts from the same buffers: "
-                        "docs/contract.md#buffers)"
+                    warn(
+                        f"buffer {slot.name!r} of {name[0]} {loss}. (Every shard starts from the same buffers: "
+                        "docs/contract.md#buffers)",
+                        code="buffer-lost",
                     )
         for owner in {owner for owner, _ in by_buffer}:
             self._num_looks[owner] = self._num_looks.get(owner, 0) + 1
@@ -364,9 +366,10 @@ class ShardBuffers:
             if slot.touched:
                 self._made_late = []  # raise once, and not again when the step is dropped
                 raise ModelError(
-                    f"buffer {slot.name!r} of {type(slot.module).__name__} was None when the model was prepared, and changes "
-                    "during training. Its changes cannot be combined over the shards, so the answer would depend on the "
-                    "number of processes: register it with a tensor, or run one forward pass before prepare()."
+                    f"buffer {slot.name!r} of {type(slot.module).__name__} was None when the model was prepared, but changes "
+                    "during training, so results would depend on the number of processes. Register it with a tensor, or run "
+                    "one forward pass before prepare().",
+                    code="late-buffer",
                 )
         new = [(module, name) for module, name in self._unmade if getattr(module, name) is not None]
         if new:

@@ -175,9 +175,10 @@ class DDPSync(ShardedSync):
             waiting = [engine for engine in self._engines if engine.overlaps]
             if waiting and self._world_size > 1:
                 raise UsageError(
-                    f"the shard {micro.shard} made {len(self._overlapped)} backward calls in this phase of step {micro.step}, "
-                    f"where {self._num_calls[self._phase]} were made before: with strategy='ddp' the other ranks wait for "
-                    "them. To leave a shard out call team.backward(loss, weight=0), or choose the number of shards (shards=)."
+                    f"step {micro.step}, shard {micro.shard}: {len(self._overlapped)} backward calls in this phase, but "
+                    f"{self._num_calls[self._phase]} in earlier steps. With strategy='ddp' the other ranks wait for them. To "
+                    "leave a shard out, call team.backward(loss, weight=0).",
+                    code="missing-backward-call",
                 )
         super().end_shard()
         for engine in self._engines:
@@ -293,10 +294,10 @@ class DDPSync(ShardedSync):
             return False
         names = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
         raise ModelError(
-            f"step {self._plan.number if self._plan else '?'}: {type(engine.model).__name__} used all its parameters "
-            f"in the first step, but now the loss does not depend on {names or 'some of them'}, and the other ranks wait "
-            "for their gradients. If parameters are used in some steps only, say so: "
-            "lockstep.join(find_unused_parameters=True)."
+            f"step {self._plan.number if self._plan else '?'}: {type(engine.model).__name__} used all its parameters in the "
+            f"first step, but now the loss does not depend on {names or 'some of them'}, and the other ranks wait for their "
+            "gradients. If some steps do not use all parameters, call lockstep.join(find_unused_parameters=True).",
+            code="unused-parameters",
         )
 
     def _reduce_afterwards(self, engine: _Engine, sums: Gradients, done: set[Parameter]) -> None:

@@ -33,13 +33,15 @@ def check_dp(world_size: int, *, on_gpus: bool) -> None:
     """
     if world_size > 1:
         raise ConfigError(
-            f"strategy='dp' is one process that drives all GPUs, and there are {world_size}: each would train a model of its "
-            "own. Start one (--nproc-per-node 1), or use strategy='ddp', with a process for each GPU."
+            f"strategy='dp' drives all GPUs from one process, but there are {world_size}, which would each train a separate "
+            "model. Start one (--nproc-per-node 1), or use strategy='ddp', with a process for each GPU.",
+            code="dp-several-processes",
         )
     if not on_gpus:
         raise ConfigError(
-            "strategy='dp' is torch.nn.DataParallel, which spreads a batch over CUDA GPUs, and this process is on the CPU: "
-            "use strategy='single', or several processes with strategy='ddp' (lockstep run --nproc-per-node 2)."
+            "strategy='dp' (torch.nn.DataParallel) splits a batch over CUDA GPUs, but this process is on the CPU. Use "
+            "strategy='single', or several processes with strategy='ddp' (lockstep run --nproc-per-node 2).",
+            code="dp-without-gpus",
         )
 
 
@@ -108,16 +110,17 @@ def _check_copies(model: nn.Module, num_gpus: int) -> None:
         if hasattr(module, "_orig_mod"):
             where = f"layer {name!r} of {kind}" if name else kind
             raise ModelError(
-                f"{where} is compiled, and strategy='dp' copies models to {num_gpus} GPUs: compiled code stays bound to the "
+                f"{where} is compiled, but strategy='dp' copies models to {num_gpus} GPUs, where compiled code would use the "
                 "weights on the first. Use strategy='ddp' with a process for each GPU, leave torch.compile out, or use one "
-                "GPU (--devices-per-process 1)."
+                "GPU (--devices-per-process 1).",
+                code="dp-compiled-model",
             )
     norms = [name for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
     if norms:
         warnings.warn(
-            f"lockstep: with strategy='dp' on {num_gpus} GPUs BatchNorm ({norms[0]!r} of {kind}, say) takes its statistics "
-            "over each GPU's part of a shard, and keeps those of the first GPU: the answer depends on the number of GPUs. "
-            f"strategy='ddp' with shards={num_gpus} combines them all.",
+            f"lockstep: with strategy='dp' on {num_gpus} GPUs BatchNorm (for example {norms[0]!r} of {kind}) normalizes over "
+            "each GPU's part of a shard and keeps the statistics of the first GPU, so results depend on the number of GPUs. "
+            f"strategy='ddp' with shards={num_gpus} combines all statistics.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -84,9 +84,10 @@ class _History:
 
 def _cut_off() -> UsageError:
     return UsageError(
-        "a loop over batch.shards was left, by break or an error that was caught, when this rank had begun to exchange its "
-        "gradients with the others: they cannot be taken back, so training cannot go on. Let the error end the script: the run "
-        "resumes from its newest checkpoint. (To skip a shard whose loss is NaN, say, use `continue` before team.backward.)"
+        "a loop over batch.shards was left early, by break or a caught error, after this rank had begun to send its gradients: "
+        "they cannot be recalled, so training cannot continue. Let the error end the script: the run resumes from its newest "
+        "checkpoint. To skip a shard (one with a NaN loss), use `continue` before team.backward.",
+        code="gradients-already-sent",
     )
 
 

@@ -269,8 +269,9 @@ class _Sum:
             if not has_timed_out(error):
                 raise
             raise PeerError(
-                f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "
-                "data, say), or have left its loop over batch.shards."
+                f"timed out: another rank did not send its gradients ({error}). It may be stuck (for example in data "
+                "loading) or have left its loop over batch.shards. Run `lockstep stacks` during the hang to see where.",
+                code="phase-timeout",
             ) from error
         self._works = []
         self._exchange.waited_s += time.perf_counter() - began_s

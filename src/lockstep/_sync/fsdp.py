@@ -85,9 +85,10 @@ class FSDPSync(Sync):
     ) -> None:
         if num_shards % world_size:
             raise ConfigError(
-                f"strategy='fsdp' with {num_shards} shards on {world_size} processes: every process must have equally "
-                "many, since the parameters are spread over all of them and they must run the model equally often. Use a "
-                f"number of processes that divides {num_shards}, or another strategy."
+                f"strategy='fsdp' with {num_shards} shards on {world_size} processes: all processes must have the same number "
+                "of shards, because each forward pass gathers parameters from all of them. Use a number of processes that "
+                f"divides {num_shards}, or another strategy.",
+                code="fsdp-uneven-shards",
             )
         self.replaced: dict[Parameter, Parameter] = {}
         self.buffers = ShardBuffers()
@@ -163,13 +164,15 @@ class FSDPSync(Sync):
         for name, parameter in model.named_parameters():
             if parameter.dim() == 0:
                 raise ModelError(
-                    f"parameter {name!r} is a scalar, which cannot be sharded over processes (strategy='fsdp'): give it the "
-                    "shape (1,), or use another strategy"
+                    f"parameter {name!r} is a scalar, which strategy='fsdp' cannot shard over processes. Give it the shape "
+                    "(1,), or use another strategy.",
+                    code="fsdp-scalar-parameter",
                 )
             if parameter in self.replaced or is_dtensor(parameter):
                 raise ModelError(
-                    f"parameter {name!r} belongs to another prepared model, too, and with strategy='fsdp' models share no "
-                    "parameters: prepare one module that holds both models, or use another strategy"
+                    f"parameter {name!r} also belongs to another prepared model, but with strategy='fsdp' models cannot share "
+                    "parameters. Prepare one module that contains both models, or use another strategy.",
+                    code="fsdp-shared-parameter",
                 )
 
     @override
@@ -206,8 +209,9 @@ class FSDPSync(Sync):
         if min(plan.sizes) < self._num_shards:
             raise DataError(
                 f"step {plan.number}: a global batch of {min(plan.sizes)} samples leaves some of the {self._num_shards} "
-                "shards empty, and with strategy='fsdp' every process must run the model equally often. Use DataLoader(..., "
-                "drop_last=True), a larger batch_size, or another strategy."
+                "shards empty, but with strategy='fsdp' all processes must run the model equally often. Use DataLoader(..., "
+                "drop_last=True), a larger batch_size, or another strategy.",
+                code="fsdp-empty-shard",
             )
         self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
         self._runs.begin_phase(phase)
@@ -232,7 +236,7 @@ class FSDPSync(Sync):
         self.waited_in_forward_s = self._waited.take()
         refuse_create_graph(options, "fsdp")
         if is_dtensor(loss):
-            raise _penalty("the loss is a DTensor: a part of it was computed from parameters")
+            raise _penalty("the loss is a DTensor, so part of it was computed from parameters")
         self._call, self._factor, self._sent = call, usable(factor, self._parameters), set()
         self._gradients.begin_backward(call)
         self._runs.begin_backward()
@@ -345,7 +349,7 @@ class FSDPSync(Sync):
         """A backward pass has a gradient of what this rank holds of a parameter, which no other
         rank's shards are in."""
         if self._listening:
-            raise _penalty(f"a part of the loss was computed from the parameter {self._names[parameter]!r}")
+            raise _penalty(f"part of the loss was computed from the parameter {self._names[parameter]!r}")
 
     def _enters(self, unit: Unit) -> None:
         """The backward pass has the gradient of an output of a unit, whose parameters PyTorch
@@ -383,9 +387,10 @@ class FSDPSync(Sync):
 
 def _penalty(what: str) -> LossError:
     return LossError(
-        f"{what}, outside of the forward pass of the block that has it. With strategy='fsdp' it is sharded there, and this "
-        "part of the gradient would not be summed over the shards. For a penalty on the weights use weight_decay, or compute "
-        "it in the block's forward pass, where they are whole."
+        f"{what} outside of the forward pass of its block, where strategy='fsdp' keeps it sharded. This part of the gradient "
+        "would not be summed over the shards. For a penalty on the weights use weight_decay, or compute it in the block's "
+        "forward pass.",
+        code="fsdp-sharded-loss",
     )
 
 
@@ -393,8 +398,9 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
     """See ``config.Strategy``."""
     if config.precision == "16-master":
         raise ConfigError(
-            "precision='16-master' with strategy='fsdp': the float16 copies would be made of each process's part of the "
-            "weights. Use 16-mixed or bf16-mixed, which have float32 weights too."
+            "precision='16-master' with strategy='fsdp': each process would make float16 copies of its part of the weights "
+            "only. Use 16-mixed or bf16-mixed, which also have float32 weights.",
+            code="fsdp-master-copies",
         )
     return FSDPSync(
         dist.get_rank(),

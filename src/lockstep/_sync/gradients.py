@@ -126,7 +126,8 @@ def take_gradient(parameter: Tensor, name: str) -> Tensor:
     if gradient is None:
         raise ModelError(
             f"a hook of the script removed the gradient of {name!r} in the backward pass, before it was combined with those of "
-            "the other shards: use the whole gradient after the loop over batch.shards instead"
+            "the other shards. Use the combined gradient, after the loop over batch.shards.",
+            code="gradient-removed",
         )
     if gradient.is_sparse:
         raise _sparse(gradient)
@@ -135,9 +136,10 @@ def take_gradient(parameter: Tensor, name: str) -> Tensor:
 
 def _sparse(gradient: Tensor) -> ModelError:
     return ModelError(
-        f"a parameter of shape {tuple(gradient.shape)} has a sparse gradient, and gradients of shards are summed element "
-        "by element: use a dense one (Embedding(sparse=False); for SparseAdam, weight.grad = weight.grad.to_sparse(1) "
-        "after the loop over batch.shards)"
+        f"a parameter of shape {tuple(gradient.shape)} has a sparse gradient, but gradients of shards are summed element by "
+        "element. Use a dense one: Embedding(sparse=False). For SparseAdam convert it after the loop over batch.shards: "
+        "weight.grad = weight.grad.to_sparse(1).",
+        code="sparse-gradient",
     )
 
 
@@ -148,13 +150,15 @@ def refuse_create_graph(options: dict[str, Any], strategy: str) -> None:
     if options.get("create_graph"):
         raise UsageError(
             f"backward(create_graph=True) with strategy {strategy!r}: synchronized gradients have no graph and cannot be "
-            "differentiated. For a penalty on gradients use torch.autograd.grad(..., create_graph=True) in the loss."
+            "differentiated. For a penalty on gradients use torch.autograd.grad(..., create_graph=True) in the loss.",
+            code="create-graph",
         )
 
 
 def came_in_parts(name: str) -> ModelError:
     """The error for a parameter whose gradient grows after it was sent."""
     return ModelError(
-        f"the gradient of {name!r} came in several parts in one backward pass, after it had been sent: checkpoint(..., "
-        "use_reentrant=True) over parameters that are used elsewhere too does that. Use use_reentrant=False."
+        f"the gradient of {name!r} came in several parts in one backward pass, after it had been sent. The cause is "
+        "checkpoint(..., use_reentrant=True) over parameters that are also used elsewhere: pass use_reentrant=False.",
+        code="gradient-in-parts",
     )

@@ -155,7 +155,7 @@ class HorovodSync(ShardedSync):
         deadline = time.monotonic() + self._timeout_s
         while not self._horovod.poll(handle):
             if time.monotonic() > deadline:
-                raise self._failure(f"a rank did not take part within {self._timeout_s:g} s. ")
+                raise self._failure(f"a rank did not take part within {self._timeout_s:g} s.")
             time.sleep(_POLL_S)
         self._checked(lambda: self._horovod.synchronize(handle))
 
@@ -163,13 +163,14 @@ class HorovodSync(ShardedSync):
         try:
             return finish()
         except self._horovod.HorovodInternalError as error:
-            raise self._failure(f"{error} ") from error
+            raise self._failure(str(error)) from error
 
     def _failure(self, why: str) -> PeerError:
-        step = self._plan.number if self._plan else "?"
+        step, why = self._plan.number if self._plan else "?", why.rstrip(". ")
         return PeerError(
-            f"the gradients of step {step} could not be reduced by Horovod: {why}If another rank has failed, look at its error "
-            "first."
+            f"Horovod could not reduce the gradients of step {step}: {why}. If another rank has failed, look at its error "
+            "first.",
+            code="horovod-failed",
         )
 
 

@@ -35,8 +35,9 @@ def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: b
         return "single" if world_size == 1 else "ddp"
     if name == "single" and world_size > 1:
         raise ConfigError(
-            f"strategy='single' is for one process, and there are {world_size}: each would train a separate model. "
-            "Start one process, or use another strategy."
+            f"strategy='single' is for one process, but there are {world_size}, which would each train a separate model. "
+            "Start one process, or use another strategy.",
+            code="single-several-processes",
         )
     if name == "dp":
         check_dp(world_size, on_gpus=on_gpus)

@@ -43,9 +43,9 @@ class Waited:
             if not has_timed_out(error):
                 raise
             raise PeerError(
-                f"another rank did not take part in a forward or backward pass within the timeout ({error}): it may be stuck "
-                "(loading data, say), call the model less often, or run different parts of it (layers left out at random, or "
-                f"chosen by the data?). {SAME_BLOCKS}"
+                f"timed out: another rank did not take part in a forward or backward pass ({error}). It may be stuck (for "
+                f"example in data loading), call the model less often, or run different parts of it. {SAME_BLOCKS}",
+                code="pass-timeout",
             ) from error
         finally:
             self.seconds += time.perf_counter() - began_s

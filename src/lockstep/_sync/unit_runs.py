@@ -91,7 +91,7 @@ class UnitRuns:
             return
         if len(orders) < world_size or len(set(orders)) > 1:
             raise ModelError(
-                f"step {step}: the processes have run different parts of the model, forward or backward (layers left out "
-                f"at random, or chosen by the data?). {SAME_BLOCKS}"
+                f"step {step}: the processes ran different parts of the model, forward or backward. {SAME_BLOCKS}",
+                code="different-blocks",
             )
         self._agreed[self._phase] = orders[0]

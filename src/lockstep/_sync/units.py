@@ -150,8 +150,7 @@ def find_units(model: nn.Module) -> Iterator[nn.Module]:
 
 
 SAME_BLOCKS = (
-    "With strategy='fsdp' the parameters of a block are gathered from all processes for each pass, so every shard must run the "
-    "same blocks in the same order, forward and backward: run every block and choose among the results by torch.where(), whose "
-    "backward pass runs them all, or use another strategy."
+    "With strategy='fsdp' all shards must run the same blocks in the same order, forward and backward. If layers are skipped "
+    "at random or chosen by the data, run all and choose among the results by torch.where(), or use another strategy."
 )
-"""For messages."""
+"""The remedy in messages about ranks that run different units."""

@@ -122,7 +122,7 @@ def ema_by_hand_inside(team):
     return model, average
 
 
-@refused("AveragedModel.update_parameters() inside batch.shards")
+@refused(code="inside-shards")
 def ema_inside(team):
     """`AveragedModel.update_parameters` inside."""
     model = mlp()

@@ -112,7 +112,7 @@ def error_caught_around_a_step(team):
     return model, failed
 
 
-@refused("that loop was left before its end")
+@refused(code="inside-shards")
 def error_caught_around_the_pass(team):
     """`try`/`except` around the pass."""
     model, optimizer, loader = prepared(team)
@@ -177,7 +177,7 @@ def fail(gradient):
     raise RuntimeError("out of memory")
 
 
-@refused("which the script caught")
+@refused(code="backward-interrupted")
 def error_caught_in_a_backward_pass(team):
     """An error caught in `backward`."""
     model, optimizer, loader = prepared(team)

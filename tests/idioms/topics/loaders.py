@@ -31,7 +31,7 @@ def zipped_loaders(team):
     return model, labelled.averages
 
 
-@refused("the shards of two batches side by side")
+@refused(code="shards-uneven")
 def zipped_shards_that_do_not_match(team):
     """`zip(a.shards, b.shards)`, unequal numbers."""
     model = mlp()
@@ -176,7 +176,7 @@ def endless_generator(team):
     return model, team.step
 
 
-@refused("the loader was already asked for a later batch", found="LS202")
+@refused(code="step-over", found="LS202")
 def itertools_cycle(team):
     """`itertools.cycle(loader)`."""
     model, optimizer, loader = prepared(team)
@@ -186,7 +186,7 @@ def itertools_cycle(team):
             break
 
 
-@refused("the loader was already asked for a later batch")
+@refused(code="step-over")
 def next_ahead(team):
     """`next()` one batch ahead."""
     model, optimizer, loader = prepared(team)
@@ -199,7 +199,7 @@ def next_ahead(team):
         update(optimizer)
 
 
-@refused("the loader was already asked for a later batch", found="LS203")
+@refused(code="step-over", found="LS203")
 def prefetched_by_a_thread(team):
     """A background thread that takes batches ahead."""
     model, optimizer, loader = prepared(team)
@@ -219,7 +219,7 @@ def prefetched_by_a_thread(team):
         update(optimizer)
 
 
-@refused("the loader was already asked for a later batch")
+@refused(code="step-over")
 def batches_kept(team):
     """`list(loader)`."""
     model, optimizer, loader = prepared(team)
@@ -227,7 +227,7 @@ def batches_kept(team):
         step(team, model, optimizer, batch)
 
 
-@refused("the loader was already asked for a later batch")
+@refused(code="step-over")
 def batch_of_a_lost_iterator(team):
     """`next(iter(loader))`, iterator not kept."""
     model, optimizer, loader = prepared(team)

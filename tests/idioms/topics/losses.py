@@ -36,7 +36,7 @@ def second_order_weights(team):
     return model
 
 
-@refused("backward(create_graph=True)")
+@refused(code="create-graph")
 def create_graph_in_backward(team):
     """`team.backward(loss, create_graph=True)`."""
     model, optimizer, loader = prepared(team)
@@ -172,7 +172,7 @@ def summed_loss_by_global_size(team):
     return model
 
 
-@refused("is a sum over its")
+@refused(code="loss-is-sum")
 def summed_loss_not_said(team):
     """A summed loss without `reduction="sum"`."""
     model, optimizer, loader = prepared(team)

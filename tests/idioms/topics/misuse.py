@@ -92,7 +92,7 @@ def step_before_the_shards(team):
             team.backward(functional.cross_entropy(model(inputs), targets))
 
 
-@refused("backward() outside of batch.shards")
+@refused(code="outside-shards")
 def backward_outside(team):
     """`team.backward` outside."""
     model, optimizer, loader = prepared(team)
@@ -104,7 +104,7 @@ def backward_outside(team):
         update(optimizer)
 
 
-@refused("SGD.step() inside batch.shards")
+@refused(code="inside-shards")
 def step_inside(team):
     """`optimizer.step()` inside."""
     model, optimizer, loader = prepared(team)
@@ -115,7 +115,7 @@ def step_inside(team):
         optimizer.zero_grad()
 
 
-@refused("SGD.zero_grad() inside batch.shards")
+@refused(code="inside-shards")
 def zero_inside(team):
     """`optimizer.zero_grad()` inside."""
     model, optimizer, loader = prepared(team)
@@ -126,7 +126,7 @@ def zero_inside(team):
         optimizer.step()
 
 
-@refused("inside batch.shards")
+@refused(code="inside-shards")
 def zipped_with_shards_last(team):
     """`zip(fakes, batch.shards)`."""
     model, optimizer, loader = prepared(team)
@@ -152,7 +152,7 @@ def schedule_inside(team):
         update(optimizer)
 
 
-@refused("GradScaler.step() inside batch.shards")
+@refused(code="inside-shards")
 def scaler_inside(team):
     """`scaler.step(optimizer)` inside."""
     model = mlp()
@@ -179,13 +179,13 @@ def inside(team, act):
         update(optimizer)
 
 
-@refused("team.clip_grad_norm_() inside batch.shards")
+@refused(code="inside-shards")
 def team_clip_inside(team):
     """`team.clip_grad_norm_` inside."""
     inside(team, lambda model, loss: team.clip_grad_norm_(model.parameters(), 1.0))
 
 
-@refused("that loop was left before its end")
+@refused(code="inside-shards")
 def break_inside(team):
     """`break` out of `batch.shards`."""
     model, optimizer, loader = prepared(team)
@@ -196,7 +196,7 @@ def break_inside(team):
         update(optimizer)
 
 
-@refused("all_reduce inside batch.shards")
+@refused(code="inside-shards")
 def all_reduce_inside(team):
     """`team.all_reduce` inside."""
     inside(team, lambda model, loss: team.all_reduce(loss, "mean"))
@@ -208,7 +208,7 @@ def raw_all_reduce_inside(team):
     inside(team, lambda model, loss: distributed.all_reduce(loss.detach().clone()))
 
 
-@refused("team.evaluate() inside batch.shards")
+@refused(code="inside-shards")
 def evaluate_inside(team):
     """`team.evaluate` inside."""
     model, data = mlp(), dataset()
@@ -234,7 +234,7 @@ def evaluation_unpacked(team):
             functional.cross_entropy(model(inputs), targets)
 
 
-@refused("batch['loss'] inside batch.shards")
+@refused(code="inside-shards")
 def value_read_inside(team):
     """`batch["loss"]` read inside."""
     model, optimizer, loader = prepared(team)
@@ -270,7 +270,7 @@ def vector_not_declared(team):
         update(optimizer)
 
 
-@refused("batch.add(loss) outside of batch.shards", found="LS101")
+@refused(code="outside-shards", found="LS101")
 def value_added_outside(team):
     """`batch.add` outside."""
     model, optimizer, loader = prepared(team)
@@ -282,7 +282,7 @@ def value_added_outside(team):
         update(optimizer)
 
 
-@refused("another loop over batch.shards inside batch.shards")
+@refused(code="inside-shards")
 def nested_shards(team):
     """Nested `batch.shards`."""
     model, optimizer, loader = prepared(team)
@@ -293,7 +293,7 @@ def nested_shards(team):
         update(optimizer)
 
 
-@refused("the next step inside batch.shards")
+@refused(code="inside-shards")
 def next_batch_inside(team):
     """The next batch taken inside."""
     model, optimizer, loader = prepared(team)
@@ -305,7 +305,7 @@ def next_batch_inside(team):
         update(optimizer)
 
 
-@refused("the loss must be a scalar tensor")
+@refused(code="loss-not-scalar")
 def loss_not_a_scalar(team):
     """A loss per sample."""
     model, optimizer, loader = prepared(team)
@@ -382,7 +382,7 @@ def wrapped_already(team):
     train(team, model, optimizer, loader)
 
 
-@refused("backward() outside of batch.shards")
+@refused(code="outside-shards")
 def shards_listed(team):
     """`list(batch.shards)`."""
     model, optimizer, loader = prepared(team)
@@ -405,7 +405,7 @@ def rate_inside(team):
         update(optimizer)
 
 
-@refused("SGD.step() inside batch.shards")
+@refused(code="inside-shards")
 def unprepared_step_inside(team):
     """An unprepared `optimizer.step()` inside."""
     model = mlp()

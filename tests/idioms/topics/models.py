@@ -262,7 +262,7 @@ class Growing(nn.Module):
         return self.layer(x)
 
 
-@refused("the buffer 'seen' of Growing became")
+@refused(code="buffer-changed-form")
 def growing_buffer(team):
     """A buffer that grows."""
     model, optimizer, loader = prepared(team, Growing())

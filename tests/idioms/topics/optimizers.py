@@ -43,7 +43,7 @@ def each_optimizer(team):
     return [trained(team, optimizer) for optimizer in OPTIMIZERS]
 
 
-@refused("has a sparse gradient")
+@refused(code="sparse-gradient")
 def sparse_adam(team):
     """SparseAdam on sparse gradients."""
     model = nn.Sequential(nn.EmbeddingBag(20, 6, sparse=True), nn.Linear(6, 3))
@@ -194,7 +194,7 @@ def never_cleared(team):
     return model, optimizer
 
 
-@refused("SGD.step() inside batch.shards")
+@refused(code="inside-shards")
 def optimizer_in_backward(team):
     """An optimizer step in backward hooks."""
     model = mlp()

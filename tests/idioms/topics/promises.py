@@ -27,7 +27,7 @@ class Equal:
 
 @dataclass(frozen=True)
 class Refused:
-    """It ends in an error of lockstep's with these words."""
+    """It ends in an error of lockstep's with these words, or with its code in brackets."""
 
     words: str
     alone: bool = True
@@ -84,8 +84,9 @@ def equal(*, plain=False, **about):
     return promised(Equal(plain), **about)
 
 
-def refused(words, *, alone=True, **about):
-    return promised(Refused(words, alone), **about)
+def refused(words="", *, code="", alone=True, **about):
+    """By an error with this code, or, where it has none, with these words."""
+    return promised(Refused(f"[{code}]" if code else words, alone), **about)
 
 
 def differs(why, **about):
