@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep._base.reports import MISMATCH
+from lockstep._base.reports import WAITING as WAITING_KIND
 from lockstep._tools.explain.deadlock import deadlocked
 from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.explain.stuck import who_waits
@@ -122,7 +123,8 @@ def test_a_rank_whose_program_is_over_is_named_as_such_even_in_a_collective_of_i
     over = rank(1, [[C10D, 10, "all_gather"]], at=("0", 7, "all_gather"), begun={"0": 7})
     for report in (over, same):
         report.record.update(ending={"how": "ended", "since_s": 20.0, "holders": []}, host="here", pid=1)
-    assert "rank 0 waits for rank 1" in who_waits([others, over]).text
+    report = who_waits([others, over])
+    assert (report.kind, report.ranks, report.cause) == (WAITING_KIND, (1,), "ending")
     assert who_waits([others, same]) is None, "the same call, at the end of one's program and in the other's"
 
 
@@ -161,7 +163,7 @@ def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoin
     assert report["kind"] == MISMATCH
     assert report["places"]["1"].endswith("script.py:15 in <module>")
     assert "deadlock" in done.stderr
-    assert re.search(r"checkpoint is that of step \d+", done.stderr)
+    assert re.search(r"newest checkpoint .*step \d+", done.stderr)
     assert list(tmp_path.glob("**/checkpoints/step-*"))
 
 
@@ -180,7 +182,7 @@ def test_a_run_that_is_asked_to_stop_in_a_step_that_cannot_be_finished_ends_and_
         time.sleep(0.1)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(timeout=25) == 128 + signal.SIGTERM, said()  # it would be 600 s
-    assert re.search(r"step 13 could not be finished.* newest checkpoint is that of step \d+", said()), said()
+    assert re.search(r"step 13 .* newest checkpoint .*step \d+", said()), said()
 
 
 # Three ranks. In the second of two steps something differs, in groups of two of them.

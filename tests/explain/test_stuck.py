@@ -1,16 +1,19 @@
-"""When a run is said not to get on, and what is said then."""
+"""When a run is reported to make no progress, and what the report contains."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from lockstep._base.reports import MISMATCH
+from lockstep._base.reports import LOADER, MISMATCH
 from lockstep._base.reports import WAITING as WAITING_KIND
 from lockstep._base.tracebacks.frames import OURS
+from lockstep._tools.explain.own_calls import describe_own, purpose_of
 from lockstep._tools.explain.process import ProcessFacts
 from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.explain.stuck import BUSY_S, limit_of_script_s, limit_s
 from lockstep._tools.explain.stuck import who_waits as report_of
+from lockstep._tools.explain.work import COMPUTES, READS_OR_WRITES
 
 WAITING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "all_reduce"], ["/home/me/train.py", 20, "<module>"]]
 
@@ -32,38 +35,39 @@ def rank(number, stack, state="running", collective=None, since_s=30.0, **more):
 
 
 def who_waits(*args, **options):
-    """The words of the report."""
+    """The kind of the report, and the ranks that are waited for."""
     report = report_of(*args, **options)
-    return report and report.text
+    return report and (report.kind, report.ranks)
 
 
 def test_the_missing_rank_is_named_with_what_it_does_and_where():
-    text = who_waits(
+    report = report_of(
         [rank(0, WAITING), rank(1, WAITING), rank(2, [["/home/me/train.py", 7, "loss"]]), rank(3, WAITING)], "run"
     )
-    assert text.splitlines() == [
-        "no progress for 20 s: ranks 0, 1 and 3 wait for rank 2.",
-        "  rank 2 on node7 (pid 102): in the forward pass of step 5, for 20 s",
-        "    /home/me/train.py:7 in loss",
-        "`lockstep stacks run` shows all ranks, at any time.",
-    ]
+    assert (report.kind, report.ranks, report.seconds) == (WAITING_KIND, (2,), 20)
+    assert report.places[2] == "/home/me/train.py:7 in loss"
+    waits, missing, line, command = report.text.splitlines()
+    assert "ranks 0, 1 and 3" in waits
+    assert "rank 2" in waits
+    assert re.fullmatch(r"  rank 2 on node7 \(pid 102\): .*step 5.* 20 s", missing)
+    assert line == "    /home/me/train.py:7 in loss"
+    assert "`lockstep stacks run`" in command
 
 
 def test_a_rank_that_works_may_keep_the_others_waiting_for_longer_than_one_that_does_nothing():
     working = [["/home/me/train.py", 7, "evaluate"]]
     assert who_waits([rank(0, working, since_s=49.5), rank(1, WAITING)], "run") is None
-    text = who_waits([rank(0, working, since_s=49.5), rank(1, WAITING, since_s=50.0 - BUSY_S)], "run")
-    assert text.startswith("no progress for 120 s: rank 1 waits for rank 0.")
+    report = report_of([rank(0, working, since_s=49.5), rank(1, WAITING, since_s=50.0 - BUSY_S)], "run")
+    assert (report.kind, report.ranks, report.seconds) == (WAITING_KIND, (0,), 120)
 
 
 def test_ranks_that_wait_in_different_collectives_are_told_in_which():
     reduce, gather = {"text": "all_reduce number 7"}, {"text": "all_gather number 7"}
-    text = who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=gather), rank(2, WAITING)], "run")
-    assert text.splitlines()[:3] == [
-        "no progress for 20 s: the ranks have called different collectives, and all of them wait.",
-        "  rank 0: all_reduce number 7, at /home/me/train.py:20 in <module>",
-        "  rank 1: all_gather number 7, at /home/me/train.py:20 in <module>",
-    ]
+    report = report_of([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=gather), rank(2, WAITING)], "run")
+    assert report.kind == MISMATCH
+    assert {number: report.calls[number] for number in (0, 1)} == {0: "all_reduce number 7", 1: "all_gather number 7"}
+    assert set(report.places.values()) == {"/home/me/train.py:20 in <module>"}
+    assert report.text.splitlines()[1] == "  rank 0: all_reduce number 7, at /home/me/train.py:20 in <module>"
     assert who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=reduce)], "run") is None
 
 
@@ -73,21 +77,23 @@ def test_ranks_that_wait_in_different_groups_are_told_in_which_and_so_does_each_
         return rank(number, [WAITING[0], ["/home/me/train.py", line, "average"]], collective=collective)
 
     both = [waits(0, "1", 20), waits(1, "2", 30)]
-    assert who_waits(both, "run").splitlines()[1:3] == [
-        "  rank 0: all_reduce number 1 of process group 1 (ranks 0 and 1), at /home/me/train.py:20 in average",
-        "  rank 1: all_reduce number 1 of process group 2 (ranks 0 and 1), at /home/me/train.py:30 in average",
-    ]
-    assert "waiting in all_reduce number 1 of process group 1 (ranks 0 and 1)" in both[0].describe()
+    report = report_of(both, "run")
+    assert report.calls == {
+        number: f"all_reduce number 1 of process group {number + 1} (ranks 0 and 1)" for number in (0, 1)
+    }
+    assert report.places == {0: "/home/me/train.py:20 in average", 1: "/home/me/train.py:30 in average"}
+    assert all(report.calls[number] in both[number].describe() for number in (0, 1))
 
 
-def test_a_collective_that_lockstep_has_called_for_itself_is_marked_and_one_for_the_user_is_not():
+def test_a_collective_that_lockstep_has_called_itself_is_named_by_its_purpose_and_one_for_the_user_is_not():
     collective = {"text": "all_reduce number 1", "number": 1, "group": "0", "members": [0, 1]}
     method = [f"{OURS}_world/comm/collectives.py", 90, "all_reduce"]
     script = ["/home/me/train.py", 20, "<module>"]
     asked = rank(0, [WAITING[0], method, script], collective=collective)
     own = rank(0, [WAITING[0], method, [f"{OURS}_loop/loop.py", 90, "step"], script], collective=collective)
-    assert "waiting in all_reduce number 1" in asked.describe()
-    assert "waiting in lockstep's own all_reduce number 1" in own.describe()
+    assert asked.call == "all_reduce number 1"
+    assert own.call == describe_own(purpose_of(f"{OURS}_loop/loop.py"), "all_reduce number 1")
+    assert own.call in own.describe()
 
 
 RECEIVING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "recv"], ["/home/me/train.py", 30, "fetch"]]
@@ -97,21 +103,23 @@ def test_which_exception_a_rank_is_handling_is_told_whether_it_waits_or_is_waite
     collective = {"number": 1, "text": "all_reduce number 1", "group": "0"}
     waits = rank(0, WAITING, collective=collective)
     handled = "ValueError: no labels (train.py:5 in <module>)"
-    missing = who_waits([waits, rank(1, [["/home/me/train.py", 7, "load"]], handled=handled)])
-    assert f", while it handles {handled}" in missing.splitlines()[1]
+    missing = report_of([waits, rank(1, [["/home/me/train.py", 7, "load"]], handled=handled)])
+    assert handled in missing.text.splitlines()[1]
     elsewhere = rank(1, WAITING, collective={**collective, "text": "barrier number 1"}, handled=handled)
-    assert f"rank 1 calls it, while it handles {handled}" in who_waits([waits, elsewhere])
+    [line] = [line for line in report_of([waits, elsewhere]).text.splitlines() if handled in line]
+    assert line.startswith("    rank 1 ")
 
 
 def test_a_rank_that_receives_what_nobody_sends_is_told_from_those_in_a_collective():
     reduce = {"text": "all_reduce number 7"}
-    text = who_waits([rank(0, WAITING, collective=reduce), rank(1, RECEIVING), rank(2, WAITING, collective=reduce)], "run")
-    assert text.splitlines()[:4] == [
-        "no progress for 20 s: all ranks wait for each other: recv without a counterpart.",
+    waits = [rank(0, WAITING, collective=reduce), rank(1, RECEIVING), rank(2, WAITING, collective=reduce)]
+    report = report_of(waits, "run")
+    assert report.calls == {0: "all_reduce number 7", 1: "recv", 2: "all_reduce number 7"}
+    assert report.places[1] == "/home/me/train.py:30 in fetch"
+    assert "recv" in report.text.splitlines()[0]
+    assert report.text.splitlines()[1:3] == [
         "  ranks 0 and 2: all_reduce number 7, at /home/me/train.py:20 in <module>",
         "  rank 1: recv, at /home/me/train.py:30 in fetch",
-        "Each recv needs a send of another rank to this one. Every rank must call the same collectives in the same order, with "
-        "tensors of the same shape and type: is one called on some ranks only, behind an `if`?",
     ]
     working = [["/home/me/train.py", 7, "evaluate"]]
     assert who_waits([rank(0, working, since_s=49.5), rank(1, RECEIVING)], "run") is None, "rank 0 may yet send it"
@@ -119,14 +127,16 @@ def test_a_rank_that_receives_what_nobody_sends_is_told_from_those_in_a_collecti
 
 def test_a_rank_that_waits_as_it_exits_is_said_to_have_ended_its_program():
     reduce, other = {"text": "all_reduce number 7"}, {"text": "all_reduce number 8"}
-    text = who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING[:1], collective=other)], "run")
-    assert "  rank 1: all_reduce number 8, after the end of its program" in text.splitlines()
+    report = report_of([rank(0, WAITING, collective=reduce), rank(1, WAITING[:1], collective=other)], "run")
+    [line] = [line for line in report.text.splitlines() if line.startswith("  rank 1: all_reduce number 8, ")]
+    assert "finished" in line
+    assert 1 not in report.places
 
 
 @pytest.mark.parametrize("state", ["gone", "stopped"])
 def test_one_that_is_gone_or_stopped_is_missing_wherever_it_was(state):
-    text = who_waits([rank(0, WAITING), rank(1, WAITING, state)], "run")
-    assert "rank 0 waits for rank 1." in text
+    report = report_of([rank(0, WAITING), rank(1, WAITING, state)], "run")
+    assert (report.kind, report.ranks, report.cause) == (WAITING_KIND, (1,), state)
 
 
 def test_nobody_is_alarmed_where_all_wait_or_the_missing_one_is_in_a_debugger():
@@ -144,10 +154,10 @@ def test_it_is_said_after_10_seconds_or_5_steps_and_later_while_nobody_knows_how
 
 
 def test_one_of_which_work_was_seen_lately_is_at_work_at_whatever_line_for_two_minutes():
-    works = rank(0, [["/home/me/train.py", 7, "save"]], worked_s=45.0, work="it reads or writes")
+    works = rank(0, [["/home/me/train.py", 7, "save"]], worked_s=45.0, work=READS_OR_WRITES)
     assert who_waits([works, rank(1, WAITING)], "run") is None
-    assert "; it reads or writes" in works.describe()
-    assert "it reads or writes" in who_waits([works, rank(1, WAITING, since_s=50.0 - BUSY_S)], "run")
+    assert READS_OR_WRITES in works.describe()
+    assert READS_OR_WRITES in report_of([works, rank(1, WAITING, since_s=50.0 - BUSY_S)], "run").text
     assert who_waits([rank(0, works.record["stack"], worked_s=35.0), rank(1, WAITING)], "run") is not None
 
 
@@ -155,8 +165,8 @@ def test_one_that_computes_in_c_code_with_the_interpreter_lock_is_at_work_and_on
     late = replace(rank(0, [["/home/me/train.py", 7, "parse"]], "late", cpu_s=3.0), late_s=20.0)
     computes, sleeps = (replace(late, facts=ProcessFacts("running", cpu_s=cpu_s)) for cpu_s in (13.0, 3.1))
     assert who_waits([computes, rank(1, WAITING)]) is None
-    assert "it computes" in computes.describe()
-    assert "rank 1 waits for rank 0." in who_waits([sleeps, rank(1, WAITING)])
+    assert COMPUTES in computes.describe()
+    assert who_waits([sleeps, rank(1, WAITING)]) == (WAITING_KIND, (0,))
 
 
 def test_one_in_the_scripts_code_that_has_begun_a_collective_waits_unless_others_are_ahead():
@@ -166,24 +176,25 @@ def test_one_in_the_scripts_code_that_has_begun_a_collective_waits_unless_others
         return {"text": f"all_reduce number {number}", "group": "0", "number": number}
 
     begun = {"0": 7}
-    text = who_waits([rank(0, item, collective=at(7), begun=begun), rank(1, [["/home/me/train.py", 9, "load"]])])
-    assert "rank 0 waits for rank 1." in text
-    text = who_waits([rank(0, item, collective=at(7), begun=begun), rank(1, WAITING, collective=at(8), begun={"0": 8})])
-    assert "rank 1 waits for rank 0." in text
+    begins = rank(0, item, collective=at(7), begun=begun)
+    assert who_waits([begins, rank(1, [["/home/me/train.py", 9, "load"]])]) == (WAITING_KIND, (1,))
+    assert who_waits([begins, rank(1, WAITING, collective=at(8), begun={"0": 8})]) == (WAITING_KIND, (0,))
 
 
 def test_when_the_run_is_over_for_it_the_one_that_was_waited_for_is_named_however_long_it_was():
     reports = [rank(0, WAITING), rank(1, [["/home/me/train.py", 7, "loss"]], since_s=49.0)]
     assert who_waits(reports) is None
-    assert "rank 0 waits for rank 1." in who_waits(reports, is_over=True)
+    assert who_waits(reports, is_over=True) == (WAITING_KIND, (1,))
 
 
 def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_now():
     now = {"text": "all_reduce number 9 (shape [5] of float)"}
     mine = [[7, "all_reduce (shape [5] of float)", "0"], [8, "all_gather (shape [5] of float)", "0"]]
     other = [[7, "all_reduce (shape [1] of float)", "0"], [8, "all_gather (shape [2] of float)", "0"]]
-    text = who_waits([rank(0, WAITING, collective=now, recent=mine), rank(1, WAITING, collective=now, recent=other)])
-    assert "number 7 was all_reduce (shape [5] of float) on rank 0, all_reduce (shape [1] of float) on rank 1." in text
+    report = report_of([rank(0, WAITING, collective=now, recent=mine), rank(1, WAITING, collective=now, recent=other)])
+    assert (report.kind, report.cause) == (MISMATCH, "size")
+    assert report.calls == {0: "all_reduce (shape [5] of float)", 1: "all_reduce (shape [1] of float)"}
+    assert "number 7" in report.text
     assert report_of([rank(0, WAITING, collective=now, recent=mine[1:]), rank(1, WAITING, recent=other[1:])]) is None
 
 
@@ -205,7 +216,7 @@ def test_one_that_no_longer_reports_is_in_no_collective_that_it_was_last_seen_in
     report = report_of([rank(0, WAITING, collective=reduce), silent])
     assert (report.kind, report.ranks, report.cause) == (WAITING_KIND, (1,), "holds_gil")
     assert report.calls.keys() == report.places.keys() == {0}, "those of rank 1 are old"
-    assert "last seen waiting in all_reduce number 7" in report.text
+    assert "all_reduce number 7" in report.text
     unproven = replace(silent, late_s=4.0, holds_lock=False)
     assert who_waits([rank(0, WAITING, collective=reduce), unproven]) is None, "it may just have had no processor"
 
@@ -226,10 +237,10 @@ def test_ranks_that_all_wait_for_their_own_loaders_are_reported_with_the_line():
         ["/site-packages/torch/utils/data/dataloader.py", 1300, "_try_get_data"],
         ["/home/me/train.py", 12, "<module>"],
     ]
-    text = who_waits([rank(number, loading, since_s=50.0 - BUSY_S) for number in range(2)])
-    assert text.startswith("no progress for 120 s: ranks 0 and 1 wait for a batch of their own.")
-    assert "waiting for its loader workers" in text
-    assert "/home/me/train.py:12 in <module>" in text
+    report = report_of([rank(number, loading, since_s=50.0 - BUSY_S) for number in range(2)])
+    assert (report.kind, report.ranks, report.seconds) == (LOADER, (0, 1), 120)
+    assert report.places == dict.fromkeys((0, 1), "/home/me/train.py:12 in <module>")
+    assert "/home/me/train.py:12 in <module>" in report.text
 
 
 def test_one_that_a_debugger_holds_is_nobodys_fault():

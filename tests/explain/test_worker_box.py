@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from explain_scripts import end
 
 from lockstep._tools.explain import command as stacks
+from lockstep._tools.explain.work import CHILDREN_WORK
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -93,8 +94,7 @@ def test_who_is_waited_for_is_said_once_and_an_all_clear_when_it_goes_on(start, 
     process = start(read="index == 60 and dist.get_rank() == 1 and open('go').read()", workers=2)
     until(lambda: "no progress" in said(), process)
     text = said()
-    assert re.match(r"lockstep: WARNING: no progress for \d+ s: rank 0 waits for rank 1\.\n", text)
-    assert re.search(r"rank 1 on \S+ \(pid \d+\): waiting for its loader workers, after \d+ collectives, for \d+ s\n", text)
+    assert re.search(r"  rank 1 on \S+ \(pid \d+\): .* loader workers, after \d+ collectives, ", text)
     assert "all clear" not in text
     (tmp_path / "go").write_text("")
     until(lambda: "all clear" in said(), process)
@@ -105,7 +105,7 @@ def test_who_is_waited_for_is_said_once_and_an_all_clear_when_it_goes_on(start, 
 def test_a_rank_whose_child_computes_is_shown_to_be_at_work_without_a_warning(start, said, tmp_path):
     process = start('os.system("while [ ! -e go ]; do :; done")')
     until(lambda: [rank["waiting"] and rank["still_s"] > 13 for rank in ranks(process)] == [True, False], process)
-    assert "is at work" in ask(process)
+    assert CHILDREN_WORK in ask(process)
     assert "no progress" not in said()
     (tmp_path / "go").touch()
 
@@ -117,6 +117,4 @@ def test_a_killed_rank_is_told_with_what_it_was_last_seen_at(start, said, tmp_pa
     process.wait()
     text = said()
     assert re.match(r"error: rank 1 of 2 on \S+ failed: SIGKILL: ", text)
-    assert re.search(
-        r"It was last seen in the script, after 12 collectives, .* with \d+ MB of memory .*:\n.*\n.*\n.*in fault", text
-    )
+    assert re.search(r"last seen .* after 12 collectives, .* \d+ MB .*:\n.*\n.*\n.*in fault", text)

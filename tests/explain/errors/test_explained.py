@@ -7,16 +7,25 @@ import pytest
 import torch
 
 import lockstep
-from lockstep._tools.explain.errors.explanation import ROWS, explain_error
+from lockstep._tools.explain.errors.explanation import ROWS, explain, explain_error
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def words_of(act, *args):
-    """Of the error that this raises."""
+def error_of(act, *args):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         act(*args)
-    return explain_error(caught.value)
+    return caught.value
+
+
+def words_of(act, *args):
+    """The explanation of the error that this raises, as text."""
+    return explain_error(error_of(act, *args))
+
+
+def explained(act, *args):
+    """The same in fields."""
+    return explain(error_of(act, *args))
 
 
 def keep_a_state():
@@ -27,7 +36,9 @@ def keep_a_state():
 
 
 def test_a_hidden_state_that_was_kept_over_a_step_is_to_be_detached():
-    assert "state = state.detach(); in a lockstep script, keep it with team.per_shard" in words_of(keep_a_state)
+    words = words_of(keep_a_state)
+    assert "state = state.detach()" in words
+    assert "team.per_shard" in words
 
 
 @pytest.mark.parametrize(
@@ -56,7 +67,7 @@ def test_an_error_underneath_is_explained():
         except RuntimeError as error:
             raise OSError("training failed") from error
 
-    assert words_of(step).startswith("(The RuntimeError underneath.) The loss depends on")
+    assert explained(step)[::2] == ("a graph used twice", "RuntimeError")
 
     def clean_up():
         try:
@@ -64,7 +75,8 @@ def test_an_error_underneath_is_explained():
         finally:
             raise KeyError("clean-up failed too")
 
-    assert words_of(clean_up).startswith("(The RuntimeError underneath.) The loss depends on")
+    assert explained(clean_up)[::2] == ("a graph used twice", "RuntimeError")
+    assert "RuntimeError" in words_of(clean_up)
 
 
 def test_ctrl_c_and_ends_that_are_meant_are_left_alone():
@@ -88,7 +100,7 @@ def test_objects_that_do_anything_when_they_are_looked_at_do_no_harm():
         wild = {1: hostile}
         raise RuntimeError("Expected to have finished reduction in the prior iteration", len(wild), type(self))
 
-    assert "the loss of this rank did not depend on some parameters" in words_of(step)
+    assert explained(step).family == "unused parameters"
 
     class MuteError(RuntimeError):
         def __str__(self):

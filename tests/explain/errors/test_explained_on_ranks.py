@@ -1,6 +1,8 @@
 """What ranks do to each other, in plain scripts: PyTorch's own errors, as they are raised here,
 with names."""
 
+import re
+
 import pytest
 
 pytestmark = pytest.mark.timeout(100)
@@ -24,9 +26,8 @@ def test_unused_parameters_are_named(words_of):
         main()
         """
     )
-    assert "did not depend on fc2.weight [3, 5] and fc2.bias [3] (2 of 3 parameters)" in words
-    assert "the loss of rank " in words
-    assert "find_unused_parameters=True" in words
+    for fact in ("rank ", "fc2.weight [3, 5]", "fc2.bias [3]", "2 of 3 parameters", "find_unused_parameters=True"):
+        assert fact in words
 
 
 LEAVES_AN_OUTPUT_OUT = """
@@ -43,8 +44,7 @@ for _ in range(4):
 
 def test_of_a_static_graph_the_remedy_is_one_that_works(words_of):
     words = words_of(LEAVES_AN_OUTPUT_OUT)
-    assert "return only what the loss uses" in words
-    assert "leave static_graph=True out" in words
+    assert re.search(r"static_graph=True .*find_unused_parameters=True", words)
 
 
 def test_unused_parameters_are_named_by_the_text_where_the_model_is_not_found(words_of):
@@ -60,18 +60,16 @@ def test_unused_parameters_are_named_by_the_text_where_the_model_is_not_found(wo
         """,
         nproc=1,
     )
-    assert "the loss of rank 0 did not depend on a.weight, a.bias." in words
+    assert "rank 0" in words
+    assert "a.weight, a.bias" in words
 
 
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        (
-            "os.kill(os.getpid(), signal.SIGBUS)",
-            "ended by SIGBUS: mostly it wrote a batch into shared memory when none was left. ",
-        ),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL: nearly always the system's out-of-memory killer"),
-        ("os._exit(3)", "ended with status 3: sys.exit() or os._exit()"),
+        ("os.kill(os.getpid(), signal.SIGBUS)", ("SIGBUS", "/dev/shm has ", "free now", "emptyDir: {medium: Memory}")),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ("SIGKILL", "out-of-memory killer")),
+        ("os._exit(3)", ("status 3", "sys.exit() or os._exit()")),
     ],
 )
 def test_a_loader_worker_that_is_gone(words_of, end, said):
@@ -90,10 +88,7 @@ def test_a_loader_worker_that_is_gone(words_of, end, said):
         nproc=1,
     )
     assert words.startswith("Loader worker ")
-    assert said in words
-    if "SIGBUS" in end:
-        assert "/dev/shm has " in words
-        assert "free now" in words
+    assert [fact for fact in said if fact not in words] == []
 
 
 @pytest.mark.parametrize(

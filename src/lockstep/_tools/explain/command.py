@@ -1,4 +1,4 @@
-"""``lockstep stacks``: what every rank of a run is doing right now, or was when it was killed."""
+"""``lockstep stacks``: what every rank of a run is doing now, or was doing when it was killed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _EPILOG = """
 \b
 Examples:
   lockstep stacks runs/train-2
-      who waits, who is missing, and where in the code
+      which ranks wait, which are missing, and where in the code
   lockstep stacks
-      every rank on this machine, unchanged torchrun scripts included
+      all ranks on this machine, including those of unchanged torchrun scripts
   watch lockstep stacks runs/train-2
-      the same every two seconds
+      repeat every two seconds
   lockstep stacks runs/train-2 --json | jq '.[] | select(.waiting | not)'
       for other programs
 
-The run is not disturbed: twice a second each rank writes what its main thread is doing to RUN_DIR/blackbox. That record
-outlives the process, so killed ranks are shown, too.
+The run is not disturbed: twice a second each rank writes what its main thread is doing to RUN_DIR/blackbox. The record
+outlives the process, so killed ranks are shown as well.
 """
 
 
@@ -43,23 +43,25 @@ outlives the process, so killed ranks are shown, too.
     "--pid",
     type=int,
     metavar="PID",
-    help="Process id of one lockstep run on this machine, if there are several.  [default: all]",
+    help="Process id of one lockstep run on this machine.  [default: all]",
 )
-@click.option("--all", "whole", is_flag=True, help="Show every frame, those of libraries too.")
+@click.option("--all", "whole", is_flag=True, help="Show all frames, including those of libraries.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank, with every frame.")
 def command(run_dir: Path | None, pid: int | None, whole: bool, as_json: bool) -> None:
-    """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come
-    first.
+    """Show what each rank is doing, to debug a hang or a slow run. The ranks that the others wait
+    for come first.
 
-    Without RUN_DIR: every rank that lockstep run has started on this machine. Ranks that do the
-    same at the same line of code are shown together. The stack is that of a rank's main thread,
-    outermost call first. Frames of libraries are counted."""
+    Without RUN_DIR, all ranks that lockstep run has started on this machine are shown. Ranks at
+    the same line of code form one group. The stack is that of the main thread, outermost call
+    first, with the frames of libraries counted."""
     if run_dir is not None and pid is not None:
-        raise ConfigError(f"{run_dir} and --pid {pid}: give one of them, both say what to look at")
+        raise ConfigError(f"{run_dir} and --pid {pid} exclude each other. Remove one.", code="stacks-run-and-pid")
     launches = _of_launches(pid) if run_dir is None else {"": read_reports(run_dir, time.time())}
     if run_dir is not None and not launches[""]:
-        why = "no rank of it has reported" if run_dir.is_dir() else "there is no such directory"
-        raise ConfigError(f"{run_dir / DIRECTORY}: {why}. `lockstep runs` lists the runs of a directory")
+        why = "no rank has reported there" if run_dir.is_dir() else "no such directory"
+        raise ConfigError(
+            f"{run_dir / DIRECTORY}: {why}. `lockstep runs` lists the runs in a directory.", code="stacks-no-run"
+        )
     if as_json:
         echo_json([_as_json(report) for reports in launches.values() for report in reports])
         return
@@ -71,15 +73,18 @@ def command(run_dir: Path | None, pid: int | None, whole: bool, as_json: bool) -
 
 
 def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
-    """Reports of the ranks of this user's launches on this machine, by a title for each launch.
+    """The reports of the ranks of this user's launches on this machine, with a title for each
+    launch.
 
     Raises:
-        ConfigError: there is none, or not the one of this process.
+        ConfigError: there is no such launch.
     """
     launches = live_launches()
     if pid is not None and pid not in launches:
-        known = f"; it is one of {', '.join(map(str, sorted(launches)))}" if launches else ", nor is any other of yours here"
-        raise ConfigError(f"--pid {pid}: that is no `lockstep run` of yours that runs on this machine{known}")
+        known = f"Yours are: {', '.join(map(str, sorted(launches)))}." if launches else "You have none running here."
+        raise ConfigError(
+            f"--pid {pid} is not a `lockstep run` process of yours on this machine. {known}", code="stacks-unknown-pid"
+        )
     by_launch = {}
     for launcher in sorted(launches) if pid is None else [pid]:
         # Each start of the workers has a directory of its own, and the newest is the one that runs.
@@ -90,8 +95,9 @@ def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
             by_launch[f"lockstep run (process {launcher}){what}"] = reports
     if not by_launch:
         raise ConfigError(
-            "no worker of a `lockstep run` of yours has reported on this machine. Give the directory of a run, if it is "
-            "elsewhere or is over: `lockstep runs` lists those of a directory"
+            "no worker of a `lockstep run` of yours has reported on this machine. For a run that is elsewhere or has finished, "
+            "pass its directory (`lockstep runs` lists them).",
+            code="stacks-nothing-here",
         )
     return by_launch
 
@@ -100,7 +106,7 @@ def _show(reports: Sequence[RankReport], console: Console, *, whole: bool) -> No
     world_size = reports[0].record["world_size"]
     silent = sorted(set(range(world_size)) - {report.rank for report in reports})
     if silent:
-        say(console, f"{name_ranks(silent)} of {world_size}: has never reported", "red")
+        say(console, f"{name_ranks(silent)} of {world_size}: never reported", "red")
     for group in grouped(reports):
         say(console, f"{title(group, f' of {world_size}')}: {group[0].describe()}", "" if group[0].is_waiting else "bold")
         has_ended = group[0].state in ("finished", "failed")

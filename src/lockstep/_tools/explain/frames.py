@@ -16,7 +16,7 @@ _BETWEEN = f"{OURS}_world/comm/"
 _UNNAMED = re.compile(r"Thread-\d+ \((.+)\)")
 """The name that Python gives to a thread, with that of its function."""
 _OUTERMOST, _INNERMOST, _USERS = 2, 3, 2
-"""Frames of a deep stack that a report shows."""
+"""The numbers of frames of a deep stack that a report shows."""
 
 
 def stack_of(frame: FrameType | None) -> list[Frame]:
@@ -78,11 +78,5 @@ def users_location(frames: Sequence[Frame]) -> str:
 
 
 def is_between(file: str) -> bool:
-    """Whether code in this file only passes on what another called: the methods of a team, say."""
+    """Whether code in this file only passes a call on, as the methods of a team do."""
     return owner(file) == "plumbing" or file.startswith(_BETWEEN)
-
-
-def is_own(frames: Sequence[Frame]) -> bool:
-    """Whether lockstep itself has called what runs, for no call of the user's; ``frames``:
-    innermost first."""
-    return next((owner(file) == "lockstep" for file, _, _ in frames if not is_between(file)), False)

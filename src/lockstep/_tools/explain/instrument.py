@@ -1,4 +1,4 @@
-"""What explains a run from inside: its black boxes, and slow ranks."""
+"""The instrument that explains a run from inside: its black boxes, and slow ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lockstep._tools.explain.slow_scripts import line_of
 
 
 class Explanation(Instrument):
-    """In every run."""
+    """The instrument of every run that records what its ranks do, and reports slow ones."""
 
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:
-        """Its black box. The clock tells of slow ranks."""
+        """Opens the black box, and has the clock report slow ranks."""
         told: set[tuple[int, str]] = set()
 
         def report(slow: SlowRank) -> None:
-            """To the journal, and the first of a rank and an activity to the user. All ranks come
-            to the same result."""
+            """Writes it to the event log, and prints the first report for a rank and activity. All
+            ranks reach the same result, so only rank 0 does this."""
             step, cause = run.phases.step, (slow.rank, slow.activity)
             if run.world.rank == 0:
                 run.journal.write("slow", step=step, host=run.hosts[slow.rank], **asdict(slow))
@@ -45,8 +45,8 @@ class Explanation(Instrument):
 
 
 def _line_of(run: Run, rank: int) -> str:
-    """Where a slow rank spends its time, as its black box tells, and that of a neighbour; empty: it
-    is not known."""
+    """The line where a slow rank spends its time, by its black box and a neighbor's; empty:
+    unknown."""
     ranks = (rank, (rank + 1) % run.world.world_size)
     with contextlib.suppress(Exception):  # no error here may affect the training
         records = [read_box(box_path(run.run_dir, each)) for each in ranks]

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 from lockstep._base.shapes import Count, Seconds
 from lockstep._base.tracebacks.frames import OURS, Frame
 from lockstep._journal.measure.split import LOADING
+from lockstep._tools.explain.errors.processes import ENLARGE_SHM
 from lockstep._tools.explain.frames import users_location
 from lockstep._tools.explain.interpreter import holds_lock, stack_now
 
@@ -25,9 +26,9 @@ _WORKER_LOOP = "_worker_loop"
 _QUEUE = "/multiprocessing/queues.py"
 _PROCESS = "/multiprocessing/process.py"
 _LATE_S = 3.0
-"""A worker whose record is older than this does not run Python code."""
+"""The age in seconds from which a worker's record shows that it runs no Python code."""
 CERTAIN = ("stopped", "dead", "shm", "tmpdir", "files", "lost")
-"""Causes of which it is certain that no batch comes."""
+"""The causes after which certainly no batch comes."""
 _GONE = ("gone", "zombie", "dead")
 
 
@@ -80,8 +81,8 @@ def loader_at(frame: FrameType | None) -> Any:
     return None
 
 
-# Private attributes of PyTorch: nothing public tells that a batch has come while a thread is seen
-# at one line again and again, nor which processes are the workers, or which sample they are at.
+# Private attributes of PyTorch. There is no public way to see that a batch has come while a thread
+# is at one line again and again, which processes are the workers, or which sample they read.
 
 
 def batches_of(loader: Any) -> int:
@@ -162,14 +163,14 @@ class LoaderWorker:
     rank: int
     record: Mapping[str, Any]
     late_s: float
-    """How long ago the worker's own part of the record was made."""
+    """The age of the worker's own part of the record, in seconds."""
     still_s: float
-    """For how long it has been at its line."""
+    """The seconds for which the worker has been at its line."""
 
     @property
     def frames(self) -> list[Frame]:
-        """Its stack, innermost frame first, behind PyTorch's own; empty: it is not known, or says
-        nothing."""
+        """The worker's stack without PyTorch's frames, innermost first; empty: unknown, or the
+        worker is idle."""
         if self.record["error"]:
             return []
         frames = [(str(file), int(line), str(name)) for file, line, name in self.record["stack"]]
@@ -180,14 +181,14 @@ class LoaderWorker:
 
     @property
     def _reader(self) -> Frame | None:
-        """The function in which it surely is, whether or not it was seen there; None: it is not
-        known."""
+        """The function in which the worker certainly is, whether or not it was seen there; None:
+        unknown."""
         reader = self.record.get("reader") if self.record.get("in_samples") else None
         return None if reader is None else (str(reader[0]), int(reader[1]), str(reader[2]))
 
     @property
     def cause(self) -> str:
-        """Why no batch comes from it, in a word; empty: it is not known to be held up."""
+        """The reason why no batch comes, as one word; empty: the worker is not known to be blocked."""
         if error := str(self.record["error"]):
             return _cause_of(error)
         if self.record.get("is_now"):
@@ -197,37 +198,39 @@ class LoaderWorker:
             return "dead"
         if state == "stopped":
             return "stopped"
-        # What the kernel knows is of now, and whoever sleeps there runs no code of the script's.
+        # The kernel's state is the present one, and a process that sleeps runs no code. It counts
+        # only with a fresh record: an older one may be of another place.
         return str(self.record.get("waits_in", "")) if state == "sleeping" and self.late_s < _LATE_S else ""
 
     def describe(self) -> str:
-        """Who it is and what it does, in words."""
+        """Which worker it is, and what it does, for the user."""
         pid, error = self.record["pid"], str(self.record["error"])
         said = {
-            "dead": "has ended",
+            "dead": "exited",
             "stopped": f"stopped by a signal: `kill -CONT {pid}` resumes it",
-            "sleeping": f"sleeps, for {self.still_s:.0f} s",
-            "lock": f"waits for a lock, for {self.still_s:.0f} s",
-            "flock": f"waits for a lock of a file, for {self.still_s:.0f} s",
-            "holds_gil": f"C code, called at this line, holds the GIL, for {self.late_s:.0f} s",
+            "sleeping": f"has been sleeping for {self.still_s:.0f} s",
+            "lock": f"has been waiting for a lock for {self.still_s:.0f} s",
+            "flock": f"has been waiting for a file lock for {self.still_s:.0f} s",
+            "holds_gil": f"C code, called at this line, has held the GIL for {self.late_s:.0f} s",
         }.get(self.cause, "")
         if error:
-            said = f"could not hand over a batch, which is lost: {error}. {_REMEDIES.get(self.cause, '')}".strip()
+            said = f"lost a batch that it could not send: {error}. {_REMEDIES.get(self.cause, '')}".strip()
         elif not said and not self.record["time_s"]:
-            said = "was not forked, so what it does is not known"
+            said = "was not forked, so its stack is unknown"
         elif not said and self.late_s > _LATE_S:
-            said = f"its interpreter does not answer (C code that holds the GIL) since {self.late_s:.0f} s ago"
+            said = f"its interpreter has not answered for {self.late_s:.0f} s (C code that holds the GIL)"
         if self._reader is not None and self.frames == [self._reader]:
             said += "; it was reading samples"
-        return f"loader worker of rank {self.rank} (pid {pid}): {said or f'makes a batch, for {self.still_s:.0f} s here'}"
+        return (
+            f"loader worker of rank {self.rank} (pid {pid}): {said or f'making a batch, {self.still_s:.0f} s at this line'}"
+        )
 
 
 _REMEDIES = {
-    "shm": "/dev/shm is full, where workers hand batches over: use fewer workers, smaller batches or a smaller "
-    "prefetch_factor, or enlarge it (docker run --shm-size=8g, mount -o remount,size=8g /dev/shm)",
-    "tmpdir": "Python makes sockets in TMPDIR, whose path is too long for that: set TMPDIR=/tmp",
-    "files": "It may open no more files: raise `ulimit -n`, or call "
-    "torch.multiprocessing.set_sharing_strategy('file_system')",
+    "shm": f"/dev/shm is full; workers pass batches through it. {ENLARGE_SHM}. Or use fewer workers, smaller batches or a "
+    "smaller prefetch_factor",
+    "tmpdir": "The path of TMPDIR is too long for the sockets that Python creates in it. Set TMPDIR=/tmp",
+    "files": "Too many open files. Raise `ulimit -n`, or call torch.multiprocessing.set_sharing_strategy('file_system')",
 }
 
 

@@ -1,9 +1,18 @@
 """What a thread of this process waits for from others of it: a lock, a thread's end, a worker of a
 ``multiprocessing`` pool.
 
-An RLock knows the thread that holds it, a Lock does not: a thread that is within a ``with`` of the
-same object does. A thread that waits for a lock has no frame there: its line of code names the
-lock. No code of the script runs for it."""
+Waiting for a lock is a C call without a frame, so the lock is found in two steps. The bytecode
+position of the innermost frame gives the expression that is entered or acquired
+(``file_calls.acquired``), and its names lead to the object through the frame's variables. An RLock
+knows the thread that holds it. A Lock does not, so its holder is the thread whose stack is inside
+the body of a ``with`` statement on the same object::
+
+    thread A:  with self.lock:      thread B:  with self.lock:   <- blocked here: the expression
+                   upload()  <- inside the body of a `with` on the same object: the holder
+
+No code of the script runs: attributes are read from ``__dict__``, not by ``getattr``, since a
+property may do anything.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +36,27 @@ from lockstep._tools.explain.frames import name_of, stack_of, users_location
 from lockstep._world.machine.sizes import counted
 
 LOCK, THREAD, POOL = "lock", "thread", "pool"
-"""What is waited for."""
+"""The kinds of things that a thread waits for."""
 _THREADING, _POOL = "/threading.py", "/multiprocessing/pool.py"
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _OWNER = re.compile(r"RLock object owner=(\d+)")
 _KINDS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 _TICKS = 5
-"""Of the kernel's clock, which has 100 in a second: a pool's first workers start just before their
-replacer."""
+"""The ticks of the kernel's clock (100 a second) within which a pool's first workers start: they
+start just before the thread that replaces them."""
 _MOST_THREADS = 3
 _MOST_FRAMES = 30
 
 
 def awaited_by(thread_id: int) -> dict[str, str]:
-    """What a thread that does not move waits for: its ``kind``; who has it, in ``words``; and the
-    ``file`` whose lock it is, if it asks for that again and again. Empty: that is not known.
+    """What a thread that does not move waits for: the ``kind``; the ``words`` for the user; the
+    ``holder``, the name of the thread that has a lock or is waited for; and the ``file`` whose lock
+    is requested again and again. Empty: unknown.
 
     ``thread_id``: of a thread of this process.
     """
     if file := polled_file(thread_id):
-        return {"kind": FLOCK, "words": f"it asks for the lock of {file} again and again", "file": file}
+        return {"kind": FLOCK, "words": f"it keeps requesting the lock of {file}", "file": file}
     stacks = sys._current_frames()
     frames = list(_outwards(stacks.get(thread_id)))
     with contextlib.suppress(Exception):  # objects of the script may be anything
@@ -54,11 +64,12 @@ def awaited_by(thread_id: int) -> dict[str, str]:
             file, name, own = frame.f_code.co_filename, frame.f_code.co_name, frame.f_locals.get("self")
             if file.endswith(_THREADING):
                 if name == "join" and isinstance(own, threading.Thread):
-                    return {"kind": THREAD, "words": f"it waits for the end of {_described(own.ident, stacks)}"}
+                    words = f"it waits for {_described(own.ident, stacks)} to finish"
+                    return {"kind": THREAD, "words": words, "holder": name_of(own)}
             elif file.endswith(_POOL):
                 if lost := _lost_workers(own):
                     words = (
-                        f"it waits for a pool of processes of which {lost} died: the task of one that dies is never done "
+                        f"it waits for a multiprocessing pool of which {lost} died; their tasks are never finished "
                         "(concurrent.futures.ProcessPoolExecutor raises an error instead)"
                     )
                     return {"kind": POOL, "words": words}
@@ -78,12 +89,12 @@ def _lock_at(frame: FrameType, thread_id: int, stacks: Mapping[int, FrameType]) 
             holders = [ident for ident, stack in stacks.items() if _is_within(lock, stack, is_asking=ident == thread_id)]
         words = f"it waits for `{text}`"
         if holders == [thread_id]:
-            words += ", which it holds itself"
+            words += ", which it already holds itself"
         elif holders:
-            words += f", which {_described(holders[0], stacks)} holds"
+            words += f", held by {_described(holders[0], stacks)}"
         else:
-            words += "; which thread holds it is not known" + _others(thread_id, stacks)
-        return {"kind": LOCK, "words": words}
+            words += "; its holder is unknown" + _others(thread_id, stacks)
+        return {"kind": LOCK, "words": words, **({"holder": _name(holders[0])} if holders else {})}
     return {}
 
 
@@ -156,16 +167,19 @@ def _started(task: str) -> int:
 
 
 def _described(ident: int | None, stacks: Mapping[int, FrameType]) -> str:
-    name = next((name_of(thread) for thread in threading.enumerate() if thread.ident == ident), str(ident))
     location = users_location(stack_of(stacks.get(ident or 0)))
-    return f"thread `{name}`{f' (at {location})' if location else ''}"
+    return f"thread `{_name(ident)}`{f' (at {location})' if location else ''}"
+
+
+def _name(ident: int | None) -> str:
+    return next((name_of(thread) for thread in threading.enumerate() if thread.ident == ident), str(ident))
 
 
 def _others(thread_id: int, stacks: Mapping[int, FrameType]) -> str:
     """The other threads that run code of the script, as a clause."""
     idents = [thread.ident for thread in threading.enumerate() if thread.ident != thread_id]
     places = [_described(ident, stacks) for ident in idents if users_location(stack_of(stacks.get(ident or 0)))]
-    return f" (there is {', '.join(places[:_MOST_THREADS])})" if places else ""
+    return f" (other threads: {', '.join(places[:_MOST_THREADS])})" if places else ""
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

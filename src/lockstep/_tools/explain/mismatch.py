@@ -11,19 +11,19 @@ from lockstep._base.tracebacks.frames import Frame
 from lockstep._tools.explain.call_ring import NotedCall
 from lockstep._tools.explain.collective_calls import difference, parse, sizes_differ
 from lockstep._tools.explain.frames import users_location
+from lockstep._tools.explain.own_calls import VIA, describe_own
 from lockstep._tools.explain.rank_reports import DEFAULT_GROUP, name_group
-from lockstep._tools.explain.recorded_calls import LOCKSTEP
 from lockstep._tools.explain.sampler import is_communicating
 from lockstep._world.machine.sizes import name_ranks
 
 SAME_CALLS = (
-    "Every rank must call the same collectives in the same order, with tensors of the same shape and type: is one called on "
-    "some ranks only, behind an `if`?"
+    "Every rank must call the same collectives in the same order, with tensors of the same shape and type. Look for a "
+    "collective behind an `if` that is true on some ranks only."
 )
 _REMEDIES = {
-    "dtype": "The bytes of one type are read as another on other ranks: convert the tensors to one type before the call.",
-    "op": "Ranks that reduce with different ops get different numbers: pass op= one value.",
-    "root": "Pass src= or dst= one value on all ranks. (It is a rank of the whole run, not of the group.)",
+    "dtype": "Other ranks read these bytes as another type. Convert the tensors to one type before the call.",
+    "op": "Ranks that reduce with different ops get different numbers. Pass the same op= on all ranks.",
+    "root": "Pass the same src= or dst= on all ranks (the number of a rank in the run, not in the group).",
 }
 
 _Place = tuple[str, int, int]
@@ -37,9 +37,9 @@ class Difference:
     group: str
     number: int
     calls: Mapping[int, NotedCall]
-    """By rank."""
+    """The call of each rank that is known."""
     aspect: str
-    """What differs: see ``collective_calls.difference``."""
+    """The property that differs: ``kind``, ``dtype``, ``size``, ``op`` or ``root``."""
 
     def __str__(self) -> str:
         """In a clause: ``number 3 was barrier on rank 0, all_reduce (...) on rank 1``."""
@@ -68,14 +68,14 @@ class Difference:
         return tuple(rank for rank in sorted(self.calls) if rank not in most)
 
     def odd_among(self, num_ranks: int) -> tuple[int, ...]:
-        """The same of so many ranks, where the calls of some may not be known: none without a
-        majority of all."""
+        """The ranks that differ from most of ``num_ranks``, where the calls of some may be
+        unknown; empty without a majority of all."""
         odd, num_known = self.odd_ranks, len(self.calls)
         return odd if num_known >= num_ranks or 2 * (num_known - len(odd)) > num_ranks else ()
 
     def lines(self, stacks: Mapping[int, Sequence[Frame]] | None = None) -> list[str]:
-        """Which ranks called what, and where. ``stacks``: of ranks, which tell where if nothing
-        else does."""
+        """Lines with each rank's call and its place. ``stacks``: the stacks of ranks, used where
+        a call's line is unknown."""
         said: dict[str, list[int]] = {}
         for rank, call in sorted(self.calls.items()):
             at = call.at or users_location((stacks or {}).get(rank, ()))
@@ -86,8 +86,8 @@ class Difference:
 def describe_call(call: NotedCall) -> str:
     """A call, and the function that was called for it: ``broadcast (shape [1] of long) of
     broadcast_object_list``."""
-    if call.via == LOCKSTEP:
-        return f"lockstep's own {call.call}"
+    if call.via.startswith(VIA):
+        return describe_own(call.via.removeprefix(VIA), str(call.call))
     of = f" of {call.via}" if call.via.endswith(("_object", "_list")) else ""
     return f"{call.call}{of}"
 
@@ -181,7 +181,7 @@ def at_failure(
     first = first_difference(called, has_failed=True)
     if not all(is_communicating(stack) or _is_in_backward(stack) for stack in stacks.values()):
         return None  # something else has ended one of them
-    head = "communication failed because the ranks have called different collectives."
+    head = "communication failed because the ranks called different collectives."
     if first is not None:
         others = [rank for rank in sorted({*called, *stacks}) if rank not in first.calls]
         lines = [
@@ -194,19 +194,19 @@ def at_failure(
         places.setdefault(users_location(stack), []).append(rank)
     if not has_aborted or len(places) < 2:
         return None
-    # What one of them called in C++ is gone with its process: where it did so is known.
+    # A call made in C++ is lost with the process that made it, but the traceback has its line.
     return None, [head, *(f"  {name_ranks(ranks)}: at {at}" for at, ranks in places.items() if at), SAME_CALLS]
 
 
 def _latest(calls: Sequence[NotedCall], stack: Sequence[Frame]) -> str:
     """What is known of a rank whose own call of that collective is not."""
     if at := users_location(stack):
-        return f"at {at}; its call is not known"
+        return f"at {at} (its call is unknown)"
     if not calls:
-        return "its calls are not known"
+        return "its calls are unknown"
     last = calls[-1]
     number = f"number {last.number}, " if last.number else ""
-    return f"its latest known call is {number}{describe_call(last)}{f', at {last.at}' if last.at else ''}"
+    return f"latest known call: {number}{describe_call(last)}{f', at {last.at}' if last.at else ''}"
 
 
 def _is_in_backward(stack: Sequence[Frame]) -> bool:

@@ -1,9 +1,13 @@
-"""Ranks that have parted: some have left a loop, or do what all must do together, and others go on
-with their steps. Pure.
+"""Ranks that have parted: some have left a loop, or make a call that all must make together, while
+others continue with their steps. Pure.
 
-It is certain as soon as it shows, and needs no time to pass: a rank that waits for all others
-outside of its steps (``loop.meeting``) takes part in no phase of a step before they have come, and
-one that is in such a phase comes only after it."""
+This is certain as soon as it shows; no time has to pass. A rank that waits for all others outside
+its steps (``loop.meeting``) takes part in no phase before they have come. A rank that is in a phase
+of a later step comes only after it, and the phase needs the first rank. So each needs the other::
+
+    rank 0:  step 9 ... break ... meets before evaluate() ---- needs rank 1 here --+
+    rank 1:  step 9 ... step 10: phase 0 --- needs rank 0's gradients ------------+
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,25 @@ from lockstep._tools.explain.rank_reports import DEFAULT_GROUP, RankReport
 from lockstep._world.machine.sizes import name_ranks
 
 ALL_SEEN_S = 3.0
-"""After so long, every rank that runs has written its black box."""
+"""The seconds within which every rank that runs has written its black box."""
 _RECORDED_S = 2.0
-"""A rank that has not moved for so long has recorded its newest collectives."""
+"""The seconds without movement after which a rank has recorded its newest collectives."""
 _LEFT = (
-    "Every rank must leave the loop after the same step: by what is the same on all ranks, such as batch['loss'] or the result "
-    "of an evaluation, or by `if team.any(condition): break` for what each rank sees by itself (a clock, a signal, a file)."
+    "Every rank must leave the loop after the same step. Decide by a value that is equal on all ranks (batch['loss'], an "
+    "evaluation's result). For a local condition (a clock, a signal, a file): `if team.any(condition): break`."
 )
 _PASSED = (
-    "Every rank must run the loops over batch.shards in the same steps: let `continue` depend on what is the same on all "
-    "ranks, or write it behind those loops."
+    "Every rank must run the loop over batch.shards in the same steps. Let `continue` depend on a value that is equal on all "
+    "ranks, or put it after that loop."
 )
-_CALLED = "Every rank must make such a call, at the same point: is it behind an `if` that is true on some ranks only?"
-_ENDED = "All ranks must end together: let what ends the program be the same on all of them."
+_CALLED = "Every rank must make this call at the same point. Look for an `if` that is true on some ranks only."
+_ENDED = "All ranks must exit together. Let the exit depend on a value that is equal on all ranks."
 _CAUSES = {"": "its iterator was dropped", EXCEPTION: "an error"}
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """Where a rank is."""
+    """A rank's position relative to the loop and the meetings."""
 
     report: RankReport
 
@@ -46,18 +50,18 @@ class _Rank:
 
     @property
     def left(self) -> Mapping[str, Any] | None:
-        """How it left its loop before the end of that; None: it has not."""
+        """How the rank left its loop early; None: it has not."""
         left = self.doing.get("left")
         return left if isinstance(left, dict) and left.get("cause") != ENDED else None
 
     @property
     def number(self) -> int:
-        """Of its newest meeting."""
+        """The number of the rank's newest meeting."""
         return int(self.doing["meeting"]["number"])
 
     @property
     def call(self) -> str:
-        """Before what it waits for the others; empty: it is elsewhere."""
+        """The call before which the rank waits for the others; empty: it is elsewhere."""
         return str(self.doing["meeting"]["call"])
 
     @property
@@ -69,34 +73,34 @@ class _Rank:
 
     @property
     def exit(self) -> str:
-        """Where it has called ``sys.exit``; empty: it has not, or waits elsewhere than at its
-        end."""
+        """The line that called ``sys.exit``; empty: none did, or the rank waits elsewhere than at
+        its end."""
         return str(self.doing.get("exit", "")) if self.call and not users_location(self.report.frames) else ""
 
     @property
     def at(self) -> str:
-        """Its line in the script."""
+        """The rank's line in the script."""
         return users_location(self.report.frames) or self.exit
 
     @property
     def place(self) -> str:
-        """Where it has left its loop, or else is in the script."""
+        """The line at which the rank left its loop, otherwise its present line."""
         return str(self.left["place"]) if self.left is not None else self.at
 
     @property
     def where(self) -> str:
-        """For a sentence, behind "has" or "have"."""
+        """The position as text, to follow "has" or "have"."""
         step, at = self.doing["step"], f" ({f'{EXIT} at ' if self.exit else ''}{self.at})" if self.at else ""
         if self.left is not None:
             if self.left["cause"] == PASSED_OVER:
-                return f"passed over the shards of step {step} (`continue`, in the loop at {self.left['place']})"
+                return f"skipped the shards of step {step} (`continue` in the loop at {self.left['place']})"
             how = _CAUSES.get(str(self.left["cause"]), str(self.left["cause"]))
             place = f" at {self.left['place']}" if self.left["place"] else ""
             return f"left the loop after step {self.left['step']} ({how}{place})"
         when = f"{'in' if self.doing['in_step'] else 'after'} step {step}"
         if self.call:
-            return f"come to {self.call} {when}{at}"
-        return f"gone on to step {step}{at}" if self.doing["in_step"] else f"gone on {when}{at}"
+            return f"reached {self.call} {when}{at}"
+        return f"continued to step {step}{at}" if self.doing["in_step"] else f"continued {when}{at}"
 
 
 def parted(reports: Sequence[RankReport], waited_s: float) -> Report | None:
@@ -137,7 +141,7 @@ def left_apart(waiting: Sequence[RankReport], waited_s: float) -> Report | None:
 
 
 def _of_runs(reports: Sequence[RankReport]) -> list[_Rank]:
-    """Those of which is known where they meet. (A script without ``join`` has no meetings.)"""
+    """The ranks whose meetings are known. (A script without ``join`` has none.)"""
     needed = ("meeting", "in_phase", "in_step", "step", "phase")
     return [_Rank(report) for report in reports if all(name in report.record["doing"] for name in needed)]
 
@@ -164,7 +168,7 @@ def _never_comes(rank: _Rank, waiting: _Rank) -> bool:
 def _told(here: Sequence[_Rank], gone_on: Sequence[_Rank], waited_s: float) -> Report:
     left = [rank for rank in here if rank.left is not None]
     if not gone_on and len(left) == len(here) and len({str(rank.left) for rank in left}) == 1:
-        left = []  # in the same way: they differ in what they do now
+        left = []  # all left in the same way, so the difference is in what they do now
     first = left or [rank for rank in here if rank.exit] or here
     groups: dict[str, list[int]] = {}
     for rank in [*first, *(rank for rank in here if rank not in first), *gone_on]:
@@ -177,7 +181,7 @@ def _told(here: Sequence[_Rank], gone_on: Sequence[_Rank], waited_s: float) -> R
     everyone = sorted([*here, *gone_on], key=lambda rank: rank.report.rank)
     return Report(
         kind=PARTED,
-        text=f"the ranks have parted: {', and '.join(said)}.\n{remedy}",
+        text=f"the ranks have parted and wait for each other: {', and '.join(said)}.\n{remedy}",
         ranks=tuple(sorted(rank.report.rank for rank in first)),
         cause=cause,
         places={rank.report.rank: place for rank in everyone if (place := rank.place)},

@@ -11,7 +11,7 @@ from pathlib import Path
 _CLOCK_S = 1.0
 """The kernel knows creation times only to within a clock tick."""
 _WAITS = {"nanosleep": "sleeping", "futex": "lock", "flock": "flock", "locks_lock": "flock", "setlk": "flock"}
-"""By a part of the name of the kernel's function."""
+"""The kind of wait for a part of the name of the kernel's function (``/proc/PID/wchan``)."""
 
 
 @dataclass(frozen=True)
@@ -19,26 +19,24 @@ class ProcessFacts:
     """The current state of one process."""
 
     state: str
-    """As psutil names it: ``running``, ``sleeping``, ``stopped``, ``disk-sleep``, ``tracing-stop``,
-    ``zombie``, ..."""
+    """The state in psutil's words: ``running``, ``sleeping``, ``stopped``, ``disk-sleep``,
+    ``tracing-stop``, ``zombie``, ..."""
     io_bytes: int = 0
-    """Read and written since it started."""
+    """The bytes read and written since the process started."""
     cpu_s: float = 0.0
-    """Processor time of all its threads, in seconds."""
+    """The processor time of all threads, in seconds."""
     sleeps_in: str = ""
-    """The kernel's function in which its main thread sleeps; empty: it does not, or that is not
-    known."""
+    """The kernel's function in which the main thread sleeps; empty: it does not sleep, or the
+    function is unknown."""
 
     def describe_sleep(self) -> str:
-        """Whether it sleeps; empty: it does not."""
-        in_what = f", in the kernel's {self.sleeps_in}" if self.sleeps_in else ""
+        """Where the process sleeps, for the user; empty: it does not."""
+        in_what = f" in the kernel ({self.sleeps_in})" if self.sleeps_in else ""
         return f"it sleeps{in_what}" if self.state == "sleeping" else ""
 
     def why_blocked(self) -> str:
-        """Why it is blocked in the kernel, in words; empty: it is not."""
-        return (
-            "blocked in the kernel: a slow disk, or a file system or driver that hangs" if self.state == "disk-sleep" else ""
-        )
+        """Why the process is blocked in the kernel, for the user; empty: it is not."""
+        return "blocked in the kernel: a slow disk, or a hanging file system or driver" if self.state == "disk-sleep" else ""
 
 
 def facts_of(pid: int) -> ProcessFacts | None:

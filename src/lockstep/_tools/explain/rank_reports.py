@@ -1,5 +1,5 @@
-"""What the ranks of a run are doing, from their black boxes: which ones wait, which ones keep the
-others waiting."""
+"""What the ranks of a run are doing, from their black boxes: which ones wait, and which ones keep
+the others waiting."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from typing import Any
 from lockstep._base.regular_files import size_of
 from lockstep._base.tracebacks.frames import OURS, Frame, owner
 from lockstep._tools.explain.file_locks import FLOCK, FileLock
-from lockstep._tools.explain.frames import folded, is_own, shortened, users_location
+from lockstep._tools.explain.frames import folded, shortened, users_location
 from lockstep._tools.explain.loader_workers import LoaderWorker, waits_for_loader
+from lockstep._tools.explain.own_calls import describe_own, own_purpose
 from lockstep._tools.explain.process import ProcessFacts
 from lockstep._tools.explain.sampler import is_communicating, waits_at
 from lockstep._tools.explain.work import BUSY_BYTES, COMPUTES, LEAST_SHARE, READS_OR_WRITES
@@ -25,18 +26,18 @@ from lockstep._world.machine.sizes import counted, name_ranks
 
 _LAUNCH = f"{OURS}_launch/"
 _WAITING_CODE = (OURS, "/torch/", "/multiprocessing/", "/selectors.py", "/threading.py", "/queue.py")
-"""Code in which a script waits."""
+"""Parts of paths of the code in which a script waits."""
 STILL_S = 2.0
-"""A rank that has not moved for this long is examined more closely."""
+"""The seconds without movement after which a rank is examined more closely."""
 _RECENT_S = 10.0
-"""What was done longer ago than this is over."""
+"""The seconds after which work that was seen no longer counts as present."""
 _MOST_SOURCE_BYTES = 1 << 24
 _LEAST_WAKES, _MOST_BETWEEN_S = 3, 5.0
-"""A thread that polls wakes up so often, and at least once in so many seconds."""
+"""The least number of wake-ups of a thread that polls, and the most seconds between two."""
 ALIVE = ("running", "late")
-"""States of a process that runs."""
+"""The states of a process that exists and has not ended its run."""
 POLLS = "polls"
-"""The cause of one that polls: see ``RankReport.polls``."""
+"""The cause of a rank that wakes up again and again to look for something."""
 DEFAULT_GROUP = "0"
 """PyTorch's name of the process group of all ranks."""
 
@@ -46,27 +47,27 @@ class RankReport:
     """What one rank was last seen doing."""
 
     record: Mapping[str, Any]
-    """The newest of its black box."""
+    """The newest record of the rank's black box."""
     state: str
-    """``running``; ``late``: it has stopped reporting; ``stopped`` by a signal; ``gone``; or how it
-    ended: ``finished``, ``failed``. (A process that is ending is one of the first three: see
-    ``ending``.)"""
+    """``running``; ``late`` (it has stopped reporting); ``stopped`` by a signal; ``gone``; or how
+    it ended: ``finished``, ``failed``. A process that is exiting is in one of the first three, with
+    ``ending`` set."""
     late_s: float
-    """How long ago it should have reported."""
+    """The seconds since the rank should have reported."""
     is_here: bool = True
-    """Whether it is a process of this machine."""
+    """Whether the rank is a process of this machine."""
     facts: ProcessFacts | None = None
-    """Known if it is here and does not move."""
+    """What the kernel knows of the process; None unless it is on this machine and does not move."""
     holds_lock: bool = False
-    """Of one that is late: whether C code is known to hold its interpreter's lock."""
+    """Whether C code is known to hold the interpreter's lock, in state ``late``."""
     is_now: bool = False
-    """Of one that is late: whether its stack is the present one all the same."""
+    """Whether the stack is the present one although the state is ``late``."""
     lock: FileLock | None = None
-    """The lock of a file that keeps it waiting."""
+    """The lock of a file that keeps the rank waiting; None: no lock is known."""
     held_by: int | None = None
-    """The rank that holds it; None: none does, as far as is known."""
+    """The rank that holds ``lock``; None: no rank, as far as is known."""
     is_behind: bool = False
-    """Whether it has begun a collective, but has not reached the one that others wait in."""
+    """Whether the rank has begun a collective, but has not reached the one that others wait in."""
 
     @property
     def rank(self) -> int:
@@ -98,14 +99,14 @@ class RankReport:
 
     @property
     def ending(self) -> Mapping[str, Any]:
-        """Of a process whose program is over: ``how`` that ended; when, ``since_s``, in seconds
-        since 1970; and the ``holders`` of the process. Empty: its program runs, or the process is
-        gone."""
+        """The exit of a process whose program has finished: ``how`` it finished, ``since_s`` (seconds
+        since 1970), and the ``holders`` that block the exit. Empty: the program runs, or the process
+        is gone."""
         return self.record.get("ending", {}) if self.state in ALIVE else {}
 
     @property
     def ending_s(self) -> float:
-        """How long ago its program was over, in seconds; 0: it runs."""
+        """The seconds since the program finished; 0: it runs."""
         return self._since_in(self.ending, "since_s") if self.ending else 0.0
 
     @property
@@ -123,10 +124,11 @@ class RankReport:
             return ""
         name = str(collective.get("group", DEFAULT_GROUP))
         group = "" if name == DEFAULT_GROUP else f" of {name_group(name, collective.get('members') or ())}"
-        whose = "lockstep's own " if is_own(self.frames) else ""
+        if purpose := own_purpose(self.frames):
+            return f"{describe_own(purpose, str(collective['text']))}{group}"
         via = str(collective.get("via", ""))
         of = f" of {via}" if via.endswith(("_object", "_list")) else ""
-        return f"{whose}{collective['text']}{of}{group}"
+        return f"{collective['text']}{of}{group}"
 
     @property
     def still_s(self) -> float:
@@ -205,7 +207,7 @@ class RankReport:
             return self._describe_silent()
         if self.ending and not self.is_waiting:
             silent = self._why_silent()
-            return f"ending, for {self.ending_s:.0f} s: the script is over{of}{self.handles}{silent}"
+            return f"exiting for {self.ending_s:.0f} s; the script has finished{of}{self.handles}{silent}"
         return self._act(f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now")
 
     def _act(self, when: str) -> str:
@@ -227,7 +229,7 @@ class RankReport:
     def _writes(self) -> str:
         """Which checkpoint it writes beside what it does, as a clause."""
         step = self.record["doing"].get("checkpoint")
-        return "" if step is None or self._is_saving else f", while it writes the checkpoint of step {step}"
+        return "" if step is None or self._is_saving else f", while writing the checkpoint of step {step}"
 
     @property
     def _is_saving(self) -> bool:
@@ -237,13 +239,13 @@ class RankReport:
     def _works(self) -> str:
         """What is done while its main thread does not move, as far as it is seen, as a clause."""
         is_still = self.still_s >= STILL_S and not self.is_waiting
-        work = self.work or ("it wakes up again and again, and may be at work" if self.cause == POLLS else "")
+        work = self.work or ("it wakes up regularly, so it may be working" if self.cause == POLLS else "")
         return f"; {work}" if is_still and work else ""
 
     def _why_gone(self) -> str:
         status = self.record.get("status")
         if status is None:
-            return "killed by its launcher, after another rank had failed, or because memory ran out (see dmesg),"
+            return "killed by its launcher after another rank failed, or by the kernel for lack of memory (see dmesg),"
         try:
             return f"killed by {signal.Signals(-status).name} (signal {-status})"
         except ValueError:
@@ -253,13 +255,13 @@ class RankReport:
         """Whether the process of a run that has ended is still there, as a clause."""
         if self.facts is None:
             return ""
-        return "; its process is still there, and `lockstep stacks` without a directory shows what it does"
+        return "; its process still exists: `lockstep stacks` without a directory shows what it does"
 
     @property
     def handles(self) -> str:
         """Which exception it is handling, as a clause; empty: none, or it moves."""
         handled = self.record.get("handled")
-        return f", while it handles {handled}" if handled else ""
+        return f", while handling {handled}" if handled else ""
 
     def _describe_silent(self) -> str:
         """What is known of one that has stopped reporting, and of when that is."""
@@ -269,7 +271,7 @@ class RankReport:
         does = f" ({does})" if does else ""
         if self.holds_lock:
             called = ", called at this line," if self.is_now else ""
-            why = f"its interpreter does not answer, for {self.still_s:.0f} s: C code{called} holds the GIL{does}"
+            why = f"its interpreter has not answered for {self.still_s:.0f} s: C code{called} holds the GIL{does}"
         elif blocked := self.facts is not None and self.facts.why_blocked():
             why = f"it has not reported for {self.still_s:.0f} s: {blocked}"
         else:
@@ -278,7 +280,7 @@ class RankReport:
             return why
         last = replace(self, state="running", facts=None, record={**self.record, "work": ""}, late_s=0.0)
         said = last.describe() if last.ending else last._act(f"{self.still_s:.0f} s ago")
-        return f"{why}. What it does now is not known; it was last seen {said}"
+        return f"{why}. Its present state is unknown; it was last seen {said}"
 
     def _why_silent(self) -> str:
         """Why it does not move, as far as the kernel knows."""
@@ -287,8 +289,8 @@ class RankReport:
 
     @property
     def _awaits(self) -> Mapping[str, str]:
-        """What it waits for but other ranks: its ``kind``, and who has it, in ``words``. Empty:
-        that is not known."""
+        """What the rank waits for, other than ranks: the ``kind``, and the ``words`` for the user.
+        Empty: unknown."""
         if self.is_waiting or self.state != "running":
             return {}
         if self.lock is None:
@@ -297,12 +299,18 @@ class RankReport:
         holder = f"process {self.lock.holder} (`{self.lock.command}`)"
         if self.held_by is not None:
             holder = f"rank {self.held_by} (pid {self.lock.holder})"
-        return {"kind": FLOCK, "words": f"it waits for the lock of {self.lock.file or 'a file'}, which {holder} holds"}
+        return {"kind": FLOCK, "words": f"it waits for the lock of {self.lock.file or 'a file'}, held by {holder}"}
 
     def stack(self, *, short: bool = False, fold: bool = False) -> list[str]:
-        """The lines of its stack to show, outermost first, from the script's first line on,
-        ``short`` for a report; ``fold``: see ``folded``. For a rank that waits: only the script's
-        own frames. For one that is ending: what keeps it, with its stack."""
+        """The lines of the stack to show, outermost first, from the script's first line on.
+
+        A rank that waits shows the script's frames only; one that is exiting shows what blocks the
+        exit, with its stack.
+
+        Args:
+            short: leave out the middle of a deep stack, for a report.
+            fold: count the frames of libraries, as ``lockstep stacks`` does.
+        """
         if (holders := self.ending.get("holders")) and not self.is_waiting:
             return [line for holder in holders for line in _held_by(holder, short=short, fold=fold)]
         frames = list(
@@ -316,13 +324,13 @@ class RankReport:
         return [*lines, *([self._awaits["words"]] if self._awaits else []), *self._dead_threads()]
 
     def _dead_threads(self) -> list[str]:
-        """A line for each thread of it that has died, and does no more what the main thread may
-        wait for."""
+        """A line for each thread that has died: the main thread may wait for what it no longer
+        does."""
         if self.is_waiting:
             return []
         now_s = float(self.record["time_s"]) + self.late_s
         return [
-            f"a thread of it, `{dead['thread']}`, has died of {dead['error']}, {max(0.0, now_s - dead['time_s']):.0f} s ago"
+            f"its thread `{dead['thread']}` died {max(0.0, now_s - dead['time_s']):.0f} s ago: {dead['error']}"
             for dead in self.record.get("died", ())
         ]
 
@@ -344,8 +352,7 @@ def saves(frames: Sequence[Frame]) -> bool:
 
 
 def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
-    """The step in which a record was made: as an adverbial, and as an attribute of what was being
-    done."""
+    """The step in which a record was made, in two forms: ``in step 5`` and `` of step 5``."""
     doing = record["doing"]
     step = doing.get("step", 0)
     if doing.get("in_step"):
@@ -390,6 +397,8 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
     for report in reports:
         collective = report.record["collective"]
         what = collective and collective["text"]
+        # Ranks of one group share the lines that are shown of its first: whatever a line shows must
+        # be part of the key.
         held = tuple(str(holder["stack"]) or holder["what"] for holder in report.ending.get("holders", ()))
         is_there = report.state == "finished" and report.facts is not None
         workers = tuple((worker.cause, tuple(worker.frames), worker.record["error"]) for worker in report.workers)

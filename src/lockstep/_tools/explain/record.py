@@ -1,5 +1,5 @@
-"""What a record of a black box holds, as far as readers rely on it. The file may be damaged, or
-somebody else's."""
+"""The fields of a black box's record that readers rely on. The file may be damaged, or written by
+another user."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class _Awaited(TypedDict):
 
 class _Awaits(_Awaited, total=False):
     file: str
+    holder: str
 
 
 class _Ending(TypedDict):
@@ -69,7 +70,7 @@ class _Needed(TypedDict):
 
 
 class Record(_Needed, total=False):
-    """What readers rely on in a record. (It has more: see ``sampler``.)"""
+    """The fields that readers rely on. (A record has more: ``sampler`` writes them.)"""
 
     world_size: Ranks
     launch: str

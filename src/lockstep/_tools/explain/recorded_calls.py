@@ -1,10 +1,18 @@
 """Notes every collective that this process calls from Python, in a ring (``call_ring``).
 
-PyTorch's recorder knows neither the op nor the root of a collective, knows no messages on Gloo,
-takes milliseconds to read, and is gone with a process that is aborted. So the methods of
-``ProcessGroup`` are wrapped, through which all functions of ``torch.distributed`` go: these stay
-what they are, for whoever has imported them, pickles or compiles them. What DistributedDataParallel
-and compiled code call in C++ is not noted: only the recorder has it.
+PyTorch's recorder is not enough. It lacks the op and the root of a collective, it lacks messages to
+single ranks on Gloo, reading it takes milliseconds, and it dies with a process that is aborted.
+
+The methods of ``ProcessGroup`` are wrapped, not the functions of ``torch.distributed``. All
+functions lead through these methods, and the functions stay the same objects: a script may have
+imported, pickled or compiled them before. Calls that DistributedDataParallel and compiled code make
+in C++ pass no Python method, so only PyTorch's recorder has them.
+
+::
+
+    script -> dist.all_reduce -> ProcessGroup.allreduce (wrapped) -> backend
+                                   |
+                                   +-- note(kind, shapes, op, root, line) -> CallRing, before the call
 """
 
 from __future__ import annotations
@@ -23,9 +31,8 @@ from lockstep._base.tracebacks.frames import owner
 from lockstep._tools.explain.call_ring import CallRing, NotedCall, describe
 from lockstep._tools.explain.collective_calls import Call
 from lockstep._tools.explain.frames import is_between
+from lockstep._tools.explain.own_calls import via_of
 
-LOCKSTEP = "lockstep"
-"""What stands for the function that was called where lockstep itself has called it."""
 _MOST_KNOWN = 5000
 _MOST_FRAMES = 60
 _DTYPES = {
@@ -46,18 +53,18 @@ class _Kind:
     """How a method of ``ProcessGroup`` is called."""
 
     name: str
-    """As the recorder names the collective."""
+    """The collective's name in PyTorch's recorder."""
     tensors: int | None = 0
-    """The place of the tensors among the arguments; None: it has none."""
+    """The position of the tensors among the arguments; None: the method takes none."""
     options: int | None = None
-    """That of the options with the op or the root."""
+    """The position of the options, which contain the op or the root; None: there are none."""
     has_root: bool = False
     peer: int | None = None
-    """That of the rank which a message goes to or comes from."""
+    """The position of the rank that a message goes to or comes from; None: it is no message."""
     is_message: bool = False
     num_numbers: int | None = None
-    """How many numbers of its group the recorder gives it; None: as many as the group itself, which
-    also counts messages to single ranks."""
+    """The number of sequence numbers that the recorder gives one call; None: as many as the group
+    counts, which on Gloo also numbers messages to single ranks."""
 
 
 _KINDS = {
@@ -123,7 +130,7 @@ class _Group:
         self.is_of = weakref.ref(group)
         self.name, self.life, self.ranks = name, life, ranks
         self.num_messages = 0
-        """Numbers that its backend has given to messages to single ranks."""
+        """The number of sequence numbers that the backend has given to messages to single ranks."""
 
 
 class _Recorder:
@@ -138,7 +145,7 @@ class _Recorder:
         self._ring = ring
         self._distributed = distributed
         self._codes: dict[CodeType, str] = {}
-        """Whose a function is."""
+        """The owner of each function that was seen on a stack."""
         self._groups: dict[int, _Group] = {}
         self._lives: dict[str, int] = {}
         self._known: dict[Any, bytes] = {}
@@ -155,6 +162,9 @@ class _Recorder:
             known = note(kind, group, args, kwargs, sys._getframe(1))
             if num_numbers is None or known is None:
                 return method(group, *args, **kwargs)
+            # Gloo numbers messages and collectives with one counter, PyTorch's recorder with two.
+            # What the backend's counter moved beyond the recorder's is subtracted from then on, so
+            # that a noted call and a recorded one of the same collective have equal numbers.
             before = _number_or_none(group)
             try:
                 return method(group, *args, **kwargs)
@@ -196,6 +206,9 @@ class _Recorder:
 
     def _learn(self, group: Any) -> _Group:
         name = str(group.group_name)
+        # Names of groups repeat: after destroy_process_group, and between groups of different
+        # ranks. All ranks of a group count its openings alike, so the hash of count and ranks is
+        # the same on them and tells groups of one name apart.
         count = self._lives[name] = self._lives.get(name, 0) + 1
         if len(self._groups) > _MOST_KNOWN:
             self._groups.clear()
@@ -221,25 +234,29 @@ class _Recorder:
         return what
 
     def _called_at(self, caller: FrameType) -> tuple[str, CodeType | None, int]:
-        """The outermost of PyTorch's functions that lead to the call, or ``LOCKSTEP``; and where
-        the user's code called it."""
+        """The outermost of PyTorch's functions that lead to the call, or what lockstep does by it;
+        and the line of the user's code.
+
+        The stack is walked from inside to outside. The first frame that does more than pass the
+        call on decides whose call it is: lockstep's, or the user's.
+        """
         frame: FrameType | None = caller
-        codes, via, is_own = self._codes, "", None
+        codes, via, own = self._codes, "", None
         for _ in range(_MOST_FRAMES):
             if frame is None:
                 break
             code = frame.f_code
             whose = codes.get(code) or self._whose(code)
             if whose == "user":
-                return (LOCKSTEP if is_own else via), code, frame.f_lineno
+                return (via_of(own) if own else via), code, frame.f_lineno
             if whose == "torch":
                 via = code.co_name
-            elif whose == "lockstep" and is_own is None:
-                is_own = True
-            elif whose != "between" and is_own is None and whose != "wrapper":
-                is_own = False
+            elif whose == "lockstep" and own is None:
+                own = code.co_filename
+            elif whose != "between" and own is None and whose != "wrapper":
+                own = ""
             frame = frame.f_back
-        return (LOCKSTEP if is_own else via), None, 0
+        return (via_of(own) if own else via), None, 0
 
     def _whose(self, code: CodeType) -> str:
         file = code.co_filename
@@ -253,8 +270,8 @@ class _Recorder:
 
 
 def _number_or_none(group: Any) -> int | None:
-    """See ``_number_of``; None: its backend does not number its collectives, as MPI's, and those of
-    other packages."""
+    """The number of the latest collective of a group; None: the backend does not number them, as
+    MPI's and those of other packages."""
     try:
         return _number_of(group)
     except Exception:

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from lockstep._base import exit_status
-from lockstep._base.reports import note, publish
+from lockstep._base.reports import note, publish, warn
 from lockstep._base.stopping import end_stuck, say
 from lockstep._joining.instrument import Run
 from lockstep._journal.measure.split import LOADING
@@ -36,7 +36,10 @@ class RunBox(Listener):
             self._sampler: Sampler | None = self._open()
         except OSError as error:
             self._sampler = None
-            say(f"WARNING: rank {run.world.rank} has no black box, so `lockstep stacks` cannot tell what it does: {error}")
+            warn(
+                f"rank {run.world.rank} cannot record what it does, so `lockstep stacks` will not show it: {error}",
+                code="no-black-box",
+            )
 
     def _open(self) -> Sampler:
         run, world = self._run, self._run.world
@@ -60,7 +63,7 @@ class RunBox(Listener):
             self._sampler.close("failed" if failed else "finished")
 
     def _doing(self) -> dict[str, Any]:
-        """Called from another thread."""
+        """What the main thread does, for a record. Called from the sampler's thread."""
         run, position = self._run, self._run.position
         progress, activity = run.passes.progress, run.clock.doing
         held, saved = run.saver.holds_up, run.saver.in_progress
@@ -81,7 +84,7 @@ class RunBox(Listener):
         }
 
     def _look(self, waited_s: float) -> Parting | None:
-        """Where the ranks are, while this one waits for all others."""
+        """Whether ranks have parted while this one waits for all others; None: none is known to."""
         found = None
         with contextlib.suppress(Exception):  # no error here may affect the training
             found = parted(read_reports(self._run.run_dir, time.time()), waited_s)
@@ -96,13 +99,13 @@ class RunBox(Listener):
         """End this process, from another thread than the one that waits."""
         run = self._run
         newest, asked = run.saver.newest_written(), run.stop_watch.asked()
-        saved = "There is no checkpoint: the same command starts over"
+        saved = "There is no checkpoint: repeating the command starts over"
         if newest is not None:
-            saved = f"The newest checkpoint is that of step {newest}, from which the same command resumes"
+            saved = f"To resume from the newest checkpoint (step {newest}), repeat the command"
         if asked is None or is_deadlock:
-            how, status = "deadlock: ranks that wait like this never go on, so the run was ended", 1
+            how, status = "deadlock: these ranks can never continue, so the run was stopped", 1
         else:
             step = run.phases.step + (0 if run.phases.in_step else 1)
-            how = f"{asked.name}: step {step} could not be finished, so the run was ended without saving it"
+            how = f"{asked.name}: step {step} could not be finished, so the run was stopped without saving it"
             status = 128 + asked
         end_stuck(report, f"{how}. {saved}", status, speaks=speaks)

@@ -5,10 +5,22 @@ The training thread itself does nothing for it, so sampling costs a step no time
 holds the interpreter lock in C code, or is stopped, cannot be sampled: the newest record is then
 from before.
 
+::
+
+    0 s        0.12      0.25      0.38      0.5 s
+    |  look     | glance  | glance  | glance  |  look   ...
+       |          +--> where time goes (time_samples): the stack only, at random moments
+       +--> a whole record (black_box): stack, collective, memory, what the thread waits for
+
+What is slow to find out (PyTorch's recorder takes milliseconds, locks need the script's syntax
+tree) is read only once the thread has not moved for a second.
+
 A process has at most one sampler at work: that of its run replaces the one that the launcher has
-given it (``worker_box``), which goes on when the run is closed. The sampler's thread is not one of
-``threading``'s, so that a script sees only its own threads, and it pauses while the process forks,
-since Python warns of forking with threads.
+given it (``worker_box``), which continues when the run is closed. The sampler's thread is started
+by ``_thread``, not by ``threading``: a script that counts or joins its threads must not see it, and
+neither must what looks for threads that block the exit. It pauses while the process forks, because
+Python warns of forks in processes with threads, and because a fork that copies a lock which this
+thread holds would deadlock in the child.
 """
 
 from __future__ import annotations
@@ -23,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep._base.stopping import say
+from lockstep._base.reports import warn
 from lockstep._base.tracebacks.frames import OURS, Frame
 from lockstep._tools.explain import worker_boxes
 from lockstep._tools.explain.black_box import BlackBox
@@ -43,18 +55,19 @@ from lockstep._world.machine.identity import shared_by
 
 EVERY_S = 0.5
 _GLANCES = 3
-"""Between two looks, at random times: regular ones would fall on the same part of every step."""
+"""The number of glances between two looks. They are at random times, since regular ones would fall
+on the same part of every step."""
 _WAITS_AFTER_S = 1.0
-"""A thread that has not moved for this long may be waiting in a collective."""
+"""The seconds without movement after which a thread may be waiting in a collective."""
 _MOST_OF_ERROR = 6000
-"""Characters of a traceback."""
+"""The most characters of a traceback that are recorded."""
 _FEWEST_FRAMES, _LEAST_OF_ERROR = 10, 1500
-"""What is kept of a record that does not fit into its box."""
+"""The frames, and the characters of a traceback, that are kept of a record that is too long."""
 _CLOSE_S = 2.0
 _FORK_S = 0.2
-"""How long a fork waits for the sampler's thread to pause."""
+"""The seconds for which a fork waits for the sampler's thread to pause."""
 _COMMUNICATING = (*(f"{OURS}{room}/" for room in ("_world/comm", "_sync", "_loop")), "/torch/distributed/")
-"""Code that a rank waits for others in."""
+"""The parts of paths of code in which ranks wait for each other."""
 TRANSFERS = ("recv", "send")
 
 
@@ -113,7 +126,7 @@ class Sampler:
         about: see ``about_process``.
         doing: what the thread is doing, as far as that is known without its stack. Called from the
             sampler's thread, as are the next three.
-        step: which one the thread is in.
+        step: returns the number of the step that the thread is in.
         waits: called twice a second with the seconds for which the thread has waited for other
             ranks or loader workers, 0 if it does not; None: that is not watched here, and nothing
             is ever printed.
@@ -143,39 +156,41 @@ class Sampler:
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
         self._batches = 0
-        """How many the thread has got from the loader in which it is."""
+        """The number of batches that the thread has got from the loader in which it is."""
         self._num_done = 0
-        """Collectives that this process has finished: also in a group of some ranks, which step by
-        step do nothing else."""
+        """The number of collectives that this process has finished: in steps that are one
+        collective at one line, nothing else shows that the thread moves."""
         self._workers: Sequence[Mapping[str, Any]] = ()
-        """What it waits for there, once it has not moved for a while."""
+        """The loader workers that the thread waits for, once it has not moved for a while."""
         self._same_since_s = time.time()
         self._work = WorkMeter()
         self._spent = TimeSamples()
         self._stack_file = stack_file(path.with_suffix(".stack"))
         self._draw = random.Random()
-        """Not the script's."""
+        """The generator of the glances' times, so that the script's is not used."""
         self._collective: dict[str, Any] | None = None
         self._message = ""
-        """The message to or from a single rank in which the thread waits, in words."""
+        """The message to or from a single rank in which the thread waits, for the user."""
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
         self._awaits: Mapping[str, str] = {}
         self._native_id = threading.get_native_id()
         self._switched: int | None = None
-        """How often the thread had waited for something when it was first seen not to move."""
+        """The number of the thread's voluntary context switches when it was first seen not to
+        move; None: it moves."""
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[LatestCall] = ()
         self._recording_s = 0.0
-        """When the flight recorder was last read."""
+        """The time at which the flight recorder was last read, in seconds since 1970."""
         self._last: dict[str, Any] = {}
         self._error = ""
         self._has_failed = waits is None
         self._sampling = 0
-        """The sampler's thread."""
+        """The identity of the sampler's thread."""
         self._halted = threading.Event()
         self._running = threading.Lock()
-        """Held by the sampler's thread."""
+        """The lock that the sampler's thread keeps while it runs: who acquires it knows that the
+        thread pauses."""
         see_threads_die()
         self.resume()
         _current = self
@@ -188,7 +203,7 @@ class Sampler:
             self._replaced()
 
     def take_back(self) -> None:
-        """Go on, since the process has no other black box any more."""
+        """Continue, since the process has no other black box any more."""
         global _current
         if os.getpid() == self._pid:
             self._about.pop("joined", None)
@@ -253,7 +268,7 @@ class Sampler:
                 self._halted.wait(EVERY_S / (_GLANCES + 1))
 
     def _glance(self) -> None:
-        """See where the thread spends its time."""
+        """Note where the thread is, for the shares of its time."""
         frame = self._frame()
         self._spent.note(frame, self._step(), self._at.get("num_done", 0), time.time())
 
@@ -271,7 +286,9 @@ class Sampler:
         except Exception as error:
             if not self._has_failed:
                 self._has_failed = True
-                say(f"WARNING: what this rank is doing cannot be recorded for `lockstep stacks`: {error}")
+                warn(
+                    f"cannot record what this rank does, so `lockstep stacks` will not show it: {error}", code="no-black-box"
+                )
 
     def _watch(self) -> None:
         if self._waits is not None:
@@ -282,7 +299,12 @@ class Sampler:
         record_calls()  # once torch is imported
         now, frame = time.time(), self._frame()
         stack, at, loader, counted = stack_of(frame), self._doing(), loader_at(frame), counts()
-        del frame  # and what it holds
+        # A frame keeps all its variables alive: a reference here would delay the freeing of the
+        # script's tensors.
+        del frame
+        # "Has moved" compares the whole stack with line numbers, the step and phase, the batches
+        # from the loader and the finished collectives. Any of them may stay equal in a loop of one
+        # line; all of them do only if nothing gets done.
         if (stack, at, batches_of(loader), counted.num_done) != (self._stack, self._at, self._batches, self._num_done):
             self._stack, self._at, self._batches, self._num_done = stack, at, batches_of(loader), counted.num_done
             self._same_since_s, self._collective, self._handled, self._message = now, None, "", ""

@@ -1,5 +1,5 @@
-"""Files that more than one rank of a machine saves with ``torch.save`` at one time: they end
-damaged.
+"""Files that more than one rank of a machine saves with ``torch.save`` at one time, which damages
+them.
 
 ``torch.save`` is wrapped in the workers of ``lockstep run``. Each path that a rank saves is noted
 once, in a file of the launch's private directory, since a rank may save and end within a moment.
@@ -24,10 +24,10 @@ from lockstep._world.machine.sizes import name_ranks
 
 _NAME = "saved.jsonl"
 _MOST_PATHS = 1000
-"""Of a rank: one that has a file for each step is not followed for ever."""
+"""The most paths that are noted of a rank, which may have a file for each step."""
 _DEVICES = "/dev/"
 _AT_ONCE_S = 2.0
-"""Ranks that all save have just met: they begin no later than this after each other."""
+"""The seconds within which ranks that all save begin: they have just met in a collective."""
 
 
 class NotedSaves:
@@ -50,7 +50,8 @@ class NotedSaves:
         if self._is_begun or serialization is None or save is None:
             return
         self._is_begun = True
-        # In both places: what is pickled by its name must be what is found there.
+        # In both modules: pickle finds a function by module and name, and refuses one that is not
+        # the object found there.
         sys.modules["torch"].save = serialization.save = self._noted(save)  # type: ignore[attr-defined]
 
     def _noted(self, save: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,10 +123,10 @@ def _report(path: str, places: dict[int, str]) -> Report:
         kind=SAME_FILE,
         text="\n".join(
             [
-                f"{name_ranks(ranks)} have each saved {path}: ranks that write one file at once leave it damaged, and else "
-                "the last one wins.",
+                f"{name_ranks(ranks)} each saved {path}. If ranks write at the same time, the file is damaged; otherwise the "
+                "last one overwrites the others.",
                 *(f"  {name_ranks(who)}: torch.save at {at}" for at, who in lines if at),
-                "Save on one rank: `if dist.get_rank() == 0:`, or team.save(), or name a file for each rank.",
+                "Save on one rank (`if dist.get_rank() == 0:`), use team.save(), or use a separate file name on each rank.",
             ]
         ),
         ranks=tuple(ranks),

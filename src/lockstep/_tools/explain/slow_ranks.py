@@ -1,7 +1,8 @@
-"""Which rank is slower than the others, in what, and what that costs all of them.
+"""Which rank is slower than the others, in which activity, and what that costs all of them.
 
-Judged by the times that the ranks exchange at the end of each phase, so that all ranks come to the
-same result."""
+The times come from the numbers that the ranks exchange at the end of each phase anyway. All ranks
+have the same numbers, so all reach the same result without another message, and rank 0 reports it.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +14,40 @@ from dataclasses import dataclass
 from lockstep._journal.measure.split import ACTIVITIES, Row
 
 _WINDOW = 20
-"""Phases; more where they are brief, since somebody may take a rank's core for that long."""
+"""The number of phases in a window. A window of brief phases has more, since another process may
+take a rank's core for as long as 20 of them."""
 _LEAST_S = 1.0
+"""The least duration of a window, in seconds."""
 _MOST_PHASES = 50 * _WINDOW
+"""The most phases in a window, however brief they are."""
 SLOW = 1.2
-"""A slow rank is busy for at least this multiple of the median of the others."""
+"""The multiple of the others' median time per sample from which a rank is slow."""
 NEARLY_ALWAYS = 0.8
-"""A rank is slow if it is so in at least this share of the phases of two consecutive windows: not
-if other processes take its processor now and then, or once for long."""
+"""The share of a window's phases in which a slow rank is slow. It must be so in two consecutive
+windows: other processes may take its processor now and then, or once for long."""
 LEAST_COST = 0.05
-"""A slow rank costs the others at least this share of their time; less is not worth reporting."""
+"""The share of their time that a slow rank costs the others, from which it is reported."""
 
 _REMEDIES = {
-    "data": "Look at the disk and the loader workers of that machine",
-    "forward": "Look at what else runs on that machine, and at its clock rate and temperature",
-    "backward": "Look at what else runs on that machine, and at its clock rate and temperature",
-    "script": "Look at what that rank alone does in the loop (logging, saving), and at what else runs on that machine",
+    "data": "Check the disk and the loader workers of that machine",
+    "forward": "Check for other processes on that machine, and its clock rate and temperature",
+    "backward": "Check for other processes on that machine, and its clock rate and temperature",
+    "script": "Check what only that rank does in the loop (logging, saving), and for other processes on that machine",
 }
-_LARGER = "Other ranks of that machine are faster, so look at its samples first: are they larger (longer sequences)? Then at"
-_REMEDIES_AMONG_NEIGHBOURS = {
+_LARGER = "Other ranks on that machine are faster, so first check whether its samples are larger (longer sequences), then"
+_REMEDIES_AMONG_NEIGHBORS = {
     **_REMEDIES,
-    "data": f"{_LARGER} its loader workers, and the files that it alone reads",
-    "forward": f"{_LARGER} what that rank alone does there, and whether others use its cores",
-    "backward": f"{_LARGER} what that rank alone does there, and whether others use its cores",
-    "script": "Look at what that rank alone does in the loop (logging, saving)",
+    "data": f"{_LARGER} its loader workers, and the files that only it reads",
+    "forward": f"{_LARGER} what only that rank does there, and whether others use its cores",
+    "backward": f"{_LARGER} what only that rank does there, and whether others use its cores",
+    "script": "Check what only that rank does in the loop (logging, saving)",
 }
 
 
-def remedy(activity: str, has_neighbours: bool) -> str:
-    """What to look at if a rank is slow in this. ``has_neighbours``: whether its machine has other
-    ranks, which are faster."""
-    return (_REMEDIES_AMONG_NEIGHBOURS if has_neighbours else _REMEDIES)[activity]
+def remedy(activity: str, has_neighbors: bool) -> str:
+    """What to check if a rank is slow in this activity. ``has_neighbors``: whether its machine has
+    other ranks, which are faster."""
+    return (_REMEDIES_AMONG_NEIGHBORS if has_neighbors else _REMEDIES)[activity]
 
 
 Phase = tuple[Sequence[Row], Sequence[float]]
@@ -56,14 +60,14 @@ class SlowRank:
 
     rank: int
     activity: str
-    """In which it loses most time, one of ``ACTIVITIES``."""
+    """The activity in which the rank loses most time, one of ``ACTIVITIES``."""
     times: float
-    """How many times as long as the median of the others that takes it."""
+    """The rank's time in the activity, as a multiple of the others' median."""
     cost: float
-    """The share of a usual phase for which the others wait for it."""
+    """The share of a usual phase for which the others wait for the rank."""
 
     def describe(self, hosts: Sequence[str], step: int) -> str:
-        """What it is slow in, and a remedy, for the user.
+        """The activity in which the rank is slow, and a remedy, for the user.
 
         Args:
             hosts: of all ranks.
@@ -71,8 +75,8 @@ class SlowRank:
         """
         host = hosts[self.rank]
         return (
-            f"rank {self.rank} on {host} is slow, up to step {step}: {ACTIVITIES[self.activity]} takes it {self.times:.1f} "
-            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. "
+            f"rank {self.rank} on {host} is slow, up to step {step}: {ACTIVITIES[self.activity]} takes {self.times:.1f} times "
+            f"as long as on the other ranks, which wait for it {self.cost:.0%} of the time. "
             f"{remedy(self.activity, hosts.count(host) > 1)}."
         )
 
@@ -116,8 +120,8 @@ class SlowRanks:
 
 
 def _may_be_slow(window: Sequence[Phase]) -> bool:
-    """Whether one rank was the busiest in nearly all phases. Spares ``find_slow_rank``, which takes long
-    with many ranks."""
+    """Whether one rank was the busiest in nearly all phases. This is cheap; ``find_slow_rank``
+    takes long with many ranks."""
     longest = Counter(busy.index(most) for _, busy in window if busy.count(most := max(busy)) == 1)
     return bool(longest) and longest.most_common(1)[0][1] >= NEARLY_ALWAYS * len(window)
 
@@ -134,6 +138,7 @@ def find_slow_rank(window: Sequence[Phase]) -> SlowRank | None:
         except ZeroDivisionError:  # no judgement where a rank has no samples
             continue
         ranked = sorted(rates)
+        # The lower median: with two ranks it is the faster one, not a mean with the suspect itself.
         highest, typical = ranked[-1], ranked[(len(ranked) - 1) // 2]
         rank = rates.index(highest)
         longest = max(busy)
@@ -146,8 +151,8 @@ def find_slow_rank(window: Sequence[Phase]) -> SlowRank | None:
         return None
     rank = statistics.mode(each for each, _ in slowest)
     shares = [share for each, share in slowest if each == rank]
-    # Of what is usual: a phase in which it evaluates, say, may outweigh all others, and makes it
-    # not slow.
+    # The median, with 0 for phases in which it is not the slowest: one long phase, as of an
+    # evaluation on one rank, would dominate a mean.
     shares += [0.0] * (len(window) - len(shares))
     cost = statistics.median(shares)
     if shares.count(0.0) > (1 - NEARLY_ALWAYS) * len(window) or cost < LEAST_COST:

@@ -1,11 +1,17 @@
-"""Which rank of a script is slow, and at which function: from samples (``spent``), since the parts
-of its steps are not known.
+"""Which rank of a script is slow, and at which function: from samples of the main threads
+(``time_samples``), since lockstep does not know the parts of the script's steps.
 
-A rank is slow in a function if it spends far more of its time there than any other rank does, in
-nearly every step, while all others make up for it by waiting. Samples are few and machines are
-shared, so all must hold in two blocks in a row, and time in which the rank had no processor does
-not count. Reading and writing files is judged by itself: it need not be in every step. Pure, but
-for what was told.
+A rank is slow in a function if it spends far more of its time there than any other rank, in nearly
+every step, while all others wait for about as long. Samples are few and machines are shared, so
+all of this must be true in two blocks in a row, and time in which the rank had no processor does
+not count. Reading and writing files is judged separately: it need not be in every step::
+
+    share of samples       rank 0   rank 1
+    draw_picture             2 %     65 %    excess 63 %: rank 1 is slow here, if ...
+    waiting in all_reduce   70 %      6 %    ... rank 0 waits longer by most of that (64 %)
+    the rest                28 %     29 %
+
+Pure, except for the memory of what was reported.
 """
 
 from __future__ import annotations
@@ -20,24 +26,24 @@ from lockstep._tools.explain.time_samples import BLOCK_S, Block, Place
 from lockstep._world.machine.sizes import counted, name_ranks
 
 _LEAST_SHARE, _LEAST_OF_BLOCK = 0.25, 0.15
-"""Of its time that a slow rank spends in a function beyond what any other rank does; in both blocks
-together, and in each."""
+"""The shares of its time that a slow rank spends in a function beyond any other rank: in both
+blocks together, and in each."""
 _LEAST_GAIN = 0.6
-"""The share of that for which every other rank waits longer than it does."""
+"""The share of that excess by which every other rank waits longer than the slow one."""
 _LEAST_SAMPLES, _LEAST_STEPS = 30, 5
-"""In a block; a step that is longer than two seconds is not judged."""
+"""The least numbers of samples and steps in a block. Steps longer than two seconds are not judged."""
 _MOST_LONGER = 1.25
-"""How many times as many samples of one step may fall on the function as on average steps: an
+"""The most samples of the function in one step, as a multiple of an average step's samples: an
 evaluation has many more."""
 _LEAST_MORE, _NEARLY = 1.3, 0.8
-"""How many times as much time as in one function a rank spends in one that calls it and others, so
-that this one is named; and the share of the most that counts as as much."""
+"""The least ratio of a caller's time to that of the function it calls, from which the caller is
+named instead; and the share of the largest excess that counts as equal to it."""
 _LEAST_OF_FILES = 0.5
-"""The share of its time that a rank loses in reading and writing files at one line."""
+"""The share of its time that a rank loses reading and writing files at one line."""
 _LEAST_VISITS = 3
 
 Function = tuple[str, str]
-"""File and name."""
+"""The file and the name of a function."""
 
 
 @dataclass(frozen=True)
@@ -46,36 +52,36 @@ class Finding:
 
     ranks: tuple[int, ...]
     place: Place
-    """Of the first of them."""
+    """The place of the first of the ranks."""
     share: float
-    """Of the time of that one which is spent there."""
+    """The share of that rank's time that is spent there."""
     others: float
     """The largest share that another rank spends there."""
     seconds: float
-    """The time that was judged."""
+    """The duration of the samples, in seconds."""
     visits: int = 0
-    """How often it has called what reads or writes files; 0: that was not judged."""
+    """The number of calls that read or write files; 0: the finding is about another function."""
 
     @property
     def cause(self) -> str:
-        """A stable word."""
+        """The cause as one stable word."""
         return "storage" if self.visits else self.place["doing"].split()[-1]
 
     def report(self, host: str) -> Report:
-        """What the user is told."""
+        """The report for the user."""
         at, call = location(self.place), self.place["call"]
         names, verb = name_ranks(self.ranks), "loses" if len(self.ranks) == 1 else "lose"
         if self.visits:
             text = (
-                f"{names} on {host} {verb} time in reading or writing files: {self.share * self.seconds:.0f} s of the last "
-                f"{self.seconds:.0f} s, in {counted(self.visits, 'call')} of {call} at {at}. Every rank waits for that. Look "
-                "at the disk or file system; read or write less, less often, or in another thread."
+                f"{names} on {host} {verb} time reading or writing files: {self.share * self.seconds:.0f} s of the last "
+                f"{self.seconds:.0f} s, in {counted(self.visits, 'call')} of {call} at {at}. All ranks wait for it. Check the "
+                "disk or file system; read or write less, less often, or in another thread."
             )
         else:
             text = (
                 f"{names} on {host} is slow: it spends {self.share:.0%} of its time at {at}{f' ({call})' if call else ''}, "
-                f"{self.place['doing']}. No other rank spends more than {self.others:.0%} there, and all wait for it. Look "
-                "at what it alone does there."
+                f"{self.place['doing']}. No other rank spends more than {self.others:.0%} there, and all wait for it. Check "
+                "what only it does there."
             )
         places = dict.fromkeys(self.ranks, at)
         return Report(kind=SLOW, text=text, ranks=self.ranks, cause=self.cause, places=places, seconds=self.seconds)
@@ -87,7 +93,7 @@ class SlowScripts:
     def __init__(self) -> None:
         self._told: set[tuple[int, Function]] = set()
         self._judged = -1
-        """The newest block that was judged."""
+        """The number of the newest block that was judged."""
 
     def look(self, records: Sequence[Mapping[str, Any]], *, are_scripts: bool) -> list[Report]:
         """What to report now.
@@ -263,5 +269,5 @@ def _function(place: Place) -> Function:
 
 
 def location(place: Place) -> str:
-    """For the user."""
+    """A place as ``FILE:LINE in FUNCTION``."""
     return f"{place['file']}:{place['line']} in {place['function']}"

@@ -1,8 +1,20 @@
 """Detects that a run makes no progress, and reports which ranks wait for which, long before
 anything times out.
 
-Each rank watches only itself. One that has waited for too long reads the black boxes of all ranks,
-and the lowest of the waiting ranks reports. This takes no communication, which might hang as well.
+Each rank watches only itself. A rank that has waited for too long reads the black boxes of all
+ranks, and the lowest of the waiting ranks reports. Nothing is communicated, since communication
+is what hangs.
+
+::
+
+    rank 0   all_gather ....................... waits > limit: reads boxes 0, 1, 2; is lowest: warns
+    rank 1   reads a file ..................... writes its own box twice a second
+    rank 2   all_gather ....................... waits > limit: reads boxes 0, 1, 2; rank 0 warns
+             |--------------- limit_s --------|
+
+Two properties keep false alarms away. The limit grows with the usual time of a step (``limit_s``).
+And a rank that still does something (computes, reads, writes, has a child process that does) is
+given two minutes, because rank 0 alone evaluating or saving is common and right.
 """
 
 from __future__ import annotations
@@ -29,32 +41,34 @@ from lockstep._tools.explain.stall_notices import StallNotices
 from lockstep._world.machine.sizes import name_ranks
 
 LEAST_S = 10.0
+"""The least limit, in seconds, however brief the steps are."""
 BUSY_S = 120.0
-"""How long a rank that is working may keep the others waiting before that is reported."""
+"""The seconds for which a rank that is working may keep the others waiting without a report."""
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """The delay between two looks of a rank that has waited for too long, until it knows for whom."""
 _ASKED_S = 3.0
-"""How long a rank that waits for too long, and is asked to stop, still waits for what may come."""
+"""The seconds for which a rank that was asked to stop still waits for what may come."""
 _CERTAIN_S = 2.0
-"""The limit of a rank that is asked to stop, where what it waits for surely does not come by
+"""The limit of a rank that was asked to stop, where what it waits for certainly never comes by
 itself."""
 _SURE_S = 1.5
-"""How long it still waits for that: a run that was stopped as a whole goes on process by
-process."""
+"""The seconds for which that rank still waits after the report: where a whole run was suspended,
+its processes continue one by one."""
 _LATER_S = 2.0
+"""The seconds by which the other ranks end after the one that reports."""
 _STEPS = 5
+"""The limit as a number of usual steps."""
 _FIRST_S = 60.0
-"""The limit while the time of a step is unknown; the first steps, which compile and read most, take
-long."""
+"""The limit while the time of a step is unknown: the first steps compile and read most."""
 _KNOWN_AFTER = 3
+"""The number of steps after which their usual time is known."""
 _TIMED_OUT_S = 1.0
-"""Ranks that time out have waited for at least this long."""
+"""The least wait of a rank that has timed out."""
 _TO_SET_UP = 5
-"""Collectives of DistributedDataParallel's constructor, which compares the ranks' models and
-broadcasts rank 0's."""
+"""The number of collectives of DistributedDataParallel's constructor, which compares the ranks'
+models and broadcasts rank 0's."""
 _UNRECORDED = ("new_group", "new_subgroups", "new_subgroups_by_enumeration", "init_device_mesh", "monitored_barrier")
-"""Functions that wait for other ranks and are no collectives, so that PyTorch's recorder does not
-know of them."""
+"""Functions that wait for other ranks without a collective that PyTorch's recorder knows."""
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
 
@@ -113,19 +127,19 @@ class StuckWatch:
         self._still_s = math.inf
         self._notices = notices
         self._warned_at: object = None
-        """How far this process was when it warned."""
+        """The progress of this process when it warned."""
         self._told = ""
-        """What was reported; empty: nothing yet."""
+        """The text of the report about the present wait; empty: none yet."""
         self._has_warned = False
-        """Whether that was a warning."""
+        """Whether the report about the present wait was a warning."""
         self._is_certain = False
-        """Whether what was reported surely does not end by itself."""
+        """Whether the reported wait certainly never ends by itself."""
         self._is_first = False
-        """Whether this rank is the one that reports it."""
+        """Whether this rank is the one that reports."""
         self._pause_s = self._next_s = 0.0
         self._dead_s = self._asked_s = math.inf
-        """For how long this rank had waited when it was first seen in a deadlock, and when it was
-        asked to stop."""
+        """How long this rank had waited when it was first seen in a deadlock, and when it was asked
+        to stop, in seconds."""
 
     def look(self, still_s: float) -> None:
         """Called again and again.
@@ -141,7 +155,8 @@ class StuckWatch:
         asked = self._asked()
         if still_s >= self._next_s and still_s > (_CERTAIN_S if asked else self._limit_s(asked)):
             self._report(still_s, is_certain=still_s <= self._limit_s(asked))
-        # The others follow: without them the first one would fail before it has told why.
+        # The rank that reports ends first. If another one ended before it, its communication would
+        # fail, and that error would hide the reason.
         later_s = 0.0 if self._is_first else _LATER_S
         if still_s - self._dead_s >= CERTAIN_S + later_s:
             self._end(self._told, self._is_first, True)
@@ -156,7 +171,8 @@ class StuckWatch:
         return reports, who_waits(reports, str(self._run_dir))
 
     def _report(self, still_s: float, *, is_certain: bool) -> None:
-        """``is_certain``: only what surely does not end by itself."""
+        """Report who waits for whom. ``is_certain``: only a wait that certainly never ends by
+        itself."""
         reports, report = self._look_at_all()
         if is_certain and not _is_certain(report):
             self._next_s = still_s + _LEAST_PAUSE_S
@@ -180,8 +196,8 @@ class StuckWatch:
 def who_waits(
     reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool = False, is_here: bool = False
 ) -> Report | None:
-    """Which ranks wait for which others, and what those are doing; None: none are missing, or with
-    good reason.
+    """The report on which ranks wait for which others, and what those are doing; None: none are
+    missing, or they have a good reason.
 
     Args:
         reports: of the ranks.
@@ -193,24 +209,25 @@ def who_waits(
     waiting, missing = _divided([_before_echo(report) for report in reports])
     reports = [*waiting, *missing]
     if missing and all(map(_waits_behind, missing)) and first_mismatch([report.record for report in reports]) is not None:
-        # Their numbers are those of other calls: none of them is late.
+        # Ranks that called different collectives have counted different calls, so a lower number
+        # does not mean that its rank is behind.
         waiting, missing = sorted(reports, key=lambda report: report.rank), []
     if not is_over and missing and all(map(_loads, reports)):
-        waiting, missing = missing, []  # for what their own loaders do not bring
+        waiting, missing = missing, []  # each waits for its own loader, not for another rank
     if not waiting or (not is_over and any(_is_debugged(report) for report in missing)):
         return None
     still_s = max(report.still_s for report in waiting)
     if is_over and still_s < _TIMED_OUT_S:
         return None  # something else has failed
     verb = "waits" if len(waiting) == 1 else "wait"
-    whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
-    shown = [] if is_over else [f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time."]
+    whose = "the ranks of one machine" if is_here else "all ranks"
+    shown = [] if is_over else [f"Run `{f'lockstep stacks {run_dir}'.strip()}` to see {whose} at any time."]
     if not missing and _loads(waiting[0]):
         if still_s < BUSY_S and not all(map(_is_still, waiting)):
             return None
         kind, about = LOADER, waiting
         lines = [
-            f"{_names(waiting)} {verb} for a batch of {'its' if len(waiting) == 1 else 'their'} own.",
+            f"{_names(waiting)} {verb} for the next batch of {'its' if len(waiting) == 1 else 'their'} loader.",
             *_details(waiting),
         ]
     elif not missing and (apart := left_apart(waiting, still_s)) is not None:
@@ -235,12 +252,12 @@ def who_waits(
 
 
 def _may_work(missing: Sequence[RankReport]) -> bool:
-    """Whether those that others wait for are at work, or may be: they poll."""
+    """Whether the ranks that others wait for work, or may work since they poll."""
     return all(report.cause == POLLS for report in missing if _is_still(report))
 
 
 def _is_certain(report: Report | None) -> bool:
-    """Whether what ranks wait for surely does not come by itself."""
+    """Whether what ranks wait for certainly never comes by itself."""
     return report is not None and report.kind == LOADER and report.cause in CERTAIN
 
 
@@ -293,25 +310,25 @@ def _all_wait(waiting: Sequence[RankReport], still_s: float, *, is_over: bool, s
     is_news = is_news and ("" in known or len(known) > 1 or still_s >= BUSY_S)
     if not differ and not transfers and (is_over or not is_news):
         return None
-    lines = ["the ranks have called different collectives, and all of them wait."]
+    lines = ["all ranks wait, because they called different collectives."]
     if transfers:
         lines = [f"all ranks wait for each other: {' and '.join(sorted(transfers))} without a counterpart."]
     elif not differ:
-        lines = ["all ranks wait, and no difference between their calls is known."]
+        lines = ["all ranks wait, and their calls do not differ as far as is known."]
     called: dict[str, list[RankReport]] = {}
     for report in waiting:
-        call = call_of(report) or ("the exchange of gradients" if is_certain else "a call that is not known")
+        call = call_of(report) or ("exchanging gradients" if is_certain else "an unknown call")
         called.setdefault(f"{call}{_where(report.frames)}", []).append(report)
     for call, group in called.items():
         lines.append(f"  {_names(group)}: {call}")
         handling = [report for report in group if report.handles]
-        lines += [f"    {_names([report])} calls it{report.handles}" for report in handling]
+        lines += [f"    {_names([report])} called it{report.handles}" for report in handling]
     if first is not None and not (_wait_in(waiting, first) and len(called) > 1):
-        lines.append(f"  The first of the latest ones that differs: {first}.")
+        lines.append(f"  First known difference: {first}.")
         if not _wait_in(waiting, first) and all(call.at for call in first.calls.values()):
             lines += [f"    {line}" for line in first.lines()]
     remedy = SAME_CALLS if first is None else first.remedy
-    lines.append(f"Each recv needs a send of another rank to this one. {remedy}" if transfers else remedy)
+    lines.append(f"Each recv needs a send from another rank to this one. {remedy}" if transfers else remedy)
     places = {report.rank: at for report in waiting if (at := users_location(report.frames))}
     calls = {report.rank: call for report in waiting if (call := call_of(report))}
     if first is not None:
@@ -329,7 +346,7 @@ def _all_wait(waiting: Sequence[RankReport], still_s: float, *, is_over: bool, s
 
 
 def _aspect(waiting: Sequence[RankReport]) -> str:
-    """In what the calls of ranks differ, that are of other groups or not all known."""
+    """The property in which calls differ that are of different groups, or not all known."""
     collectives = [report.record["collective"] for report in waiting]
     kinds = {each and str(each["text"]).partition(" ")[0] for each in collectives}
     groups = {each and each.get("group") for each in collectives}
@@ -372,7 +389,7 @@ def _where(frames: Sequence[Frame]) -> str:
         return f", at {location}"
     is_whole = 0 < len(frames) < MOST_FRAMES
     has_program = any(owner(file) == "library" for file, _, _ in frames)
-    return ", after the end of its program" if is_whole and not has_program else ""
+    return ", after its script finished" if is_whole and not has_program else ""
 
 
 def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:

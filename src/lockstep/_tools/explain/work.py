@@ -1,8 +1,8 @@
-"""Whether a process gets something done while its main thread stays at one line: itself, or the
-processes that it has started.
+"""Whether a process, or one that it has started, works while its main thread stays at one line.
 
-A rank that computes in one long call, writes a large file or waits for a process that does keeps
-the others waiting with good reason; one that sleeps, or waits for what never comes, uses nothing.
+A rank that computes in one long call, writes a large file or waits for a process that does has a
+good reason to keep the others waiting. One that sleeps, or waits for what never comes, uses
+nothing: neither processor time nor input and output.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from lockstep._tools.explain.process import io_bytes
 
 BUSY_BYTES = 1 << 18
-"""A process that reads or writes more than this between two measurements is busy."""
+"""The bytes read or written between two measurements from which a process is busy."""
 LEAST_SHARE = 0.03
-"""Of one core: less is not work. (Where there are many more processes than cores, each gets
-little.)"""
-COMPUTES, READS_OR_WRITES = "it computes", "it reads or writes"
-CHILDREN_WORK = "a process that it has started is at work"
+"""The share of one core from which a process works. It is small because each process gets little
+where there are many more processes than cores."""
+COMPUTES, READS_OR_WRITES = "it computes", "it reads or writes files"
+CHILDREN_WORK = "a child process of it is working"
 _SPAN_S = 4.0
 
 
@@ -30,9 +30,9 @@ class Used:
 
     time_s: float
     own_s: float
-    """Processor time of the process, in seconds."""
+    """The processor time of the process, in seconds."""
     own_bytes: int
-    """Read and written by it."""
+    """The bytes that the process has read and written."""
     children_s: float = 0.0
     children_bytes: int = 0
 
@@ -43,9 +43,9 @@ class WorkMeter:
 
     def __init__(self) -> None:
         self.worked_s = time.time()
-        """When work was last seen, in seconds since 1970."""
+        """The time at which work was last seen, in seconds since 1970."""
         self.newest = ""
-        """What that was, in words; empty: the main thread has moved since."""
+        """The work that was last seen, for the user; empty: the main thread has moved since."""
         self._before: Used | None = None
 
     def look(self, now_s: float, *, is_still: bool) -> None:

@@ -1,1 +1,1 @@
-"""PyTorch's cryptic errors in words, with the names that they lack: see ``explanation.explain_error``."""
+"""Explains PyTorch's cryptic errors, with the names that they lack (``explanation.explain_error``)."""

@@ -14,7 +14,8 @@ _INDICES = re.compile(r"Parameter indices which did not receive grad for rank (\
 
 
 def _unused(match: re.Match[str], scene: Scene) -> str:
-    """The text contains names only with TORCH_DISTRIBUTED_DEBUG, but always indices."""
+    """Explains DDP's error about unused parameters. Its text always has their indices, and their
+    names only with TORCH_DISTRIBUTED_DEBUG."""
     indices, named = _INDICES.search(scene.text), _NAMED.search(scene.text)
     known = reduced(scene.ddp) if scene.ddp is not None else []
     rank = f"rank {indices[1]}" if indices else "this rank"
@@ -27,18 +28,18 @@ def _unused(match: re.Match[str], scene: Scene) -> str:
         which = f"{len(unused) or 'some'} parameters"
     if scene.ddp is not None and scene.ddp.__dict__.get("static_graph"):
         remedy = (
-            "if forward() makes an output that the loss leaves out, return only what the loss uses. Else leave "
-            "static_graph=True out, with which find_unused_parameters=True has no effect, and give that alone."
+            "If forward() returns an output that the loss does not use, return only what the loss uses. Otherwise replace "
+            "static_graph=True by find_unused_parameters=True (together, the latter has no effect)."
         )
     else:
         remedy = (
-            "if they are used in some steps only, DistributedDataParallel(..., find_unused_parameters=True). Else forward() "
-            "makes an output that the loss leaves out, or hides it in an object that DDP does not look into."
+            "If they are used in some steps only, pass find_unused_parameters=True to DistributedDataParallel. Otherwise "
+            "forward() returns an output that the loss does not use, or hides it in an object that DDP does not inspect."
         )
     return (
-        f"In the step before, the loss of {rank} did not depend on {which}. "
-        "DistributedDataParallel still waits for their gradients, as the other ranks do, so this step cannot begin. If they "
-        f"are not to be trained, set requires_grad=False before DDP wraps the model; {remedy}"
+        f"In the previous step, the loss of {rank} did not depend on {which}. DistributedDataParallel still waits for their "
+        "gradients, so this step cannot begin. If they should not be trained, set requires_grad=False before DDP wraps the "
+        f"model. {remedy}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Errors of a training loop that is not lockstep's yet, or keeps what belongs to a step."""
+"""Errors of a training loop that does not use lockstep yet, or keeps a graph beyond its step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep._tools.explain.errors.scene import Scene
 
 
 def _not_prepared(match: re.Match[str], scene: Scene) -> str:
-    """An error of this kind names the attribute, and holds the object that lacks it."""
+    """Explains an AttributeError about ``shards``, which has the object that lacks it."""
     error = scene.error
     if not isinstance(error, AttributeError) or error.name != "shards" or "lockstep" not in scene.modules:
         return ""
@@ -19,16 +19,15 @@ def _not_prepared(match: re.Match[str], scene: Scene) -> str:
     if not scene.is_tensor(error.obj) and kind.__module__.partition(".")[0] == "lockstep":
         return ""
     return (
-        f"The loop over .shards got a {kind.__name__}, as a plain loader yields it: the loader was not prepared, or the one "
-        "before prepare() is used. Only a prepared loader yields batches with .shards, each process's part of them: write "
-        "`loader = team.prepare(loader)`, or `model, optimizer, loader = team.prepare(model, optimizer, loader)`, before the "
-        "loop; in an evaluation iterate what `with team.evaluate(model, loader) as ...` gives."
+        f"The loop over .shards got a {kind.__name__} from a loader that was not prepared. Only a prepared loader yields "
+        "batches with .shards. Use the loader that prepare() returns: `model, optimizer, loader = team.prepare(model, "
+        "optimizer, loader)`. In an evaluation, iterate the object of `with team.evaluate(model, loader) as ...`."
     )
 
 
 def _misspelled(match: re.Match[str], scene: Scene) -> str:
-    """A call of lockstep's with an argument that it does not have. (Newer versions of Python say
-    what was meant.)"""
+    """Explains an unknown argument of a call of lockstep's. (Newer versions of Python suggest the
+    right name themselves.)"""
     lockstep = scene.modules.get("lockstep")
     if lockstep is None or "Did you mean" in scene.text:
         return ""
@@ -57,8 +56,8 @@ ROWS = (
     row(
         "a graph used twice",
         r"backward through the graph a second time",
-        "The loss depends on something that an earlier backward pass has used up: mostly a hidden state, or a running value, "
-        "that was kept from the step before. Cut it off there, with state = state.detach(); in a lockstep script, keep it with "
+        "The loss depends on a graph that an earlier backward pass has freed, mostly through a hidden state or running value "
+        "that was kept from the previous step. Detach it: state = state.detach(). In a lockstep script, keep it with "
         "team.per_shard, since each shard has its own. If two losses share a forward pass, add them and call backward once.",
     ),
 )

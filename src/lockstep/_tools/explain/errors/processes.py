@@ -1,4 +1,4 @@
-"""Processes that have ended: loader workers, other ranks."""
+"""Errors about processes that exited: loader workers, other ranks."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from lockstep._tools.explain.errors.scene import Scene
 from lockstep._world.machine.sizes import size
 
 _SHM = "/dev/shm"
-"""Through which loader workers pass data."""
-
-
+"""The file system through which loader workers pass batches."""
+ENLARGE_SHM = (
+    "Enlarge it: docker run --shm-size=8g (or --ipc=host); on Kubernetes, an `emptyDir: {medium: Memory}` volume mounted at "
+    "/dev/shm; elsewhere, mount -o remount,size=8g /dev/shm"
+)
+"""How to enlarge ``/dev/shm``, without a full stop."""
 _ENDS = {
     "Bus error": (
-        "by SIGBUS: mostly it wrote a batch into shared memory when none was left. {shm} Give it more (docker run "
-        "--shm-size=8g, or --ipc=host), use fewer or smaller batches ahead (num_workers, prefetch_factor, batch_size), or "
-        "torch.multiprocessing.set_sharing_strategy('file_system'), which needs it less"
+        "was killed by SIGBUS, most likely because /dev/shm was full when it wrote a batch. {shm} {enlarge}. Or keep fewer or "
+        "smaller batches in flight (num_workers, prefetch_factor, batch_size)"
     ),
     "Killed": (
-        "by SIGKILL: nearly always the system's out-of-memory killer (`dmesg` says so, or the scheduler's log). Each worker "
-        "has its own copy of what the data set holds in Python objects: use fewer workers, NumPy arrays or memory-mapped "
-        "files in place of lists, or ask for more memory"
+        "was killed by SIGKILL, nearly always by the kernel's out-of-memory killer (see `dmesg`, or the scheduler's log). Each "
+        "worker has a copy of the dataset's Python objects. Use fewer workers, NumPy arrays or memory-mapped files instead of "
+        "lists, or request more memory"
     ),
     "Segmentation fault": (
-        "by SIGSEGV: a crash in native code that the data set uses. Try num_workers=0 with `python -X faulthandler` to see "
-        "where; libraries that use threads or GPUs may not survive the fork: multiprocessing_context='spawn'"
+        "crashed (SIGSEGV) in native code that the dataset uses. To see where, run with num_workers=0 and `python -X "
+        "faulthandler`. If a library uses threads or GPUs, set multiprocessing_context='spawn'"
     ),
 }
 
 
 def _worker_gone(match: re.Match[str], scene: Scene) -> str:
-    """PyTorch names the signal in the error or its cause; if the worker died early it does not, and
-    the process is asked."""
+    """Explains the death of a loader worker. PyTorch names the signal in the error or its cause; if
+    the worker died early, it does not, and the process object has the exit code."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
     named = [hit[1] for text in texts if (hit := re.search(r"killed by signal: ([^.]+)", text))]
     codes = [int(hit[1]) for text in texts if (hit := re.search(r"with exit code (\d+)", text))]
@@ -42,17 +44,16 @@ def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     code = codes[0] if codes else workers[0].exitcode if workers else None
     if named or (code is not None and code < 0):
         name = named[0] if named else signal.strsignal(-(code or 0)) or ""
-        how = _ENDS.get(name, f"by a signal ({name})")
+        how = _ENDS.get(name, f"was killed by a signal ({name})")
     else:
         how = (
-            f"{'without a word' if code is None else f'with status {code}'}: sys.exit() or os._exit() in what the data set or "
-            "collate_fn calls, which should raise an error instead; or an error as it started, whose traceback stands above "
-            '(spawn and forkserver import the script again: call the training under `if __name__ == "__main__":`)'
+            f"exited {'silently' if code is None else f'with status {code}'}. Either the dataset or collate_fn called "
+            "sys.exit() or os._exit(): raise an error instead. Or the worker failed at its start (see the traceback above): "
+            'with spawn and forkserver, start the training under `if __name__ == "__main__":`'
         )
-    return (
-        f"Loader worker {match['pid']} of this rank ended {how.format(shm=shared_memory() if '{shm}' in how else '')}. Its "
-        "batch is lost, and with it the loader."
-    )
+    if "{shm}" in how:
+        how = how.replace("{shm}", shared_memory()).replace("{enlarge}", ENLARGE_SHM)
+    return f"Loader worker {match['pid']} of this rank {how}."
 
 
 ROWS = (
@@ -64,15 +65,15 @@ ROWS = (
     row(
         "another rank is gone",
         r"gloo/transport.*Connection (?:closed|reset) by peer|Connection closed by peer \[|Connection closed by remote peer",
-        "The process of another rank has ended, or left the group, while this one waited for it: this error is an echo. The "
-        "other rank's own error is the cause: look for it on every host. If no other rank failed, a connection broke: see the "
-        "network, and whether somebody else reaches the ports of this run (SECURITY.md).",
+        "Another rank exited, or left the process group, while this one waited for it. This error is a consequence: look for "
+        "the other rank's error, on every machine. If no other rank failed, a connection broke: check the network, and whether "
+        "another program can reach the ports of this run (SECURITY.md).",
     ),
 )
 
 
 def shared_memory() -> str:
-    """One sentence about the present; what filled it may be gone."""
+    """The size of ``/dev/shm`` and what is free now, as a sentence. What filled it may be gone."""
     try:
         filesystem = os.statvfs(_SHM)
     except OSError:

@@ -14,13 +14,13 @@ class Row:
     """How a family of errors is recognized and explained."""
 
     family: str
-    """Its name in the documentation."""
+    """The family's name in the documentation."""
     pattern: re.Pattern[str]
-    """Searched for in the text of the error."""
+    """The pattern that the error's text must contain."""
     words: Callable[[re.Match[str], Scene], str]
-    """Returns the explanation; empty: it would add nothing to the error's own text."""
+    """The function that returns the explanation; empty: it would add nothing to the error."""
     kinds: frozenset[str] = frozenset({"RuntimeError"})
-    """Names of types, of which the error's type or one of its bases must have one."""
+    """The names of types of which the error's type or one of its bases must have one."""
 
 
 def row(

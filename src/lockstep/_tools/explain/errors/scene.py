@@ -30,17 +30,17 @@ class Scene:
 
     @property
     def modules(self) -> Mapping[str, Any]:
-        """All that this process has imported."""
+        """All modules that this process has imported."""
         return sys.modules
 
     @property
     def torch(self) -> Any:
-        """The module, which the code that raised the error has imported."""
+        """The module ``torch``, which the code that raised the error has imported."""
         return sys.modules["torch"]
 
     @cached_property
     def frames(self) -> list[FrameType]:
-        """Innermost first."""
+        """The frames of the error's traceback, innermost first."""
         frames: list[FrameType] = []
         trace: TracebackType | None = self.error.__traceback__
         while trace is not None:
@@ -53,15 +53,15 @@ class Scene:
         return issubclass(type(value), self.torch.Tensor)
 
     def find(self, function: str, name: str) -> Any:
-        """This local variable of the innermost frame of a function that has it; None: there is
-        none."""
+        """The local variable ``name`` in the innermost frame of ``function`` that has it; None:
+        there is none."""
         scopes = [frame.f_locals for frame in self.frames if frame.f_code.co_name == function]
         return next((scope[name] for scope in scopes if name in scope), None)
 
     @cached_property
     def ddp(self) -> Any:
-        """The ``DistributedDataParallel`` in whose method the error arose, else the only one in
-        reach; None: unknown."""
+        """The ``DistributedDataParallel`` in whose method the error arose, otherwise the only one
+        that the frames' variables lead to; None: unknown."""
         receiver = next((value for frame in self.frames if _is_ddp(value := frame.f_locals.get("self"))), None)
         known = {id(value): value for value in self._in_reach() if _is_ddp(value)}
         return receiver if receiver is not None or len(known) != 1 else next(iter(known.values()))

@@ -1,5 +1,5 @@
-"""Processes of one launch that train, and never meet: each a model of its own, as far as PyTorch
-knows. Told once, and as information, since they may be meant to."""
+"""Processes of one launch that train and never communicate, so that each trains a separate model as
+far as PyTorch knows. Reported once, and not as a warning, since it may be intended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from lockstep._launch.observer import Launch
 from lockstep._world.machine.sizes import name_ranks
 
 MEET_S = 60.0
-"""Ranks that are to meet have done so by now: they begin with equal weights."""
+"""The seconds within which ranks that train together have communicated: they begin by making
+their weights equal."""
 _REMEDIES: Mapping[str, str] = {
-    "accelerate": "On CPUs, accelerate makes them one training with ACCELERATE_USE_CPU=1 in the environment, or "
+    "accelerate": "On CPUs, accelerate connects them only with ACCELERATE_USE_CPU=1 in the environment, or "
     "Accelerator(cpu=True).",
-    "": "To train one model together, they need DistributedDataParallel or lockstep.join(). --nproc-per-node 1 trains once.",
+    "": "To train one model together, use DistributedDataParallel or lockstep.join(). To train once, use --nproc-per-node 1.",
 }
 
 
@@ -29,7 +30,7 @@ class Alone:
         self._dir, self._ranks = Path(launch.private_dir), tuple(launch.ranks)
         self._lock = threading.Lock()
         self._is_settled = launch.world_size < 2
-        """Whether the user was told, or ranks have met."""
+        """Whether nothing is left to report: the report was made, or ranks have met."""
         self._succeeded: set[int] = set()
 
     def ended(self, rank: int, status: int) -> Report | None:
@@ -50,7 +51,7 @@ class Alone:
         from lockstep._tools.explain.reading import read_records  # not while the processes start
 
         records = read_records(self._dir)
-        # (A rank that has joined a run of lockstep's has another record, which does not say.)
+        # A rank that has joined a run has another record, without the field: it has met the others.
         self._is_settled = any(record["doing"].get("met", True) for record in records)
         is_known = [int(record["rank"]) for record in records] == sorted(self._ranks)
         trains = is_known and all(record["doing"].get("step", 0) > 0 for record in records)
@@ -66,9 +67,9 @@ def _report(records: Sequence[Mapping[str, Any]], took_s: float) -> Report:
     library = str(records[0]["doing"].get("library", ""))
     return Report(
         kind=ALONE,
-        text=f"{name_ranks(ranks)} have each taken optimizer steps in {took_s:.0f} s, and none has begun a collective: as "
-        f"far as PyTorch knows, each trains a model of its own. {_REMEDIES.get(library, _REMEDIES[''])} If each is "
-        "meant to work for itself, nothing is wrong.",
+        text=f"{name_ranks(ranks)} have each taken optimizer steps in {took_s:.0f} s, and none has called a collective, so "
+        f"each seems to train a separate model. {_REMEDIES.get(library, _REMEDIES[''])} If the processes are meant to be "
+        "independent, ignore this.",
         ranks=ranks,
         cause=library,
         seconds=took_s,

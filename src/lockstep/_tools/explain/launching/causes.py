@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lockstep._launch.failures import Failure
-from lockstep._tools.explain.errors.processes import shared_memory
+from lockstep._tools.explain.errors.processes import ENLARGE_SHM, shared_memory
 from lockstep._tools.explain.launching.memory import limit_bytes, oom_kills
 from lockstep._world.machine.sizes import size
 
 
 class Causes:
-    """Names the causes of failures in one start of the workers. (Those of loader workers:
-    ``errors.processes``.)"""
+    """Names the causes of failures in one start of the workers. (``errors.processes`` has those of
+    loader workers.)"""
 
     def __init__(self) -> None:
         self._kills_before = oom_kills()
@@ -24,17 +24,17 @@ class Causes:
         if failure.kind == "SIGBUS":
             return replace(
                 failure,
-                remark=f"Most likely rank {failure.rank} found /dev/shm full, where loader workers hand batches over. "
-                f"{shared_memory()} Use fewer of them (num_workers=, or --workers), smaller batches or a smaller "
-                "prefetch_factor, or enlarge it: docker run --shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm",
+                remark=f"Most likely /dev/shm was full on rank {failure.rank}: loader workers pass batches through it. "
+                f"{shared_memory()} {ENLARGE_SHM}. Or use fewer loader workers (num_workers=, or --workers), smaller batches "
+                "or a smaller prefetch_factor",
             )
         if failure.kind == "SIGKILL" and (kills := oom_kills() - self._kills_before) > 0:
             many = "a process" if kills == 1 else f"{kills} processes"
             remark = (
-                f"The kernel has killed {many} during this run because memory ran out, and most likely rank {failure.rank}. "
+                f"The kernel killed {many} during this run because memory ran out, most likely including rank {failure.rank}. "
                 f"Use smaller batches, fewer loader workers or fewer processes on this machine{_limit()}"
             )
-            return replace(failure, message="killed by the kernel, because memory ran out", remark=remark)
+            return replace(failure, message="killed by the kernel because memory ran out", remark=remark)
         return failure
 
 

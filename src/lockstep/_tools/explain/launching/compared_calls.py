@@ -1,5 +1,5 @@
 """The collectives that this machine's workers have called: compared while they run, and known after
-their end."""
+they exit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lockstep._base.reports import MISMATCH, Report
 from lockstep._tools.explain.call_ring import NotedCall, offer_rings, read_ring
 
 _PARTS = 100.0
-"""Looks take one in so many parts of the time at most, however many ranks there are: some calls are
-left out then."""
+"""The least ratio of the time between two looks to the time of one: with many ranks looks are
+rarer, and miss some calls."""
 
 
 class ComparedCalls:
@@ -33,7 +33,7 @@ class ComparedCalls:
         self._lock = threading.Lock()
         self._has_told = False
         self._next = 0.0
-        """When to look next, in the time of ``time.monotonic``."""
+        """The time of the next look, as ``time.monotonic`` counts."""
 
     def close(self) -> None:
         """Give up the rings. No look may follow."""
@@ -65,7 +65,7 @@ class ComparedCalls:
         self._publish(
             Report(
                 kind=MISMATCH,
-                text="ranks have called one collective in different ways: its numbers are wrong, even where no error follows.\n"
+                text="ranks called the same collective in different ways, so its result is wrong even without an error.\n"
                 f"{said}\n{first.remedy}",
                 ranks=first.odd_ranks,
                 cause=first.aspect,

@@ -1,4 +1,4 @@
-"""What keeps workers from ending whose program is over, in words, from their black boxes."""
+"""What keeps workers from exiting after their script has finished, from their black boxes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lockstep._tools.explain.reading import read_reports
 from lockstep._world.machine.sizes import name_ranks
 
 _REMEDIES: Mapping[str, str] = {
-    THREAD: "Python waits for such a thread: let it end with the script (an event, a None in its queue), or start it with "
-    "daemon=True.",
-    CHILD: "Python waits for such a child: let it end with the script, or start it with daemon=True.",
+    THREAD: "Python waits for non-daemon threads. Stop the thread when the script ends (an event, a None in its queue), or "
+    "start it with daemon=True.",
+    CHILD: "Python waits for child processes. Stop it when the script ends, or start it with daemon=True.",
 }
 
 
 def report_lingering(private_dir: Path, ranks: Collection[int]) -> set[int]:
-    """Tell the user what keeps these ranks from ending; returns those that something of the script
+    """Reports what keeps these ranks from exiting; returns the ranks that something of the script
     keeps."""
     reports = read_reports(private_dir, time.time())
     groups = grouped([report for report in reports if report.rank in ranks and _is_held(report)])
@@ -41,13 +41,13 @@ def report_lingering(private_dir: Path, ranks: Collection[int]) -> set[int]:
 
 
 def _is_held(report: RankReport) -> bool:
-    """Whether something else keeps it than closing its run, or waiting for other ranks."""
+    """Whether the rank is kept by more than closing its run, or waiting for other ranks."""
     kinds = {str(holder["kind"]) for holder in report.ending.get("holders", ())}
     return not report.is_waiting and bool(kinds - {CLOSING})
 
 
 def _held_at(report: RankReport) -> str:
-    """Where what keeps it is in the user's code; empty: nowhere."""
+    """The line of the user's code that keeps the rank; empty: none does."""
     return users_location([(str(file), int(line), str(name)) for file, line, name in report.ending["holders"][0]["stack"]])
 
 
@@ -60,8 +60,8 @@ def _describe(group: Sequence[RankReport]) -> str:
     whose = "Its" if len(group) == 1 else "Their"
     return "\n".join(
         [
-            f"{names} {verb} not end because of {what}. {whose} script was over {first.ending_s:.0f} s ago.",
+            f"{names} {verb} not exit because of {what}. {whose} script finished {first.ending_s:.0f} s ago.",
             *(f"  {line}" for line in first.stack(short=True) if line != what),
-            f"{_REMEDIES.get(kind, '')} Ctrl-C or SIGTERM ends the run.".strip(),
+            f"{_REMEDIES.get(kind, '')} Press Ctrl-C or send SIGTERM to end the run.".strip(),
         ]
     )

@@ -31,9 +31,9 @@ from lockstep._tools.explain.stall_notices import StallNotices
 from lockstep._tools.explain.stuck import BUSY_S, LEAST_S, limit_of_script_s, who_waits
 
 _LOST_S = 4.0
-"""The limit of a rank one of whose loader workers could not hand over a batch: it never comes."""
+"""The limit of a rank whose loader worker lost a batch, which certainly never comes."""
 _SELDOM = 15
-"""Once the user was told, reports are collected at one in this many looks."""
+"""The number of looks per collection of reports once the user was warned."""
 
 
 class Watching:
@@ -49,26 +49,27 @@ class Watching:
         self._is_whole = len(launch.ranks) == launch.world_size
         """Whether all ranks are of this machine."""
         self._told = ""
-        """What was last reported; empty: nothing of the present wait."""
+        """The text of the report about the present wait; empty: none yet."""
         self._warn_again_s = math.inf
-        """The number of consecutive looks, one a second, at which it is reported again, since that
-        was no warning."""
+        """The number of consecutive looks, one a second, at which the wait is reported again,
+        because the report was no warning."""
         self._notices = notices
         self._warned_at: dict[int, tuple[int, int]] = {}
-        """How far the ranks that waited were when the user was warned."""
+        """The progress of the ranks that waited when the user was warned."""
         self._waited: tuple[int, ...] = ()
         """The ranks that had waited for too long at the last look."""
         self._looks = 0
-        """Consecutive looks, up to now, at which a rank had."""
+        """The number of consecutive looks, up to now, at which a rank had waited for too long."""
         self._dead_since: float | None = None
-        """When the ranks were first seen in a deadlock, in the time of ``time.monotonic``."""
+        """The time at which the ranks were first seen in a deadlock, as ``time.monotonic`` counts;
+        None: they are in none."""
         self.explained: Report | None = None
-        """What was told of the first ranks that had timed out; None: nothing. It is told with their
-        failure."""
+        """The report about the first ranks that timed out, which is printed with their failure;
+        None: none."""
         self._lock = threading.Lock()
 
     def explain(self, echoes: Collection[int]) -> str:
-        """Who waits for whom now; empty: nobody does, as far as can be seen.
+        """The text of the report on who waits for whom now; empty: no rank does, as far as is seen.
 
         Args:
             echoes: ranks that have just failed because they timed out; they are treated as still
@@ -104,7 +105,7 @@ class Watching:
 
         A wait is reported once, and only if it was too long at two looks in a row: ranks that were
         stopped and have just continued have not updated their black boxes yet."""
-        # ranks that have joined a run end it themselves, and say what was saved of it
+        # ranks that have joined a run watch and end it themselves, since they know what was saved
         if self._where() != self._dir:
             return
         now_s = time.time()
@@ -148,7 +149,7 @@ class Watching:
             self._dead_since = now
         else:
             report = self._who_waits(reports, is_over=False)
-            how = "deadlock: ranks that wait like this never go on, so the run was ended"
+            how = "deadlock: these ranks can never continue, so the run was stopped"
             self._end(failures.from_deadlock(min(ranks), self._told if report is None else report.text, how))
 
     def _reports(self) -> list[RankReport]:
