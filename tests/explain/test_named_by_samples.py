@@ -66,14 +66,19 @@ def test_a_slow_line_a_slow_disk_and_c_code_that_holds_the_gil_are_named(start_l
     for name, (source, *_) in CASES.items():
         (tmp_path / f"{name}.py").write_text(BEGIN + source)
         start_launcher("--nproc-per-node", 2, "--reports", f"{name}.jsonl", f"{name}.py")
-    deadline, found = time.monotonic() + 120, {}
+    deadline, found, reported = time.monotonic() + 120, set(), {}
     while len(found) < len(CASES) and time.monotonic() < deadline:
         time.sleep(0.5)
         for name in CASES:
             if (file := tmp_path / f"{name}.jsonl").exists() and (lines := file.read_text().splitlines()):
-                found[name] = json.loads(lines[0])
-    for name, (_, kind, cause, function) in CASES.items():
-        report = found.get(name)
-        assert report is not None, f"nothing was reported: {name}"
-        assert (report["kind"], report["ranks"], report["cause"]) == (kind, [1], cause), report
-        assert report["places"]["1"].endswith(f" in {function}"), report
+                reported[name] = lines
+                # The first may be another: with too little processor time, C code that holds the
+                # GIL is proven later than that the rank does not answer.
+                if any(is_expected(json.loads(line), *CASES[name][1:]) for line in lines):
+                    found.add(name)
+    assert [name for name in CASES if name not in found] == [], reported
+
+
+def is_expected(report, kind, cause, function):
+    place = report["places"].get("1", "")
+    return (report["kind"], report["ranks"], report["cause"]) == (kind, [1], cause) and place.endswith(f" in {function}")

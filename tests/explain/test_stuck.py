@@ -11,7 +11,7 @@ from lockstep._base.tracebacks.frames import OURS
 from lockstep._tools.explain.own_calls import describe_own, purpose_of
 from lockstep._tools.explain.process import ProcessFacts
 from lockstep._tools.explain.rank_reports import RankReport
-from lockstep._tools.explain.stuck import BUSY_S, limit_of_script_s, limit_s
+from lockstep._tools.explain.stuck import BUSY_S, is_vague, limit_of_script_s, limit_s
 from lockstep._tools.explain.stuck import who_waits as report_of
 from lockstep._tools.explain.work import COMPUTES, READS_OR_WRITES
 
@@ -219,6 +219,14 @@ def test_one_that_no_longer_reports_is_in_no_collective_that_it_was_last_seen_in
     assert "all_reduce number 7" in report.text
     unproven = replace(silent, late_s=4.0, holds_lock=False)
     assert who_waits([rank(0, WAITING, collective=reduce), unproven]) is None, "it may just have had no processor"
+
+
+def test_a_rank_that_does_not_answer_is_looked_at_again_until_its_line_is_known():
+    late = replace(rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=19.5, facts=ProcessFacts("sleeping"))
+    proven = replace(late, holds_lock=True)
+    reports = [report_of([rank(0, WAITING), each]) for each in (late, proven, replace(proven, is_now=True))]
+    assert [report.cause for report in reports] == ["silent", "holds_gil", "holds_gil"]
+    assert [is_vague(report) for report in reports] == [True, True, False]
 
 
 def test_the_threads_that_have_died_are_told_of_a_rank_that_is_waited_for_and_of_no_other():

@@ -1,12 +1,20 @@
 """Processes whose interpreter does not answer: whether C code holds its lock (the GIL), and the
-line that called that code.
+line that called that code. (Linux.)
 
-The kernel tells it. A thread that wants the lock asks for it every 5 ms, so that the sampler's
-thread, which otherwise sleeps most of the time, is switched some 200 times a second. Only a process
-of which that is seen is asked for its stack, by a signal to that very thread: its main thread, and
-what that has called, are not interrupted. ``faulthandler`` writes the stack without the lock. It
-walks frames that nothing protects, but no thread runs Python code while C code holds the lock.
-(Linux.)"""
+The kernel's count of context switches tells it. A thread that wants the lock asks for it every
+5 ms, so the sampler's thread, which otherwise sleeps most of the time, gives up its processor some
+200 times a second::
+
+    sampler's thread         looks, sleeps 0.5 s      ~10 switches/s   and writes records: not late
+    ... waits for the GIL    sem_timedwait(5 ms) ...  ~200 switches/s  and no record: C code holds it
+    ... has no processor     runnable, never runs     ~0 switches/s    and no record: unknown
+
+Only a process of which this is seen is asked for its stack, by a signal to that very thread: the
+main thread is not interrupted, since its system call might fail with EINTR in a library that does
+not expect it. ``faulthandler`` writes the stack in its C handler, without the lock. It walks frames
+that nothing protects, which is safe only because no thread runs Python code while C code holds the
+lock; therefore the wait is proven again, by probes, right before the signal.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +37,14 @@ from lockstep._base.tracebacks.frames import Frame
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used by nothing else. It kills a process that does not handle it, and is never sent to one."""
-_LEAST_PER_S = 40.0
-"""Switches of a thread that waits for the lock, even on a machine with far too much to do; one that
-sleeps has a tenth."""
+_LEAST_PER_S = 20.0
+"""The least number of switches per second that proves that a thread waits for the lock, even on a
+machine with far too much to do. A sampler that runs has fewer than 20, and writes records."""
 _PROBES, _MOST_PROBES, _PROBE_S = 5, 20, 0.05
-"""So many in a row must show it: on a machine with too much to do one may not."""
+"""The number of probes in a row that must show the wait, of how many, and the seconds of each."""
+_LEAST_OF_PROBE = 2
+"""The least number of switches in a probe. It is stricter than ``_LEAST_PER_S``, since the signal
+may reach no thread that runs Python code."""
 _ANSWER_S = 1.0
 _POLL_S = 0.02
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
@@ -158,7 +169,7 @@ def _keeps_waiting(pid: int, thread: int) -> bool:
         after = switches(pid, thread)
         if before is None or after is None:
             return False
-        in_a_row = in_a_row + 1 if after - before >= _LEAST_PER_S * _PROBE_S else 0
+        in_a_row = in_a_row + 1 if after - before >= _LEAST_OF_PROBE else 0
         if in_a_row == _PROBES:
             return True
     return False

@@ -60,6 +60,8 @@ _STEPS = 5
 """The limit as a number of usual steps."""
 _FIRST_S = 60.0
 """The limit while the time of a step is unknown: the first steps compile and read most."""
+CLEARER_S = 10.0
+"""The seconds after which a rank of which little is known is examined again."""
 _KNOWN_AFTER = 3
 """The number of steps after which their usual time is known."""
 _TIMED_OUT_S = 1.0
@@ -132,6 +134,8 @@ class StuckWatch:
         """The text of the report about the present wait; empty: none yet."""
         self._has_warned = False
         """Whether the report about the present wait was a warning."""
+        self._is_vague = False
+        """Whether that report was vague."""
         self._is_certain = False
         """Whether the reported wait certainly never ends by itself."""
         self._is_first = False
@@ -184,13 +188,20 @@ class StuckWatch:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._next_s, self._dead_s = still_s + self._pause_s, math.inf
             return
-        if (not self._told or (report.is_warning and not self._has_warned)) and self._is_first:
+        is_clearer = self._is_vague and not is_vague(report)
+        if (not self._told or (report.is_warning and not self._has_warned) or is_clearer) and self._is_first:
             self._warned_at = self._progress()
             self._notices.warn(report, still_s)
         self._told, self._is_certain, self._has_warned = report.text, _is_certain(report), report.is_warning
+        self._is_vague = is_vague(report)
         is_dead = self._rank in deadlocked(reports)
         self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
-        self._next_s = still_s + CERTAIN_S if is_dead else math.inf if report.is_warning else max(BUSY_S, still_s + 1.0)
+        if is_dead:
+            self._next_s = still_s + CERTAIN_S
+        elif self._is_vague:
+            self._next_s = still_s + CLEARER_S
+        else:
+            self._next_s = math.inf if report.is_warning else max(BUSY_S, still_s + 1.0)
 
 
 def who_waits(
@@ -249,6 +260,13 @@ def who_waits(
         seconds=still_s,
         is_warning=is_over or kind == LOADER or still_s >= BUSY_S or not _may_work(missing),
     )
+
+
+def is_vague(report: Report) -> bool:
+    """Whether a report names a rank that does not answer without its line. On a machine with too
+    much to do, it may take several looks until it is proven that C code holds the interpreter's
+    lock, and until the rank gives its stack."""
+    return report.cause in ("silent", "holds_gil") and any(rank not in report.places for rank in report.ranks)
 
 
 def _may_work(missing: Sequence[RankReport]) -> bool:

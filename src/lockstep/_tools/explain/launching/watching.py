@@ -28,7 +28,7 @@ from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.explain.reading import LATE_S, read_records, read_reports, run_joined
 from lockstep._tools.explain.sampler import waits_at
 from lockstep._tools.explain.stall_notices import StallNotices
-from lockstep._tools.explain.stuck import BUSY_S, LEAST_S, limit_of_script_s, who_waits
+from lockstep._tools.explain.stuck import BUSY_S, CLEARER_S, LEAST_S, is_vague, limit_of_script_s, who_waits
 
 _LOST_S = 4.0
 """The limit of a rank whose loader worker lost a batch, which certainly never comes."""
@@ -51,8 +51,10 @@ class Watching:
         self._told = ""
         """The text of the report about the present wait; empty: none yet."""
         self._warn_again_s = math.inf
-        """The number of consecutive looks, one a second, at which the wait is reported again,
-        because the report was no warning."""
+        """The number of consecutive looks, one a second, at which the wait is looked at again,
+        because the report was no warning, or vague."""
+        self._is_vague = False
+        """Whether the report about the present wait was vague."""
         self._notices = notices
         self._warned_at: dict[int, tuple[int, int]] = {}
         """The progress of the ranks that waited when the user was warned."""
@@ -125,8 +127,13 @@ class Watching:
     def _report(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
         report = self._who_waits(self._reports(), is_over=False)
         if report is not None:
+            was_vague, self._is_vague = bool(self._told) and self._is_vague, is_vague(report)
             self._told = report.text
             self._warn_again_s = math.inf if report.is_warning else self._looks + BUSY_S
+            if self._is_vague:
+                self._warn_again_s = self._looks + CLEARER_S
+                if was_vague:
+                    return
             self._warned_at = {int(record["rank"]): _progress(record) for record in records if record["rank"] in waited}
             self._notices.warn(report, report.seconds or 0.0)
             self._look_for_deadlock()
