@@ -1,4 +1,4 @@
-"""Data-parallel PyTorch training from one plain loop, with the same answer at every scale."""
+"""Data-parallel PyTorch training with bit-identical results on any number of processes."""
 
 from __future__ import annotations
 

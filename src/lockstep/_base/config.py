@@ -99,20 +99,20 @@ ALLOWABLE = ("data", "device", "epochs", "numerics", "optimizer", "shards", "thr
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of
-    ``lockstep run``. (Tools have options of their own, which are given in the same places: see
-    ``options_of_tools``.)"""
+    ``lockstep run``. (Options of tools are passed in the same places; ``options_of_tools`` lists
+    them.)"""
 
     strategy: str = option("auto", group=TRAINING, choices=STRATEGIES)
-    """How gradients are synchronized.  [default: auto, which is exact: equal to the bit on any number of processes]
+    """How gradients are combined. [default: auto (exact: bit-identical on any number of processes)]
 
     ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``), ``ddp``
-    (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the
+    (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process stores a slice of the
     parameters and of the optimizer state), ``horovod`` (Horovod's all-reduce, if installed),
     ``exact`` (one fixed tree: bit-identical at every world size, and to ``fsdp``), or ``auto``:
     ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than these two
     is resumed by ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
     precision: str = option("32-true", group=TRAINING, choices=PRECISIONS)
-    """Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]
+    """Data types of weights and computation; see docs/precision.md. [default: 32-true]
 
     ``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes
     under PyTorch's autocast); ``16-master`` (passes in float16 with copies of float32 weights,
@@ -120,100 +120,101 @@ class RunConfig:
     optimizer state). With ``16-mixed`` and ``16-master`` the loss is scaled, and a step whose
     gradients overflow is skipped by all ranks together."""
     shards: int | None = option(None, group=TRAINING, least=1, most=2**20, metavar="V")
-    """Number of shards that each global batch is split into, at least the number of processes. Runs
-    with the same V give the
-    same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]
+    """Number of parts that each global batch is split into; at least the number of processes.
+    Results depend on V, so prefer to set it in the script: join(shards=8). [default: number of
+    processes]
 
-    It is the largest world size of the run. With the default, another number of processes at its
-    first launch gives a different, equally good answer."""
+    V is the largest world size of the run. With the default, another number of processes at the
+    first launch gives a different, equally good result."""
     accumulate: int = option(1, group=TRAINING, least=1, metavar="K")
-    """Number of consecutive global batches per optimizer step.  [default: 1]"""
+    """Global batches per optimizer step. [default: 1]"""
     balance: str = option("on", group=TRAINING, choices=("on", "off"))
-    """Whether shards move from slow processes to faster ones: the answer stays the same. With
-    strategy exact, and at least two
-    shards a process.  [default: on]
+    """Move shards from slow processes to faster ones; results are unchanged. Only with strategy
+    exact and at least two shards per process. [default: on]
 
-    See docs/balance.md."""
+    docs/balance.md describes it."""
     seed: int | None = option(None, group=TRAINING, least=0, most=2**63 - 1, metavar="N")
-    """Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]
+    """Seed for all random numbers. [default: the script's torch.manual_seed(), else 0]
 
-    The script's is that of a ``torch.manual_seed`` before ``join`` (below 2**32). A seed given to
-    ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
+    The script's seed is that of a ``torch.manual_seed`` before ``join`` (below 2**32). A seed
+    passed to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
     threads: int | None = option(None, group=PROCESSES, least=1, most=2**14, metavar="N")
-    """Number of CPU threads per process.  [default: OMP_NUM_THREADS, else the cores divided by the number of shards]
+    """CPU threads per process. [default: OMP_NUM_THREADS, else cores / shards]
 
     For PyTorch, NumPy's BLAS and OpenMP. The default is independent of the number of processes and
     machines, since threads can change the last bits."""
     device: str = option("auto", group=PROCESSES, choices=DEVICES)
-    """Device to train on.  [default: auto, a GPU if there is one]
+    """Device to train on. [default: auto (a GPU if available)]
 
     ``auto`` also chooses other accelerators: ``mps``, ``npu`` and ``xpu`` may work."""
     devices_per_process: int | None = option(None, group=PROCESSES, least=1, metavar="N")
-    """Number of devices per process.  [default: one; with strategy dp, all GPUs]
+    """Devices per process. [default: one; with strategy dp, all GPUs]
 
-    They are ``team.devices``, on which the script places the parts of its models, except with
+    ``team.devices`` lists them. The script places the parts of its models on them, except with
     ``dp``. On the CPU they are all the same."""
     batch_dim: int = option(0, group=TRAINING, least=0, metavar="N")
-    """With strategy dp: the dimension along which inputs and results are split over the GPUs.  [default: 0]"""
+    """Strategy dp only: dimension along which inputs and results are split over the GPUs. [default:
+    0]"""
     backend: str = option("auto", group=PROCESSES, choices=BACKENDS)
-    """Library for communication between processes.  [default: auto, nccl if each process has its own GPU, else gloo]
+    """Communication library. [default: auto (nccl if each process has its own GPU, else gloo)]
 
     ``mpi`` requires a PyTorch built with it."""
     init_method: str | None = option(None, group=PROCESSES, metavar="URL")
-    """Rendezvous of the processes: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]
+    """Rendezvous of the processes: tcp://HOST:PORT, file:///PATH or env://. [default: a private
+    file]
 
     ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (a fresh path on a file system that
-    all of them share), ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the
-    launcher."""
+    all of them share), ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the launcher.
+    """
     timeout_s: float = option(600.0, "--timeout", group=PROCESSES, metavar="SECONDS")
-    """Time that a process may wait for others in a collective, in seconds.  [default: 600]"""
+    """Seconds that a process waits for other processes in a collective. [default: 600]"""
     run_dir: str | None = option(None, group=TRAINING, metavar="DIR")
-    """Directory of the run.  [default: the next free runs/SCRIPT-N]"""
+    """Run directory. [default: the next free runs/SCRIPT-N]"""
     on_nan: str = option("stop", group=TRAINING, choices=NAN_POLICIES)
-    """What to do when a loss is NaN: stop with an error, warn, or ignore it.  [default: stop]
+    """What to do when a loss is NaN: stop with an error, warn, or ignore it. [default: stop]
 
-    ``warn``: once a step."""
+    ``warn`` warns once per step."""
     log_every: int = option(20, group=TRAINING, least=1, metavar="STEPS")
     """Steps between comparisons of logged values among ranks.  [default: 20]"""
     find_unused_parameters: bool = option(False, group=TRAINING)
-    """With strategy ddp: allow parameters used in the first step to be unused later. (Others always
-    allow it.)
+    """Strategy ddp only: allow parameters used in the first step to be unused later. (Other
+    strategies always allow it.)
 
     Gradients are then reduced after the backward pass rather than during it. (Not needed if some
     parameters are unused in the first step, which is detected.)"""
     progress: str = option("auto", group=TRAINING, choices=PROGRESS_STYLES)
-    """Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else plain
-    lines]"""
+    """Progress display. [default: auto (bar on a terminal, else plain lines)]"""
     track: str | Sequence[str] | None = option(None, group=TRAINING, metavar="NAME[,NAME]")
-    """Trackers to write values to: tensorboard, wandb, trackio, or another module of their shape;
-    wandb:birds names the
-    project; or off.  [default: tensorboard, where it is installed]
+    """Experiment trackers: tensorboard, wandb (wandb:PROJECT sets the project), trackio, or another
+    module with the same interface; off disables them. [default: tensorboard if installed]
 
-    The journal has all values in any case."""
+    The event log contains all values in any case."""
     workers: int | None = option(None, group=TRAINING, least=0, metavar="N")
-    """Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]
+    """Loader workers per process, for every DataLoader, including evaluation. [default: the
+    script's num_workers]
 
-    The answer does not depend on it."""
+    Results do not depend on it."""
     checkpoint_every: int | str | datetime.timedelta = option("10m", group=CHECKPOINTS, metavar="STEPS|TIME")
-    """Steps or time (30s, 10m, 2h) between checkpoints; another is saved at the end; off: none.  [default: 10m]
+    """Steps or time (30s, 10m, 2h) between checkpoints. One is always saved at the end; off
+    disables all. [default: 10m]
 
-    In ``join`` also a ``timedelta``."""
+    ``join`` also accepts a ``timedelta``."""
     keep: int = option(2, group=CHECKPOINTS, least=1, metavar="N")
-    """Number of newest checkpoints to keep.  [default: 2]
+    """Number of newest checkpoints to keep. [default: 2]
 
-    The best weights are kept besides (see ``Team.best``)."""
+    The best weights are kept as well (see ``Team.best``)."""
     fresh: bool = option(False, group=CHECKPOINTS)
-    """Start a new run.  [default: resume the newest interrupted run of the same command, if there is one]
+    """Start a new run. [default: resume the newest interrupted run of the same command, if any]
 
     A run that is already in ``run_dir`` is renamed, never deleted."""
     allow: Sequence[str] = option((), group=CHECKPOINTS, metavar=one_of(ALLOWABLE))
-    """Resume although this differs from the interrupted run; the answer may then differ too. May be
-    repeated.
+    """Resume although this setting differs from the interrupted run; results may then differ. May
+    be repeated.
 
-    ``data`` (length of the data set, batch size, sampler; what a stream gives when it is read
+    ``data`` (length of the dataset, batch size, sampler; what a stream yields when it is read
     again), ``device``, ``epochs`` (fewer of them), ``numerics`` (PyTorch's numeric switches; on a
-    GPU, kernels that are not deterministic, also in a new run), ``optimizer`` (its options: the
-    current ones apply), ``shards``, ``threads``."""
+    GPU, nondeterministic kernels, also in a new run), ``optimizer`` (its options: the current ones
+    apply), ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))

@@ -19,8 +19,8 @@ from lockstep._base.errors import ConfigError, unknown_name
 
 PROCESSES = "Processes"
 MACHINES = "Several machines"
-TRAINING = "Training (only for scripts that call lockstep.join())"
-CHECKPOINTS = "Checkpoints (for the same scripts)"
+TRAINING = "Training (scripts that call lockstep.join(); a conflict with it is an error)"
+CHECKPOINTS = "Checkpoints (scripts that call lockstep.join())"
 OUTPUT = "Output"
 TORCHRUN = "Compatibility with torchrun and torch.distributed.launch"
 GROUPS = (PROCESSES, MACHINES, TRAINING, CHECKPOINTS, OUTPUT, TORCHRUN)
@@ -97,7 +97,8 @@ def help_of(kind: type) -> dict[str, str]:
     for field, text in itertools.pairwise(body.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             first, _, _ = inspect.cleandoc(str(text.value.value)).partition("\n\n")
-            texts[ast.unparse(field.target)] = first.replace("\n", " ")
+            # Two spaces before the default, wherever the line of the source was broken.
+            texts[ast.unparse(field.target)] = " ".join(first.split()).replace(" [default: ", "  [default: ")
     return texts
 
 

@@ -29,8 +29,7 @@ def config_option(command: F) -> F:
         is_eager=True,  # before the options that it sets
         expose_value=False,
         callback=_apply,
-        help="TOML file with options, by their names: nproc-per-node = 2. The command line takes precedence over environment "
-        "variables, these over FILE, and FILE over the defaults.",
+        help="TOML file with options, such as nproc-per-node = 2. Precedence: command line, environment, FILE, defaults.",
     )(command)
 
 

@@ -20,13 +20,12 @@ NAME = "train.py"
 @click.command("new", context_settings=CONTEXT)
 @click.argument("place", metavar="[DIR|FILE.py]", default=".", type=click.Path(path_type=Path))
 def command(place: Path) -> None:
-    """Write train.py, a script to start from, into DIR (default: here), or FILE.py, and say what to
-    do next.
+    """Create a training script to start from: DIR/train.py (default: in this directory), or
+    FILE.py.
 
-    It trains a small model in seconds, on any number of processes, and needs nothing but PyTorch.
+    The script trains a small model in seconds, on any number of processes, and needs only PyTorch.
     It keeps the weights that are best on a validation set, and stops early. Replace its data, model
-    and loss with your own. An existing file is never overwritten.
-    """
+    and loss with your own. An existing file is never overwritten."""
     path = place if place.suffix == ".py" else place / NAME
     directory = path.parent
     text = (resources.files("lockstep._cli") / "template" / "mlp.py").read_text(encoding="utf-8")

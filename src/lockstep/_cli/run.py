@@ -1,4 +1,4 @@
-"""``lockstep run``: run a script on several processes, on one or several machines."""
+"""``lockstep run``: run a training script on one or more processes and machines."""
 
 from __future__ import annotations
 
@@ -18,38 +18,46 @@ _EPILOG = """
 \b
 Examples:
   lockstep run train.py --epochs 3
-      one process per GPU, or a single one
+      one process per GPU, or one process without GPUs
   lockstep run --nproc-per-node 2 train.py
-      two processes; the same answer on any number up to the shards
+      two processes; the same result on any number up to the shards
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
-      a module, with the output of each rank in a file
+      a module; each rank's output goes to its own file
   lockstep run --nproc-per-node 2 --attach 1 train.py
-      with breakpoint() on rank 1
+      breakpoint() works on rank 1
   lockstep run --nproc-per-node 2 --max-restarts 3 train.py
-      restarted up to three times after a failure
+      restart up to three times after a failure
   lockstep run --nnodes 2 --node-rank 0 --master-addr host0 train.py
-      on host0; on the other machine, with --node-rank 1
+      on host0; use --node-rank 1 on the other machine
   lockstep run --nnodes 1:4 --rdzv-endpoint host0:29500 train.py
-      the same on each of up to four machines
+      one to four machines, which may join and leave; same command on each
   lockstep run --config run.toml train.py
       options from a file, such as nproc-per-node = 2
 
-Scripts written for torchrun or torch.distributed.launch run unchanged. (With init_method env:// they open PyTorch's TCP
-store, which listens on all network interfaces; on one machine, scripts that call lockstep.join() open no port to the
-network.)
+Failures: if a process fails, all processes are stopped and the first error is shown, with the frames of your own code (all
+frames with LOCKSTEP_TRACEBACK=full). With --max-restarts, all processes restart, from the newest checkpoint if the script
+calls lockstep.join(). They do not restart after Ctrl-C, or after an error that would recur. A suspended process (kill -STOP)
+counts as failed once the others have waited for it for --timeout.
 
-If a process fails, all of them are stopped within seconds and the first failure is shown: its message, and the frames of
-your own code (LOCKSTEP_TRACEBACK=full: the whole traceback). With --max-restarts they are then restarted, from the newest
-checkpoint of the run if the script calls lockstep.join(); not after Ctrl-C, nor after an error that would recur. A process
-that was suspended (kill -STOP) counts as failed once the others have waited for it for --timeout.
+Signals: SIGTERM and SIGUSR1 finish the step, save a checkpoint, and exit with status 75. Ctrl-C does the same with status
+130. A second signal exits immediately.
 
-SIGTERM or SIGUSR1 to this command preempts a training run: it finishes its step, saves a checkpoint, and exits with
-status 75, "start me again" (74: the checkpoint could not be saved). Ctrl-C does the same, with status 130. A second signal
-ends it at once.
+\b
+Exit status:
+  0    success
+  2    nothing was started
+  73   training finished, but its end could not be saved
+  74   stopped by a signal; the checkpoint could not be saved
+  75   stopped by a signal; saved. Repeat the command to resume
+  76   --audit found a wrong result
+  130  stopped by Ctrl-C
+  143  stopped by SIGTERM; nothing was saved
+  else the exit status of the first failed process: that of the script,
+       128 + the signal that killed it, or 1
 
-Exit status: 0 on success; 2 if nothing was started; 73 if the end of the training could not be saved; 74 or 75 as above;
-76 if --audit found a wrong result; 130 after Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first
-failure: the exit status of the script, 128 plus the number of the signal that killed it, or 1.
+Scripts written for torchrun or torch.distributed.launch run unchanged. With init_method env://, they open PyTorch's TCP
+store, which listens on all network interfaces. On one machine, scripts that call lockstep.join() open no port to the
+network.
 """
 _OPTIONS = {**options_of(LaunchOptions), **all_settings()}
 _COMMON = (
@@ -74,12 +82,10 @@ _COMMON = (
 @click.argument("script", metavar="SCRIPT")
 @args_of_script
 def command(script: str, args: tuple[str, ...], **values: Any) -> int:
-    """Run SCRIPT with ARGS on several processes, on one or several machines.
+    """Run a training script on one or more processes and machines.
 
-    Options go before SCRIPT; all arguments after it (or after a following --) are passed to the
-    script. It is an error to give a setting here and a different value in the script's
-    lockstep.join().
-    """
+    Put options before SCRIPT. All arguments after SCRIPT (or after --) are passed to the script. To
+    resume an interrupted run, repeat the command."""
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     interruption = run_script(script, args, options, settings)
     if interruption is None:

@@ -18,8 +18,8 @@ class AuditOptions:
     """Settings of a run."""
 
     audit: int = option(0, group=TRAINING, least=0, metavar="STEPS")
-    """Steps between audits, in which a second process computes a shard, too; the run ends if the results differ.  [default:
-    never]"""
+    """Steps between audits, in which a second process recomputes one shard; the run stops if the
+    results differ. [default: never]"""
 
     def __post_init__(self) -> None:
         check_options(self)

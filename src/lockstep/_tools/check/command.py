@@ -20,20 +20,20 @@ _EPILOG = """
 \b
 Examples:
   lockstep check train.py
-      findings, each with the line to write instead
+      the findings, each with the line to write instead
   lockstep check train.py --json | jq '.findings[] | .code'
       for other programs
 
 \b
 Codes:
-  LS1..  a different answer on another number of processes
+  LS1..  different results on another number of processes
   LS2..  starts over on a resume
-  LS3..  in the wrong place
+  LS3..  a call in the wrong place
 
-A comment at the end of a line of the script accepts what is found there:
+To accept a finding, end the line of the script with a comment:
 # lockstep: ok, or # lockstep: ok LS102
 
-Exit status: 0 if nothing is found, 1 if something is, 2 if a script cannot be read, or none of them trains with lockstep.
+Exit status: 0 without findings, 1 with findings, 2 if a script cannot be read or none of them trains with lockstep.
 """
 
 
@@ -41,12 +41,14 @@ Exit status: 0 if nothing is found, 1 if something is, 2 if a script cannot be r
 @click.argument("scripts", metavar="SCRIPT...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(scripts: tuple[Path, ...], as_json: bool) -> None:
-    """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what
-    the script itself writes in one place and reads in another: inside batch.shards and outside, or
-    in one step and, after a resume, in a later one.
+    """Find code in the training loops of SCRIPT whose result depends on the number of processes or
+    is lost on resume.
 
-    Nothing is imported or run. A run reports the same when it starts.
-    """
+    The command reads SCRIPT and the modules in its directory that it imports. It reports what the
+    script writes in one place and reads in another: inside batch.shards and outside, or in one step
+    and, after a resume, in a later one.
+
+    Nothing is imported or run. A run reports the same findings when it starts."""
     if not scripts:
         raise UsageError("no script was given: lockstep check train.py")
     for script in scripts:

@@ -1,5 +1,4 @@
-"""``lockstep checkpoint``: what is in a checkpoint, whether it is intact, and a model's weights
-from it."""
+"""``lockstep checkpoint``: inspect, verify or export a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ Examples:
   lockstep checkpoint inspect runs/train-1/best | jq .metric
       the value for which the best weights were kept
   lockstep checkpoint verify runs/train-1 --all
-      verify the checksums of all checkpoints of a run
+      the checksums of all checkpoints of a run
   lockstep checkpoint export runs/train-1/best weights.safetensors
-      the weights of the model, in a file that can be loaded without lockstep
+      the model's weights, in a file that can be loaded without lockstep
 
 Use lockstep runs to list runs, and lockstep.load_weights(PATH) to load weights in a script.
 """
@@ -59,21 +58,20 @@ To load it with safetensors alone:
 
 @click.group("checkpoint", epilog=_EPILOG, context_settings=CONTEXT)
 def command() -> None:
-    """Inspect or verify a checkpoint, or export a model from it.
+    """Inspect, verify or export a checkpoint.
 
     In all commands, PATH is a checkpoint directory, a run directory (for its newest checkpoint), or
-    RUN/best for the weights kept by team.best(). Code in a checkpoint is never executed, and
-    nothing in it is changed."""
+    RUN/best for the weights kept by team.best(). Code in a checkpoint is never executed, and the
+    checkpoint is never changed."""
 
 
 @command.command("inspect", context_settings=CONTEXT)
 @click.argument("path", type=click.Path(path_type=Path))
 def inspect_command(path: Path) -> None:
-    """Print the manifest of a checkpoint as JSON, and what is wrong with its files as far as their
-    sizes show.
+    """Print the manifest of a checkpoint as JSON, and which of its files have the wrong size.
 
-    Prepared objects have a line for each parameter, with its shape and dtype. lockstep checkpoint
-    verify reads the files."""
+    Each parameter of a prepared object has a line with its shape and dtype. lockstep checkpoint
+    verify also reads the files."""
     directory, manifest = _read(path, lambda directory, manifest: (directory, manifest))
     about = {"directory": str(directory), **dataclasses.asdict(manifest), "bytes": manifest.num_bytes}
     echo_json({**about, "damage": _damage(directory, manifest, sizes_only=True)})
@@ -81,13 +79,13 @@ def inspect_command(path: Path) -> None:
 
 @command.command("verify", context_settings=CONTEXT)
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--all", "all_of_run", is_flag=True, help="Verify all checkpoints of the run in PATH, and its best weights.")
+@click.option("--all", "all_of_run", is_flag=True, help="Verify all checkpoints of the run in PATH and its best weights.")
 def verify_command(path: Path, all_of_run: bool) -> None:
     """Read a whole checkpoint, and compare it with the checksums recorded when it was saved.
 
-    Each damaged file is named, and the exit status is 1 if there is any. A run that resumes
-    verifies its checkpoint in the same way, and falls back to the one before if it is damaged.
-    """
+    Each damaged file is listed, and the exit status is 1 if there is any. A run that resumes
+    verifies its checkpoint in the same way, and falls back to the previous checkpoint if it is
+    damaged."""
     if not all_of_run:
         _read(path, _examine)
         return
@@ -119,7 +117,7 @@ def verify_command(path: Path, all_of_run: bool) -> None:
 def export_command(path: Path, out: Path, model: str, force: bool) -> None:
     """Write the weights of a model to OUT, a .safetensors file that can be loaded without lockstep.
 
-    The names are those of the script's model. The checksum is verified, and OUT is written
+    Parameters have the names of the script's model. The checksum is verified, and OUT is written
     atomically."""
     if out.suffix != _SUFFIX:
         raise ConfigError(f"{out} will be a safetensors file: give it a name that ends in {_SUFFIX}")

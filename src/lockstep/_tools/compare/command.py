@@ -1,4 +1,4 @@
-"""``lockstep compare``: run a script with several methods, and report a table and a file."""
+"""``lockstep compare``: compare the speed and results of training methods."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Examples:
   lockstep compare train.py
       every method that this machine can run
   lockstep compare --methods single,ddp,ddp+bf16-mixed --nproc 2,4 train.py
-      three methods, both ddp ones with 2 and 4 processes: five rows
+      three methods, the ddp ones on 2 and on 4 processes: five rows
   lockstep compare --methods ddp,ddp@torchrun -m package.train
       the same method with two launchers, for a module
   lockstep compare --nproc 2 train.py --epochs 3 --data /data/cifar10
-      arguments after the script are passed to it
+      with arguments for the script
 """
 
 
@@ -47,7 +47,7 @@ Examples:
     "--nproc",
     metavar="N,N,...",
     callback=numbers(least=1),
-    help="Numbers of processes for each method except single and dp, which have one.  "
+    help="Numbers of processes for each method except single and dp, which use one.  "
     "[default: 2, 4, 8, ... up to the number of GPUs; without several GPUs, 2, and 4 if there are 4 cores]",
 )
 @click.option(
@@ -55,29 +55,29 @@ Examples:
     type=click.IntRange(min=1),
     default=3,
     metavar="N",
-    help="Number of times that each row runs, in turn with the others, to tell differences from noise.  [default: 3]",
+    help="Runs per row, alternating with the other rows, to distinguish differences from noise.  [default: 3]",
 )
 @options_of_studies(
     run="row",
     out="comparison",
-    shards="that of the script, else the largest number of processes",
+    shards="the script's, else the largest number of processes",
     threads="the cores divided by the largest number of processes",
-    timeout="--timeout-per-method: Time limit of each row, in seconds; a row that exceeds it is stopped.",
+    timeout="--timeout-per-method: Time limit of each row in seconds. A row that exceeds it is stopped.",
 )
 def command(
     task: Task, here: Machine, out: Path, method_names: str | None, nproc: tuple[int, ...] | None, rounds: int
 ) -> None:
-    """Run SCRIPT with ARGS with each of several methods in turn, and compare them.
+    """Run SCRIPT with ARGS with each of several methods, and compare their speed and results.
 
-    Prints a table of speed (seconds per epoch, samples per second with 95 % interval, speed-up,
-    efficiency), resource usage (cores or GPUs, memory) and answers (final loss and accuracy, and
-    their differences from one process's), and a sentence per row: whether it differs by more than
-    noise, and what limits it. The directory of --out receives results.json, and the directory and
-    output of every run.
+    The table shows speed (seconds per epoch, samples per second with 95 % interval, speed-up,
+    efficiency), resource usage (cores or GPUs, memory) and results (final loss and accuracy, and
+    their differences from one process). A sentence per row says whether the row differs by more
+    than noise, and what limits it. The directory of --out receives results.json, and the run
+    directory and output of every run.
 
-    SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it.
-    All rows have the same global batch, shards, threads and seed, so that they compute the same
-    thing; a method that cannot run here gets a row with the reason.
+    SCRIPT must call lockstep.join(). Put options before SCRIPT; all arguments after it are passed
+    to it. All rows use the same global batch, shards, threads and seed, so that they compute the
+    same thing. A method that cannot run here gets a row with the reason.
 
     \b
     A method is strategy[@launcher][+precision]:

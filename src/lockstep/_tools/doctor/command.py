@@ -1,5 +1,4 @@
-"""``lockstep doctor``: whether this machine, or several together, are fit for a run, and what to do
-if not."""
+"""``lockstep doctor``: check that this machine, or several together, can train."""
 
 from __future__ import annotations
 
@@ -36,19 +35,20 @@ Examples:
   lockstep doctor
       this machine, and communication between two processes on it
   lockstep doctor --nproc 4
-      for a run of four processes
+      for a run on four processes
   lockstep doctor --json | jq '.[] | select(.state != "ok")'
       for other programs
   lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0
-      on host0; on the other machine, with --node-rank 1
+      on host0; use --node-rank 1 on the other machine
   srun --nodes 2 --ntasks-per-node 1 lockstep doctor
       all machines of a Slurm job, and the links between them
   lockstep doctor --nproc 4 train.py && lockstep run --nproc 4 train.py
-      then the run, unless a check fails
+      starts the run unless a check fails
 
-All options of lockstep run are accepted: take its command line, and write doctor in place of run. SCRIPT is not run.
+All options of lockstep run are accepted: replace run by doctor in its command line. SCRIPT is not run.
 
-Exit status: 0 if no check failed (warnings do not count), 1 if one did, 2 if the arguments are invalid, 130 after Ctrl-C.
+Exit status: 0 if no check failed (warnings do not count), 1 if a check failed, 2 if the arguments are invalid, 130 after
+Ctrl-C.
 """
 _RENDEZVOUS_S = 60.0
 _SHOWN = (
@@ -59,13 +59,14 @@ _OF_HOSTS = ("backend", "device", "timeout_s")
 
 
 @command_of_script("doctor", shown=_SHOWN, epilog=_EPILOG, needs_script=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per finding, with all values.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON array with one object per check and host, with all values."
+)
 def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: Any) -> int:
-    """Check whether this machine, or several together, can train.
+    """Check that this machine, or several together, can train.
 
-    The result of each check is ok, warn (a run will work, but slowly or not for long) or fail (it
-    will not work), with the values found and a remedy.
-    """
+    Each check reports ok, warn (a run works, but slowly or not for long) or fail (a run does not
+    work), with the values found and a remedy."""
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     began_s, console = time.monotonic(), open_console(quiet=as_json)
     joining = Joining()

@@ -41,19 +41,19 @@ Examples:
   lockstep replay runs/train-1 --step 1234
       that step's losses, samples, gradient norms, learning rates; one process
   lockstep replay runs/train-1 --step nan --blame
-      the first step with a NaN, and which sample made it
+      the first step with a NaN, and the sample that causes it
   lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt
       the step with the largest loss: one shard, its batch in a file
   lockstep replay runs/train-1 --step 1234 --script changed.py
-      with another script: one with `if team.step == 1234: breakpoint()`, say
+      another script, for example with `if team.step == 1234: breakpoint()`
 
-The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
+The run directory is only read. The replay writes its files to replays/RUN-step-N; with --json, also the script's output.
 
-The run's files say which program to execute. If they belong to another user or were copied, or if the script has changed
-since, the command shows the program and asks first.
+The run's files name the program to execute. If they belong to another user or were copied, or if the script has changed
+since, the command shows the program and asks for confirmation.
 
 Exit status: 0 if the replay's digests equal the run's (with strategy ddp: losses up to rounding), 1 if not, 2 if the step
-cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
+cannot be replayed, 3 if the run has no digests to compare with; the script's exit status if it fails.
 """
 
 
@@ -85,24 +85,24 @@ class _Program:
 
 @click.command("replay", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--step", required=True, metavar="N", help="The step to replay: a number, nan, or worst-loss.")
-@click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to replay.  [default: N]")
+@click.option("--step", required=True, metavar="N", help="Step to replay: a number, nan, or worst-loss.")
+@click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="Last step to replay.  [default: N]")
 @click.option(
     "--shard",
     type=click.IntRange(min=0),
     metavar="S",
-    help="Replay one shard only, and show its own gradient.  [default: all]",
+    help="Replay one shard only, and show its gradient.  [default: all]",
 )
 @click.option("--nproc", type=click.IntRange(min=1), default=1, metavar="N", help="Number of processes.  [default: 1]")
-@click.option("--samples", "with_samples", is_flag=True, help="List all samples, not only the first of each shard.")
+@click.option("--samples", "with_samples", is_flag=True, help="List all samples instead of the first of each shard.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Save the batches of the steps in this file, for torch.load.",
+    help="Save the batches of the steps to FILE, for torch.load.",
 )
 @click.option(
-    "--blame", "blames", is_flag=True, help="Replay the worst shard sample by sample, and name the samples to blame."
+    "--blame", "blames", is_flag=True, help="Replay the worst shard sample by sample, and list the samples that cause it."
 )
 @click.option(
     "--script",
@@ -115,16 +115,15 @@ class _Program:
     "--yes",
     "is_confirmed",
     is_flag=True,
-    help="Run the run's program without asking, even if it may be somebody else's.",
+    help="Do not ask before running the program, even if it may belong to another user.",
 )
 def command(run: Path, **values: Any) -> int:
-    """Replay a step of the run in the directory RUN, on one process, and show what was computed in
-    it.
+    """Recompute a step of the run in the directory RUN, on one process, and show its samples and
+    losses.
 
-    It resumes from the newest checkpoint before the step, or begins at the start, with the run's
-    script, arguments and settings, and reports whether its digests equal the run's: they do with
-    the default strategy, exact, however many processes the run had.
-    """
+    The replay resumes from the newest checkpoint before the step, or starts from the beginning,
+    with the run's script, arguments and settings. It reports whether its digests equal the run's.
+    With the default strategy, exact, they are equal for any number of processes of the run."""
     options = _Options(**values)
     record, digests = read_record(run), _digests_of(run)
     first, remark = _find(options.step, record, digests)

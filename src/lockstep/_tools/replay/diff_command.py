@@ -22,11 +22,11 @@ _EPILOG = """
 \b
 Examples:
   lockstep diff runs/train-1 runs/train-2
-      the first step in which they differ, and how their settings differ
+      the first step where they differ, and how their settings differ
   lockstep diff runs/train-1 runs/train-2 --json | jq .difference.step
       for other programs
 
-Exit status: 0 if what both journals have is equal, 1 if it differs, 2 if there is nothing to compare.
+Exit status: 0 if the steps that both journals contain are equal, 1 if they differ, 2 if there is nothing to compare.
 """
 
 
@@ -35,12 +35,11 @@ Exit status: 0 if what both journals have is equal, 1 if it differs, 2 if there 
 @click.argument("second", metavar="RUN_B", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(first: Path, second: Path, as_json: bool) -> None:
-    """Find the first step in which the runs in two directories differ, and what differs in their
-    settings, scripts, versions and machines.
+    """Find the first step where the runs in two directories differ, and compare their settings,
+    scripts, versions and machines.
 
-    Compares the digest journals that runs write (--journal-every): samples and losses of all steps,
-    gradients and state of some.
-    """
+    The command compares the digest journals that runs write (--journal-every): samples and losses
+    of all steps, and gradients and state of some."""
     records = read_record(first), read_record(second)
     comparison = compare(read_digests(first), read_digests(second))
     if comparison.is_empty:

@@ -12,8 +12,8 @@ class JournalOptions:
     """Settings of a run."""
 
     journal_every: int = option(1000, group=TRAINING, least=0, metavar="STEPS")
-    """Steps between full entries of the digest journal, for lockstep diff and lockstep replay; 0: no journal.  [default:
-    1000]"""
+    """Steps between full entries of the digest journal, which lockstep diff and replay read; 0
+    disables it. [default: 1000]"""
 
     def __post_init__(self) -> None:
         check_options(self)

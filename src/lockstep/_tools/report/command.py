@@ -1,4 +1,4 @@
-"""``lockstep report``: a run as one HTML file."""
+"""``lockstep report``: write an HTML report on a run."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _EPILOG = """
 \b
 Examples:
   lockstep report
-      on the run in ./runs that was active last
+      the most recently active run in ./runs
   lockstep report runs/train-1
       writes runs/train-1/report.html
   lockstep report runs/train-1 --output /tmp/for-a-colleague.html
-      in a file elsewhere
+      writes another file
   lockstep report runs/train-1 && xdg-open runs/train-1/report.html
-      open it; from a machine without a screen, copy that one file
+      opens it; on a machine without a screen, copy that one file
 
-The file is self-contained, loads nothing from the network, and stays below a megabyte however long the run was. Reports on
-active runs are possible, and do not disturb them.
+The file is self-contained, loads nothing from the network, and is smaller than a megabyte for a run of any length. A report
+on an active run does not disturb it.
 """
 
 
@@ -53,17 +53,16 @@ active runs are possible, and do not disturb them.
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
+    help=f"File to write; an existing file is replaced.  [default: PATH/{DEFAULT}]",
 )
 def command(path: Path | None, output: Path | None) -> None:
-    """Write a report on a run: one HTML file with curves, where the time of a step went, slow
-    ranks, launches, settings, and any failure.
+    """Write an HTML report on a run: curves, how the time of a step is spent, slow ranks, launches,
+    settings, and any failure.
 
-    PATH is the directory of a run, or one with runs in it, for the run that was active last
+    PATH is a run directory, or a directory of runs, of which the most recently active run is used
     (default: ./runs).
 
-    Every picture has a text alternative.
-    """
+    Every picture has a text alternative."""
     path = find_run(path or RUNS)
     file = path / DEFAULT if output is None else output
     now_s = time.time()

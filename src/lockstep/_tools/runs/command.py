@@ -1,4 +1,4 @@
-"""``lockstep runs``: list the runs in a directory, and say how to resume them."""
+"""``lockstep runs``: list runs, their states, and how to resume them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Examples:
   lockstep runs
       the runs in ./runs
   lockstep runs /data/runs
-      those in another directory
+      the runs in another directory
   lockstep runs runs/train-2
-      one run, and where the time of its steps went
+      one run, and how the time of its steps is spent
   lockstep runs | grep interrupted
-      one line per run, if the output is not a terminal
+      one line per run if the output is not a terminal
   lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
       for other programs; times are in seconds, points in time since 1970
   lockstep runs --json | jq -r '.[]
   | select(.state == "finished" and .active_s < now - 7 * 86400) | .directory'
-      what was finished a week ago: | xargs -rd '\\n' rm -r deletes it
+      runs finished over a week ago: | xargs -rd '\\n' rm -r deletes them
 
 Listing changes nothing, needs no write permission, and does not disturb active runs.
 """
@@ -53,22 +53,23 @@ Listing changes nothing, needs no write permission, and does not disturb active 
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per run.")
 def command(directory: Path | None, as_json: bool) -> None:
-    """List the runs in DIR (default: ./runs) and their states, the most recently active one last.
+    """List the runs in DIR (default: ./runs), their states, and how to resume them. The most recently
+    active run comes last.
 
     \b
     States:
       running      active, in the process shown
-      finished     its script has ended
-      interrupted  stopped or failed; it can be resumed from its newest checkpoint
+      finished     its script has finished
+      interrupted  stopped or failed; resumes from its newest checkpoint
       failed       stopped or failed before its first checkpoint
-      unreadable   files damaged, or written by another version (reason below)
+      unreadable   files are damaged or from another version (reason below)
 
     \b
     Columns:
       step         the last step recorded
-      saved        the step of its newest checkpoint, its age and its size
+      saved        the step of the newest checkpoint, its age and its size
       launches     number of launches, and of processes (4 → 2: first 4, then 2)
-      best         the best metric given to team.best()
+      best         the best metric passed to team.best()
       ran          total time of all launches
     """
     runs_dir = RUNS if directory is None else directory

@@ -1,4 +1,4 @@
-"""``lockstep slurm``: write a Slurm batch file for a script, check it, and submit it."""
+"""``lockstep slurm``: create, check and submit a Slurm batch file for a script."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Examples:
   lockstep slurm -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 train.py
       writes train.sbatch: 8 processes, one per GPU, each with 12 cores
   lockstep slurm -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit train.py
-      writes the same, and submits it
+      the same, and submits it
   lockstep slurm -N 4 --nproc-per-node 8 train.py --epochs 30
-      on the CPUs of four nodes; arguments after the script are passed to it
+      on the CPUs of four nodes, with arguments for the script
   lockstep slurm --gpus-per-node 4 --container image.sif --bind /data train.py
       in a container in which /data is visible
   lockstep slurm --gpus-per-node 1 --array 0-9 train.py --epochs 3
@@ -40,11 +40,11 @@ Examples:
 
 SCRIPT must call lockstep.join().
 
-The job saves a checkpoint before its time limit and when it is preempted; it is then requeued and resumes after the last
-step, as often as necessary (with --no-requeue it ends; submitting the same file again resumes it). scancel ends it for
-good; it saves a checkpoint then too, if a step takes less than Slurm's KillWait.
+The job saves a checkpoint before its time limit and when it is preempted. It is then requeued and resumes after the last
+step, as often as necessary. With --no-requeue, it ends; submit the same file again to resume. scancel ends the job for
+good. It still saves a checkpoint if a step takes less than Slurm's KillWait.
 
-Exit status: 0 on success, 1 if Slurm cannot be asked to submit it, 2 if it does not accept the job.
+Exit status: 0 on success, 1 if Slurm cannot be reached, 2 if Slurm rejects the job.
 """
 
 
@@ -69,11 +69,10 @@ Exit status: 0 on success, 1 if Slurm cannot be asked to submit it, 2 if it does
 @config_option
 @options_from(*setting_kinds())
 def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool, **values: Any) -> None:
-    """Write a batch file that runs SCRIPT with ARGS on nodes of a Slurm cluster, and check whether
+    """Create a batch file that runs SCRIPT with ARGS on nodes of a Slurm cluster, and check that
     the cluster can run it.
 
-    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the
-    script."""
+    Put options before SCRIPT. All arguments after SCRIPT (or after --) are passed to the script."""
     options = given(Request, values)
     is_module, container = options.get("is_module", False), options.get("container")
     if not is_module and not Path(script).is_file():

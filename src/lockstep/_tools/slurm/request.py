@@ -19,14 +19,15 @@ _SIGNALS = ("USR1", "TERM")  # on which a run saves a checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A job. Fields are named like sbatch's options, and are those of ``lockstep slurm``."""
+    """The job to submit. Fields are named like sbatch's options, and are the options of ``lockstep
+    slurm``."""
 
     script: str
     args: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ``RunConfig``, as given to ``lockstep run``."""
+    """The run's settings by field of ``RunConfig``, as passed to ``lockstep run``."""
     joining: Joining = field(default_factory=Joining)
-    """What the script itself gives to ``join()``."""
+    """The settings that the script itself passes to ``join()``."""
     runtime: str = "apptainer"
     """The program that runs the container."""
     nodes: int = option(1, "--nodes", "-N", group=JOB, metavar="N")
@@ -34,11 +35,12 @@ class Request:
     ntasks_per_node: int | str | None = option(
         None, *("--nproc-per-node", "--nproc", "--ntasks-per-node"), group=JOB, metavar="N"
     )
-    """Processes per node: a number, or gpu (one per GPU).  [default: one per GPU; without GPUs, one]"""
+    """Processes per node: a number, or gpu (one per GPU). [default: one per GPU; without GPUs,
+    one]"""
     gpus_per_node: str | None = option(None, group=JOB, metavar="[TYPE:]N")
     """GPUs per node.  [default: none]"""
     cpus_per_task: int | None = option(None, *("--cpus-per-task", "-c"), group=JOB, metavar="N")
-    """Cores per process: one, and one per loader worker.  [default: the cluster's]"""
+    """Cores per process: one, plus one per loader worker. [default: the cluster's]"""
     mem: str | None = option(None, group=JOB, metavar="SIZE")
     """Memory per node, such as 64G; 0 for all of it.  [default: the cluster's]"""
     time: str | None = option(None, *("--time", "-t"), group=JOB, metavar="TIME")
@@ -50,30 +52,33 @@ class Request:
     qos: str | None = option(None, "--qos", "-q", group=JOB, metavar="NAME")
     """Quality of service.  [default: the account's]"""
     nodelist: str | None = option(None, "--nodelist", "-w", group=JOB, metavar="HOSTS")
-    """Nodes that must be used: n[07-09].  [default: any]"""
+    """Nodes to use: n[07-09]. [default: any]"""
     exclude: str | None = option(None, "--exclude", "-x", group=JOB, metavar="HOSTS")
-    """Nodes that must not be used: n[07-09].  [default: none]"""
+    """Nodes to avoid: n[07-09]. [default: none]"""
     array: str | None = option(None, *("--array", "-a"), group=JOB, metavar="NUMBERS")
-    """A task and a run for each number: 0-9, 1,3,5, or 0-99%4 (four at a time).  [default: a single run]"""
+    """One task, and one run, per number: 0-9, 1,3,5, or 0-99%4 (four at a time). [default: a single
+    run]"""
     job_name: str = option("lockstep", "--job-name", "-J", group=JOB, metavar="NAME")
     """Name of the job.  [default: the script's name]"""
     output: str | None = option(None, *("--output", "-o"), group=JOB, metavar="FILE")
-    """File for the output.  [default: NAME-%j.out, where %j is the job's number]"""
+    """Output file. [default: NAME-%j.out, where %j is the job's number]"""
     requeue: bool = option(True, "--requeue/--no-requeue", group=JOB)
-    """Requeue the job after a lost node, a preemption, or its time limit, until its script is done.  [default: --requeue]"""
+    """Requeue the job after a lost node, a preemption, or its time limit, until its script has
+    finished. [default: --requeue]"""
     signal: str = option("USR1@90", group=JOB, metavar="NAME@SECONDS")
-    """Signal on which processes save a checkpoint, and how many seconds before the time limit to send it.  [default:
-    USR1@90]"""
+    """Signal that makes processes save a checkpoint, and how many seconds before the time limit to
+    send it. [default: USR1@90]"""
     container: str | None = option(None, group=JOB, metavar="IMAGE")
-    """Run in this image, with apptainer (or singularity, if only that is installed).  [default: none]"""
+    """Container image to run in, with apptainer (or singularity, if only that is installed).
+    [default: none]"""
     bind: Sequence[str] = option((), group=JOB, metavar="DIR")
-    """Make a directory visible in the container. May be repeated."""
+    """Directory to make visible in the container. May be repeated."""
     python: str = option("python3", group=JOB, metavar="PATH")
     """Python interpreter.  [default: this one; in a container, its python3]"""
     options: Sequence[str] = option((), "--sbatch-option", group=JOB, metavar="OPTION")
-    """Any other option of sbatch: --sbatch-option=--exclusive. May be repeated."""
+    """Any other option for sbatch: --sbatch-option=--exclusive. May be repeated."""
     is_module: bool = option(False, "--module", "-m", group=JOB)
-    """Run SCRIPT as a module, as python -m does."""
+    """Run SCRIPT as a module, like python -m."""
 
     def __post_init__(self) -> None:
         config = self.config  # checks the settings

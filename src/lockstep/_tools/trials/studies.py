@@ -46,24 +46,24 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
     options = (
         click.argument("script", type=click.Path(path_type=Path)),
         args_of_script,
-        click.option("-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does."),
+        click.option("-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, like python -m."),
         click.option(
             "--shards",
             type=click.IntRange(min=1),
             metavar="V",
-            help=f"Number of shards that each global batch is split into, in every {run}.  [default: {shards}]",
+            help=f"Number of parts that each global batch is split into, in every {run}.  [default: {shards}]",
         ),
         click.option(
             "--seed",
             type=click.IntRange(min=0),
             metavar="N",
-            help=f"Seed of all random streams, in every {run}.  [default: that of the script]",
+            help=f"Seed for all random numbers, in every {run}.  [default: the script's]",
         ),
         click.option(
             "--threads",
             type=click.IntRange(min=1),
             metavar="N",
-            help=f"Number of CPU threads per process, in every {run}.  [default: {threads}]",
+            help=f"CPU threads per process, in every {run}.  [default: {threads}]",
         ),
         click.option(
             "--out",
@@ -71,7 +71,7 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
             default=Path(out),
             show_default=True,
             metavar="DIR",
-            help="Directory for the results. If it exists, DIR-2, DIR-3, ... is used instead.",
+            help="Directory for the results. If it exists, DIR-2, DIR-3, ... is used.",
         ),
         click.option(
             name,

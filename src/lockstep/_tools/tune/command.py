@@ -1,4 +1,4 @@
-"""``lockstep tune``: find the number of loader workers with which a script waits least for data."""
+"""``lockstep tune``: find the number of loader workers with the shortest wait for data."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ Examples:
   lockstep tune train.py
       for one process
   lockstep tune --nproc 4 train.py --epochs 9
-      for a run of four processes, with the script's own arguments
+      for a run on four processes, with arguments for the script
 
-SCRIPT really trains, once for each number of workers, for some seconds, in a temporary run directory; files that it writes
-elsewhere stay. More workers are tried as long as steps get faster. The best number is named only if it is clearly faster than
-the script's own in every comparison.
+SCRIPT trains for some seconds with each number of workers, in a temporary run directory. Files that it writes elsewhere are
+kept. More workers are tried as long as steps get faster. A number is recommended only if it is clearly faster than the
+script's num_workers in every comparison.
 
-The number of loader workers does not change the answer by a bit. Nothing that alters it (precision, threads, batch size,
-torch.compile) is tried: lockstep compare measures that.
+The number of loader workers does not change results: they are bit-identical. Settings that change results (precision,
+threads, batch size, torch.compile) are not tried; lockstep compare measures those.
 
-Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or cannot be measured, 2 if the arguments are invalid,
-130 after Ctrl-C.
+Exit status: 0 if the loader was measured, 1 if SCRIPT failed or cannot be measured, 2 if the arguments are invalid, 130
+after Ctrl-C.
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
 _NOT_PASSED = ("run_dir", "workers")
@@ -60,7 +60,7 @@ _OBVIOUS = 2.0
     type=click.FloatRange(min=0.05),
     default=2.0,
     metavar="SECONDS",
-    help="Time to measure each number of workers, in seconds; give more on a noisy machine.  [default: 2]",
+    help="Seconds to measure each number of workers; use more on a noisy machine.  [default: 2]",
 )
 @click.option(
     "--limit",
@@ -68,14 +68,14 @@ _OBVIOUS = 2.0
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     metavar="SECONDS",
-    help="Time limit for the whole measurement, in seconds.  [default: 600]",
+    help="Time limit for the whole measurement in seconds.  [default: 600]",
 )
 def command(script: str, args: tuple[str, ...], seconds: float, limit_s: float, **values: Any) -> None:
     """Find the number of loader workers with which SCRIPT waits least for data, and confirm that it
     helps.
 
-    SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments
-    after it are passed to it."""
+    SCRIPT must call lockstep.join() and train on a DataLoader. Put options before SCRIPT; all
+    arguments after it are passed to it."""
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     if plan_nodes(options) is not None:
         raise ConfigError(

@@ -33,11 +33,11 @@ Examples:
   lockstep verify --nproc 2 --workers 0,4 --no-resume --no-one-device train.py
       only the number of loader workers
   lockstep verify --strategy fsdp --nproc 1,2,4 train.py
-      with sharded parameters; the digest is that of whole tensors
+      with sharded parameters; the digest is of whole tensors
   lockstep verify --shards 8 -m package.train
-      a module that leaves shards= out, with 8 shards
+      a module that does not set shards=, with 8 shards
 
-Use a short training (a few steps reveal most causes): every weight is read in every step.
+Every weight is read in every step, so use a short training. A few steps reveal most causes.
 
 Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are invalid, 130 after Ctrl-C,
 143 after SIGTERM.
@@ -62,7 +62,7 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
     "--workers",
     metavar="N,N,...",
     callback=numbers(least=0),
-    help="Numbers of loader workers per process.  [default: those of the script]",
+    help="Numbers of loader workers per process.  [default: the script's num_workers]",
 )
 @click.option(
     "--launchers",
@@ -73,13 +73,13 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
 @click.option(
     "--strategy",
     type=click.Choice([name for name in STRATEGIES if name != "auto"]),
-    help="Strategy of all settings.  [default: that of the script, or else exact]",
+    help="Strategy of all settings.  [default: the script's, else exact]",
 )
 @click.option(
     "--resume/--no-resume",
     "resumes",
     default=True,
-    help="Kill runs in their first and in their last epoch, and resume each with another number of processes.  "
+    help="Kill runs in their first and in their last epoch, and resume each on another number of processes.  "
     "[default: --resume]",
 )
 @click.option(
@@ -90,9 +90,9 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
 @options_of_studies(
     run="setting",
     out="verification",
-    shards="that of the script, else a power of two, at least the largest number of processes",
-    threads="that of the script, else the cores divided by V",
-    timeout="--timeout-per-run: Time limit of each run, in seconds; a setting that exceeds it fails.",
+    shards="the script's, else a power of two that is at least the largest number of processes",
+    threads="the script's, else cores / shards",
+    timeout="--timeout-per-run: Time limit of each run in seconds. A setting that exceeds it fails.",
 )
 def command(
     task: Task,
@@ -104,22 +104,21 @@ def command(
     resumes: bool,
     one_device: bool,
 ) -> None:
-    """Run SCRIPT with ARGS in several settings, and verify that it computes bit-identical results
-    in all of them.
+    """Run SCRIPT with ARGS in several settings, and verify that the results are bit-identical in
+    all of them.
 
-    A setting is a number of processes, a number of loader workers, and a launcher; in the last two
-    a run is killed and resumed. Settings are compared step by step: samples (each used once, and
-    how many by each process), losses, gradients and their norms, digests of weights, buffers and
-    optimizer state. Weights must have changed. SCRIPT runs in the current environment.
+    A setting is a number of processes, a number of loader workers, and a launcher. In the last two
+    settings, a run is killed and resumed. Settings are compared step by step: samples (each used
+    once, and how many by each process), losses, gradients and their norms, and digests of weights,
+    buffers and optimizer state. Weights must have changed. SCRIPT runs in the current environment.
 
-    Prints a line per setting, then PASS with the digest of the weights, or FAIL with the first
-    step, shard and parameter that differ. After a FAIL, both settings run again up to that step, to
-    tell causes apart; the likely one is named, with the line of your code. It stops at the first
-    setting in which the script fails.
+    The output is a line per setting, then PASS with the digest of the weights, or FAIL with the
+    first step, shard and parameter that differ. After a FAIL, both settings run again up to that
+    step to find the likely cause, which is printed with the line of your code. The command stops at
+    the first setting in which the script fails.
 
-    SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it.
-    The directory of --out receives every run's output and trace, and results.json.
-    """
+    SCRIPT must call lockstep.join(). Put options before SCRIPT; all arguments after it are passed
+    to it. The directory of --out receives the output and trace of every run, and results.json."""
     sizes = world_sizes or settings.default_world_sizes(
         num_cores=here.num_cores, num_gpus=here.num_gpus, strategy=task.strategy
     )

@@ -24,11 +24,10 @@ class TraceOptions:
     dropout and with BatchNorm in evaluation mode."""
 
     trace: str = option("off", group=TRAINING, choices=("off", "steps", "gradient"))
-    """Write digests of every step to RUN/trace, for lockstep verify; slow. gradient records more,
-    to compare with one
-    device.  [default: off]"""
+    """Write digests of every step to RUN/trace, for lockstep verify (slow). gradient also records
+    what is compared with a single device. [default: off]"""
     trace_until: int | None = option(None, group=TRAINING, least=1, metavar="STEP")
-    """With --trace: end the script after this step.  [default: run to its end]"""
+    """With --trace: stop the script after this step. [default: run to the end]"""
 
     def __post_init__(self) -> None:
         check_options(self)

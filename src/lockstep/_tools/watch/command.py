@@ -1,4 +1,4 @@
-"""``lockstep watch``: a run on one screen, live."""
+"""``lockstep watch``: show a run's progress, values and ranks live."""
 
 from __future__ import annotations
 
@@ -28,27 +28,26 @@ _EPILOG = """
 \b
 Examples:
   lockstep watch
-      the run in ./runs that was active last, until it ends or Ctrl-C
+      the most recently active run in ./runs, until it ends or Ctrl-C
   lockstep watch runs/train-2
       another run, on any machine that sees its directory
   lockstep watch --once >> notes.txt
       one frame
 
-It only reads files of the run directory, which every rank updates twice a second. lockstep stacks shows the line of code at
-which each rank is.
+The command only reads files of the run directory, which every rank updates twice a second. lockstep stacks shows each
+rank's line of code.
 """
 
 
 @click.command("watch", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[RUN]", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Print one frame and exit; the default where the output is not a terminal.")
+@click.option("--once", is_flag=True, help="Print one frame and exit. The default if the output is not a terminal.")
 def command(directory: Path | None, once: bool) -> None:
-    """Show the run in the directory RUN live: progress with the time left, what it has logged last,
-    samples per second, what each rank does, and the last checkpoint.
+    """Show the run in the directory RUN live: progress with the time left, the latest logged
+    values, samples per second, what each rank is doing, and the last checkpoint.
 
     RUN may also be a directory of runs (default: ./runs), of which the most recently active one is
-    shown. The command ends with the run, or on Ctrl-C, with status 0.
-    """
+    shown. The command exits when the run ends, or on Ctrl-C, with status 0."""
     console = open_console()
     watched = Watched(find_run(RUNS if directory is None else directory))
     watched.look(time.time())
