@@ -2,9 +2,9 @@
 
 import dataclasses
 import datetime
-import re
 
 import pytest
+from codes import raises
 
 from lockstep._base.config import RunConfig, merge_settings
 from lockstep._base.errors import ConfigError
@@ -21,9 +21,10 @@ def test_it_is_one_frozen_value_with_names():
 
 @pytest.mark.parametrize("value", ["nonsense", ["nonsense"]])
 def test_an_unknown_name_lists_those_that_are_known(value):
-    said = rf"unknown strategy {re.escape(repr(value))}: choose one of .*{RunConfig().strategy}"
-    with pytest.raises(ConfigError, match=said):
+    with raises(ConfigError, "unknown-name") as refused:
         RunConfig(strategy=value)
+    assert repr(value) in str(refused.value)
+    assert RunConfig().strategy in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_settings_of_the_command_line_and_the_script_are_joined():
 
 
 def test_where_both_name_a_setting_and_differ_neither_wins():
-    with pytest.raises(ConfigError, match=r"seed is 1 in the script's join\(\) and 2 on the command line"):
+    with pytest.raises(ConfigError, match=r"seed is 1 .* and 2 "):
         RunConfig.merge({"seed": 2}, {"seed": 1})
 
 
@@ -59,16 +60,15 @@ def test_a_setting_that_does_not_exist_is_an_error_that_lists_all(where):
 
 
 def test_several_devices_are_for_strategies_that_can_use_them():
-    with pytest.raises(
-        ConfigError, match=r"devices_per_process=2 with strategy='fsdp'.*choose one of auto, single, ddp, exact, horovod, dp"
-    ):
+    with raises(ConfigError, "devices-per-process-unsupported") as refused:
         RunConfig(strategy="fsdp", devices_per_process=2)
+    assert "auto, single, ddp, exact, horovod, dp" in str(refused.value)
     assert RunConfig(strategy="fsdp", devices_per_process=1).devices_per_process == 1
     assert RunConfig().devices_per_process is None
 
 
 def test_a_step_to_end_the_trace_at_needs_a_trace():
-    with pytest.raises(ConfigError, match="trace_until=3 has no effect without a trace"):
+    with raises(ConfigError, "trace-until-without-trace"):
         merge_settings({"trace_until": 3}, {})
     assert merge_settings({"trace_until": 3}, {"trace": "steps"})[1]["verify"].trace_until == 3
 
@@ -79,7 +79,7 @@ def test_options_of_tools_are_checked_like_settings_of_the_run(settings):
         with pytest.raises(ConfigError, match="|".join(settings)):
             merge_settings(*where)
     assert merge_settings({}, {"audit": 2, "shards": 4})[0] == RunConfig(shards=4)
-    with pytest.raises(ConfigError, match="audit is 2 in the script's join"):
+    with raises(ConfigError, "setting-conflict"):
         merge_settings({"audit": 3}, {"audit": 2})
 
 
@@ -104,8 +104,9 @@ def test_steps_and_times_between_checkpoints_have_one_form(value, interval):
     ],
 )
 def test_what_is_neither_steps_nor_a_time_is_refused_with_examples(value):
-    with pytest.raises(ConfigError, match=r"checkpoint_every=.*30s, 10m, 2h.*'off'"):
+    with raises(ConfigError, "checkpoint-every-invalid") as refused:
         RunConfig(checkpoint_every=value)
+    assert all(example in str(refused.value) for example in ("30s", "10m", "2h", "'off'"))
 
 
 def test_names_to_allow_are_known_ones_each_once_in_order():
@@ -113,10 +114,10 @@ def test_names_to_allow_are_known_ones_each_once_in_order():
     assert RunConfig(allow="shards").allow == ("shards",)
     assert RunConfig(allow=["threads", "data", "threads"]).allow == ("data", "threads")
     for value in (["seed"], "seed", [3]):
-        with pytest.raises(ConfigError, match=r"unknown name in allow .*: choose one of data, device, .*threads"):
+        with raises(ConfigError, "unknown-name"):
             RunConfig(allow=value)
     for value in (None, 3):
-        with pytest.raises(ConfigError, match=r"allow=.*data, device"):
+        with raises(ConfigError, "allow-invalid"):
             RunConfig(allow=value)
 
 
@@ -126,5 +127,5 @@ def test_settings_that_mean_the_same_may_be_given_twice():
     merged = RunConfig.merge(command, script)
     assert (merged.interval, merged.allow) == ("600s", ("data", "threads"))
     for name, value in (("checkpoint_every", 600), ("allow", "data"), ("fresh", True), ("keep", 3)):
-        with pytest.raises(ConfigError, match=f"{name} is .* on the command line"):
+        with raises(ConfigError, "setting-conflict"):
             RunConfig.merge({name: value}, {"fresh": False, "keep": 2, **script})

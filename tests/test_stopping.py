@@ -47,7 +47,8 @@ def test_the_first_signal_is_noted_and_told_and_what_follows_closely_is_the_same
         signal.raise_signal(number)
     assert watch.received is signal.SIGUSR1
     told = capfd.readouterr().err
-    assert told.startswith("lockstep: SIGUSR1 received: the run is saved after a step and ends with status 75")
+    assert told.startswith("lockstep: SIGUSR1 received")
+    assert "status 75" in told
     assert told.count("\n") == 1
 
 

@@ -116,8 +116,9 @@ def test_every_rank_writes_the_values_in_order_whoever_logged_them_without_waiti
 
 def test_what_is_not_the_same_on_all_ranks_is_told_of_on_all(crew):
     for message in crew(2, log_on_several, 1, 0.25):
-        assert message.startswith("team.log(rate=...) in step 2: it is 0.5 on one rank and 0.25 on rank 1")
-        assert "batch.add(rate=...) inside" in message
+        assert message.startswith("team.log(rate=...) in step 2: ")
+        assert "0.5 on one rank and 0.25 on rank 1" in message
+        assert "batch.add(rate=...)" in message
 
 
 def train_in_range():

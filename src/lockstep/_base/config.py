@@ -41,8 +41,9 @@ def check_interval(value: Any) -> int | str:
         if 0 < seconds < math.inf:
             return f"{seconds:.15g}s"
     raise ConfigError(
-        f"checkpoint_every={value!r}: give a number of steps (1 or more), a time (a timedelta, or a text such as 30s, 10m, "
-        "2h), or 'off'"
+        f"checkpoint_every={value!r}: expected a number of steps (1 or more), a time (a timedelta, or text such as 30s, 10m "
+        "or 2h), or 'off'.",
+        code="checkpoint-every-invalid",
     )
 
 
@@ -223,16 +224,17 @@ class RunConfig:
         check_options(self)
         _check_init_method(self.init_method)
         if not isinstance(self.fresh, bool):
-            raise ConfigError(f"fresh={self.fresh!r}: it must be True or False")
+            raise ConfigError(f"fresh={self.fresh!r}: must be True or False.", code="fresh-invalid")
         if (self.devices_per_process or 1) > 1 and STRATEGIES[self.strategy].devices == "one":
             suitable = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.devices != "one")
             raise ConfigError(
-                f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one per "
-                f"process: leave it out, or choose one of {suitable}"
+                f"devices_per_process={self.devices_per_process} is not supported by strategy={self.strategy!r} (one device "
+                f"per process). Remove it, or use one of: {suitable}.",
+                code="devices-per-process-unsupported",
             )
         is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
         if not is_number or not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
-            raise ConfigError(f"timeout_s={self.timeout_s!r}: it must be a positive number of seconds")
+            raise ConfigError(f"timeout_s={self.timeout_s!r}: must be a positive number of seconds.", code="timeout-invalid")
 
     @property
     def interval(self) -> int | str:
@@ -260,7 +262,9 @@ def options_of_tools() -> dict[str, type]:
         for other in (RunConfig, *kinds.values()):
             for twice in options_of(kind).keys() & options_of(other).keys():
                 raise ConfigError(
-                    f"the options of {name!r} have {twice!r}, which {other.__name__} has. Uninstall that package"
+                    f"{name!r} defines option {twice!r}, which {other.__name__} already defines. Uninstall the package that "
+                    "adds it.",
+                    code="option-defined-twice",
                 )
         kinds[name] = kind
     return kinds
@@ -298,7 +302,8 @@ def merge_settings(command: Mapping[str, Any], script: Mapping[str, Any]) -> tup
         if _plain(name, command[name]) != _plain(name, script[name]):
             raise ConfigError(
                 f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line "
-                "(or in its --config file): these conflict. Set it in one place."
+                "(or in its --config file). Set it in one place.",
+                code="setting-conflict",
             )
     given = {**script, **command}
 
@@ -319,14 +324,15 @@ def _check_init_method(value: Any) -> None:
         is_tcp = is_file = False
     if not (is_tcp or is_file) or url.query or url.fragment:
         raise ConfigError(
-            f"init_method={value!r}: give env://, tcp://HOST:PORT (of rank 0's machine), or file:///PATH (from the root, with "
-            "three slashes)"
+            f"init_method={value!r}: expected env://, tcp://HOST:PORT (of rank 0's machine), or file:///PATH (an "
+            "absolute path, after two slashes).",
+            code="init-method-invalid",
         )
 
 
 def _check_allowed(value: Any) -> tuple[str, ...]:
     if not isinstance(value, Iterable):
-        raise ConfigError(f"allow={value!r}: give a list of names, any of {', '.join(ALLOWABLE)}")
+        raise ConfigError(f"allow={value!r}: expected a list of names among {', '.join(ALLOWABLE)}.", code="allow-invalid")
     names = [value] if isinstance(value, str) else list(value)
     for name in names:
         if name not in ALLOWABLE:

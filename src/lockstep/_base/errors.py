@@ -126,7 +126,9 @@ def did_you_mean(name: object, valid: Iterable[str]) -> str:
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> ConfigError:
     """The error for an unknown name, which lists the valid ones."""
     names = list(valid)
-    return ConfigError(f"unknown {kind} {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}")
+    return ConfigError(
+        f"unknown {kind} {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}", code="unknown-name"
+    )
 
 
 for _public in (

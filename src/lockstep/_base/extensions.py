@@ -100,8 +100,9 @@ def load_for_runs(kind: str, name: str) -> Any:
         return load(kind, name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"{name!r} of lockstep.{kind}, which an installed package adds to every run, cannot be imported: {error!r}. Update "
-            "or uninstall that package"
+            f"cannot import {name!r} of lockstep.{kind}, which an installed package adds to every run: {error!r}. Update or "
+            "uninstall that package.",
+            code="extension-import-failed",
         ) from error
 
 

@@ -32,7 +32,7 @@ class Observers(Generic[ObserverT]):
                 self._all.append(extensions.load(kind, name)(*args))
             except Exception as error:
                 what = f"{type(error).__name__}: {error}"
-                say(f"WARNING: {name!r} of lockstep.{kind} could not be loaded, and is left out: {what}")
+                say(f"WARNING: could not load {name!r} of lockstep.{kind}; continuing without it: {what}")
 
     def tell(self, what: Callable[[ObserverT], object]) -> None:
         """Call a method of each: ``tell(lambda observer: observer.close())``."""

@@ -74,9 +74,11 @@ def check_options(values: Any) -> None:
             raise unknown_name(field.name, value, described.choices)
         least, most = described.least, described.most
         if least is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ConfigError(f"{field.name}={value!r}: it must be a whole number, {least} or more")
+            raise ConfigError(
+                f"{field.name}={value!r}: must be a whole number, {least} or more.", code="option-out-of-range"
+            )
         if most is not None and value > most:
-            raise ConfigError(f"{field.name}={value}: it must be {most} or less")
+            raise ConfigError(f"{field.name}={value}: must be {most} or less.", code="option-out-of-range")
 
 
 def options_of(kind: type) -> dict[str, Option]:

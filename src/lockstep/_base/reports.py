@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lockstep._base.errors import ConfigError
 from lockstep._base.stopping import say
@@ -77,6 +78,15 @@ class Report:
     """False: it may be well as it is, as of a rank that polls for what may yet come."""
     seconds: float | None = None
     """For how long it has been so; None: unknown."""
+
+
+class Notice(NamedTuple):
+    """A line for the user about a run, with its stable name."""
+
+    code: str
+    """The stable name, as ``LockstepError.code``."""
+    text: str
+    """The line."""
 
 
 def publish(report: Report) -> None:
@@ -144,8 +154,9 @@ def recorded_in(path: Path | None) -> Iterator[None]:
             pass
     except OSError as error:
         raise ConfigError(
-            f"--reports {path}: it cannot be written ({error.strerror}), so no warning would be recorded: name a file in a "
-            "directory that exists and that you may write to"
+            f"--reports {path}: cannot write this file ({error.strerror}), so no warning would be recorded. Use a file in an "
+            "existing directory that you can write to.",
+            code="reports-not-writable",
         ) from error
     before = os.environ.get(REPORTS)
     os.environ[REPORTS] = str(path.absolute())

@@ -248,11 +248,14 @@ class StopWatch:
         self._speaks = False
         receiver = f" by rank {rank}" if rank else ""
         if number is signal.SIGINT:
-            say(f"Ctrl-C received{receiver}: the run is saved after this step, and ends; a second Ctrl-C ends it at once.")
+            say(
+                f"Ctrl-C received{receiver}: saving a checkpoint after this step, then exiting. Press Ctrl-C again to exit "
+                "immediately."
+            )
         else:
             say(
-                f"{number.name} received{receiver}: the run is saved after a step and ends with status {REQUEUE_STATUS} "
-                "(start the same command again to resume); a second signal ends it at once."
+                f"{number.name} received{receiver}: saving a checkpoint after this step, then exiting with status "
+                f"{REQUEUE_STATUS} (repeat the command to resume). A second signal exits immediately."
             )
 
     def asked(self) -> signal.Signals | None:

@@ -24,7 +24,10 @@ def check_track(value: Any) -> tuple[str, ...] | None:
     texts = ([value] if isinstance(value, str) else list(value)) if is_names else []
     names = tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
     if not names or (OFF in names and len(names) > 1):
-        raise ConfigError(f"track={value!r}: give names with commas between them (tensorboard, wandb, ...), or off alone")
+        raise ConfigError(
+            f"track={value!r}: expected names separated by commas (tensorboard, wandb, ...), or off alone.",
+            code="track-invalid",
+        )
     return names
 
 

@@ -50,11 +50,12 @@ def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
         except click.BadParameter as error:
             wrong.append(f"{key} = {value!r}: {error.message}")
     if wrong:
+        listed = "\n".join(f"  {escape_control(line)}" for line in wrong)
         raise ConfigError(
-            f"{path} cannot be used as --config:\n"
-            + "\n".join(f"  {escape_control(line)}" for line in wrong)
-            + "\nKeys are the "
-            "names of options without dashes in front: lockstep run --help-all shows all of its."
+            f"cannot use {path} as --config:\n{listed}\nKeys are option names without leading dashes; lockstep run "
+            "--help-all "
+            "lists all.",
+            code="config-file-keys",
         )
     ctx.default_map = values
 
@@ -64,18 +65,24 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:  # which a shell may make of the output of another command
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
-            raise ConfigError(f"--config {path}: it has more than {_MOST_BYTES} bytes. Give a TOML file with options")
+            raise ConfigError(
+                f"--config {path}: larger than {_MOST_BYTES} bytes. Use a TOML file with options.",
+                code="config-file-too-large",
+            )
         content: dict[str, Any] = tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigError(
-            f"--config {path}: {os_error_text(error)}. Give a TOML file, with a line such as nproc-per-node = 2"
+            f"--config {path}: {os_error_text(error)}. Use a TOML file with lines such as nproc-per-node = 2.",
+            code="config-file-unreadable",
         ) from error
     except RecursionError as error:
-        raise ConfigError(f"--config {path}: it is nested too deeply. Options are not: nproc-per-node = 2") from error
+        raise ConfigError(
+            f"--config {path}: nested too deeply. Use lines such as nproc-per-node = 2.", code="config-file-not-toml"
+        ) from error
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"--config {path}: it is not valid TOML: {error}") from error
+        raise ConfigError(f"--config {path}: not valid TOML: {error}", code="config-file-not-toml") from error
     return content
 
 
@@ -86,7 +93,7 @@ def _keys(names: Sequence[str]) -> list[str]:
 
 def _unknown(key: str, value: Any, by_key: Mapping[str, click.Option], command: str) -> str:
     if isinstance(value, dict):
-        return "it is a table, and options stand outside of tables"
+        return "is a table; options must be at the top level"
     near = difflib.get_close_matches(key.replace("_", "-"), by_key, n=1)
     return f"{command} has no such option" + (f". Did you mean {near[0]}?" if near else "")
 

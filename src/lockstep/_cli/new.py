@@ -33,13 +33,15 @@ def command(place: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
             raise UsageError(
-                f"{path} exists already, so nothing was written. Give another name: lockstep new {_free_name(path)}"
+                f"{path} already exists, so nothing was written. Use another name: lockstep new {_free_name(path)}",
+                code="file-exists",
             )
         with path.open("x", encoding="utf-8") as file:
             file.write(text.replace(NAME, path.name))
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written: {error.filename or path}: {error.strerror}. Give another place: lockstep new there"
+            f"cannot write {path}: {error.filename or path}: {error.strerror}. Use another directory: lockstep new DIR",
+            code="file-not-writable",
         ) from None
     go = "" if Path.cwd().samefile(directory) else f"cd {shlex.quote(os.fspath(directory))} && "
     echo(f"wrote {path}")

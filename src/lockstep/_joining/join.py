@@ -94,7 +94,9 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     check_not_imported()
     install_excepthook()
     if joined_team() is not None:
-        raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
+        raise UsageError(
+            "join() was already called in this process. Reuse the team that it returned.", code="join-called-twice"
+        )
     environment = read_environment()
     instruments, given = make_instruments(environment.asked), dict(settings)
     for instrument in instruments.values():
@@ -176,8 +178,8 @@ def _agree(
         "settings",
         [f"{k}={v!r}" for k, v in given.items()],
         collectives,
-        "Give all of them the same options on the command line, and in join(), and the same GPUs (or --allow numerics: they, "
-        "and PyTorch's numeric settings, may then differ, and bits too)",
+        "Pass the same options on every command line and in join(), and use the same GPUs. (With --allow numerics, GPUs and "
+        "PyTorch's numeric settings may differ, and results are then not bit-identical.)",
     )
     opening: dict[str, Any] = {}
     lock: RunLock | None = None
@@ -191,14 +193,14 @@ def _agree(
                 "birth": run.birth.as_json(),
                 "checkpoint": None if run.checkpoint is None else run.checkpoint.as_json(),
             }
-            lock, is_new, notices = run.lock, run.is_new, run.notices
+            lock, is_new, notices = run.lock, run.is_new, [notice.text for notice in run.notices]
         except LockstepError as error:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in vars(errors))
-            opening = {"error": (kind, str(error))}
+            opening = {"error": (kind, str(error), error.code)}
     opening = collectives.broadcast_plain(opening)
     if "error" in opening:
-        kind, message = opening["error"]
-        raise vars(errors)[kind](message)  # on every rank
+        kind, message, code = opening["error"]
+        raise vars(errors)[kind](message, code=code)  # on every rank
     run_dir, birth = Path(opening["run_dir"]), FixedSettings(**opening["birth"])
     checkpoint = None if opening["checkpoint"] is None else Checkpoint.from_json(opening["checkpoint"])
     token = collectives.broadcast_plain(secrets.token_hex(4))
@@ -252,10 +254,10 @@ def _open(
     if is_program and config.run_dir is None and (host := host_of_this_process()) is not None:
         if config.interval != "off" and not config.fresh:
             raise ConfigError(
-                f"this process runs {host} ({sys.argv[0]}), which calls the function that trains, and not a training script: "
-                "by its command, one training cannot be told from another, so none can be resumed. Name the run's directory, "
-                "a different one for each training: join(run_dir=...). (Without checkpoints, checkpoint_every='off', none is "
-                "needed.)"
+                f"{host} ({sys.argv[0]}) runs this training, so the command does not identify the run to resume. Set a run "
+                "directory, a different one for each training: join(run_dir=...). (Not needed without checkpoints: "
+                "checkpoint_every='off'.)",
+                code="run-dir-needed",
             )
         is_program = False
     command = Command.of_this_process(_num_joined, is_program=is_program, explicit=explicit, part=part)

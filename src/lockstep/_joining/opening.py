@@ -13,6 +13,7 @@ from typing import Any
 from lockstep._base.config import RUNS, RunConfig
 from lockstep._base.errors import CheckpointError, ConfigError, os_error_text
 from lockstep._base.nofollow import check_named
+from lockstep._base.reports import Notice
 from lockstep._plan.blocks import block
 from lockstep._state.checkpoint.manifest import Manifest
 from lockstep._state.checkpoint.store import Store
@@ -42,8 +43,8 @@ class OpenRun:
     """The checkpoint from which it resumes; None: start at step 0."""
     lock: RunLock
     is_new: bool
-    notices: list[str] = field(default_factory=list)
-    """Lines to print."""
+    notices: list[Notice] = field(default_factory=list)
+    """Lines to print on rank 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def open_run(launch: LaunchRequest) -> OpenRun:
         if launch.config.run_dir is not None:
             return _open_named(Path(launch.config.run_dir), launch)
         check_named(RUNS)
-        notices: list[str] = []
+        notices: list[Notice] = []
         earlier = earlier_run_dirs(RUNS, launch.command.script)
         if launch.is_named:
             for path in earlier:
@@ -138,8 +139,9 @@ def open_run(launch: LaunchRequest) -> OpenRun:
         return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
     except OSError as error:
         raise ConfigError(
-            f"the run directory cannot be used: {error.filename}: {os_error_text(error)}. Give another one with run_dir= or "
-            "--run-dir."
+            f"cannot use the run directory: {error.filename}: {os_error_text(error)}. Set another one with run_dir= or "
+            "--run-dir.",
+            code="run-dir-unusable",
         ) from error
 
 
@@ -149,11 +151,11 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
     must_start_fresh = launch.must_start_fresh(path)
     lock = launch.lock(path, leave_no_name=must_start_fresh)
     try:
-        notices: list[str] = []
+        notices: list[Notice] = []
         if must_start_fresh:
             if _is_in_use(path):
                 old_path = rename_old_run(path)
-                notices.append(f"the run that was in {path} is now in {old_path}")
+                notices.append(Notice("old-run-moved", f"moved the old run from {path} to {old_path}"))
                 path.mkdir()
             lock.release()
             lock = launch.lock(path)
@@ -162,7 +164,7 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
             write_fixed_settings(path, launch.born_with, launch.command)
             return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
         if run.checkpoint is None:
-            notices.append(f"run {path} ended before its first checkpoint, so there is nothing to resume: it starts over")
+            notices.append(Notice("no-checkpoint", f"run {path} has no checkpoint; starting it over"))
         return run
     except BaseException:
         lock.release()
@@ -174,7 +176,7 @@ def _is_in_use(path: Path) -> bool:
     return any(entry.name != "lock" for entry in path.iterdir())
 
 
-def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | None:
+def _state_of(path: Path, launch: LaunchRequest, notices: list[Notice]) -> str | None:
     """The state of an earlier run of this command; None: it is of another command, or cannot be
     resumed."""
     store = Store(path)
@@ -184,7 +186,7 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | No
         contents = read_fixed_settings(path)
     except ConfigError as error:
         if is_saved:
-            _note(notices, f"{path} stays as it is: {error}")
+            _note(notices, "run-unreadable", f"{path} is left unchanged: {error}")
         return None
     command = launch.command
     if contents is None or not is_saved:
@@ -193,7 +195,8 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | No
         began = shlex.join(contents[1].args) or "none"
         _note(
             notices,
-            f"{path} is of the same script, begun with other arguments ({began}). To go on with that one: --run-dir {path}",
+            "other-arguments",
+            f"{path} is a run of the same script with other arguments ({began}). To resume it: --run-dir {path}",
         )
     if not contents[1].is_like(command):
         return None
@@ -204,22 +207,23 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | No
         changes = [f"{name}: {_given(command, name)} now, {_given(contents[1], name)} then" for name in differing]
         _note(
             notices,
-            f"{path} was interrupted, and has other settings ({'; '.join(changes)}). To resume that one: --run-dir {path}",
+            "other-settings",
+            f"{path} was interrupted, but its settings differ ({'; '.join(changes)}). To resume it: --run-dir {path}",
         )
         return None
     return _INTERRUPTED
 
 
 def _given(command: Command, name: str) -> str:
-    return repr(command.settings[name]) if name in command.settings else "not given"
+    return repr(command.settings[name]) if name in command.settings else "not set"
 
 
-def _note(notices: list[str], why: str) -> None:
+def _note(notices: list[Notice], code: str, why: str) -> None:
     if not notices:  # only about the newest of several runs
-        notices.append(f"this is a new run: {why}")
+        notices.append(Notice(code, f"starting a new run: {why}"))
 
 
-def _try_resume(path: Path, launch: LaunchRequest, notices: list[str]) -> OpenRun | None:
+def _try_resume(path: Path, launch: LaunchRequest, notices: list[Notice]) -> OpenRun | None:
     """Resume an interrupted run of this command, if possible."""
     try:
         contents = read_fixed_settings(path)
@@ -227,7 +231,7 @@ def _try_resume(path: Path, launch: LaunchRequest, notices: list[str]) -> OpenRu
         _reconcile(path, contents[0], launch)
         lock = launch.lock(path, patience_s=0.2)
     except ConfigError as error:
-        _note(notices, f"{path} stays as it is: {error}")
+        _note(notices, "run-not-resumable", f"{path} is left unchanged: {error}")
         return None
     try:
         run = _resume(path, launch, lock, [])
@@ -253,12 +257,12 @@ def _is_finished(checkpoint: Path) -> bool:
         return False  # damaged: the checkpoints before it may be usable
 
 
-def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]) -> OpenRun | None:
+def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[Notice]) -> OpenRun | None:
     """The run in a directory; None: there is none. Its settings are those of its newest checkpoint,
     which has a checksum; until there is one, those of ``birth.json``."""
     store = Store(path)
     store.clean()
-    sound = store.newest_sound(notices.append)
+    sound = store.newest_sound(lambda text: notices.append(Notice("checkpoint-damaged", text)))
     if sound is None:
         contents = read_fixed_settings(path)
         if contents is None:
@@ -270,8 +274,13 @@ def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]
     known = launch.born_with.as_json() | dict(manifest.birth)
     born = FixedSettings(**{each.name: known[each.name] for each in fields(FixedSettings)})
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
-    state = "had finished at" if manifest.finished else "resumes after"
-    notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start over: --fresh, or fresh=True.")
+    code, state = ("already-finished", "already finished at") if manifest.finished else ("resumes", "resumes after")
+    notices.append(
+        Notice(
+            code,
+            f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start over: --fresh (fresh=True).",
+        )
+    )
     return OpenRun(
         run_dir=path,
         birth=_reconcile(path, born, launch),

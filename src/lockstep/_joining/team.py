@@ -175,7 +175,10 @@ class Team(Collectives):
             UsageError: the name is taken, or the value is of another kind.
         """
         if name in self._engine.state.registered:
-            raise UsageError(f"the name {name!r} is taken by an earlier team.register() or team.state(): choose another")
+            raise UsageError(
+                f"the name {name!r} is already used by team.register() or team.state(). Choose another.",
+                code="state-name-taken",
+            )
         self._engine.state.register(name, value, compare=compare)
         return value
 
@@ -295,9 +298,10 @@ class Team(Collectives):
             # A worker has the team as it was when the worker started, and fetches ahead of the
             # loop.
             raise UsageError(
-                f"team.step was read in a loader worker, which knows the step at which it was started ({self._loop.step}) and "
-                "not that for which it fetches: samples would depend on num_workers. Let them depend on the epoch, by a method "
-                "set_epoch(epoch) of the data set, or apply what follows the step to the batch, inside batch.shards."
+                "team.step was read in a loader worker, which knows only the step at which it started "
+                f"({self._loop.step}), so samples would depend on num_workers. Use the epoch instead (a method "
+                "set_epoch(epoch) of the dataset), or apply what depends on the step to the batch, inside batch.shards.",
+                code="step-in-loader-worker",
             )
         return self._loop.step
 
@@ -316,7 +320,11 @@ class Team(Collectives):
         """
         micro = self._phases.micro
         if micro is None:
-            raise UsageError("team.shard outside of batch.shards of a training batch: no shard is running there")
+            raise UsageError(
+                "team.shard was read outside the shard loop of a training batch, where no shard is running. Read it inside "
+                "`for ... in batch.shards`.",
+                code="shard-outside-shard-loop",
+            )
         return micro.shard
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
@@ -475,7 +483,10 @@ class Team(Collectives):
         without running it."""
         self._loop.before_collective("team.main_first()")
         if not self.is_main and not self._engine.collectives.broadcast_plain(None):
-            raise PeerError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
+            raise PeerError(
+                "rank 0 failed in main_first(), so this rank did not run the block. See rank 0's error.",
+                code="main-first-failed",
+            )
         done = False
         try:
             yield
@@ -519,11 +530,11 @@ class Team(Collectives):
             if not failed and self._loop.left_by_error is None:
                 self._engine.journal.write("end", step=self.step)
                 if self._engine.stop_watch.received is not None and self.is_main and is_saved:
-                    say("the run is finished and need not be started again.")
+                    say("the run finished before it had to stop; there is nothing to resume.")
             if not is_saved:
                 end_unsaved(
-                    f"error: not all of the end of run {self.run_dir} could be saved, and this process ends with status "
-                    f"{UNSAVED_END_STATUS}: the warnings above say why. The same command resumes from the newest checkpoint."
+                    f"error: could not save all of run {self.run_dir} at its end (see the warnings above). Exiting with "
+                    f"status {UNSAVED_END_STATUS}; repeat the command to resume from the newest checkpoint."
                     if self.is_main
                     else ""
                 )
@@ -531,7 +542,7 @@ class Team(Collectives):
             failed = True
             # At once: a launcher ends the other ranks as soon as the first one has ended.
             if at_exit and isinstance(error, PartedError):
-                how = f"The run was ended: the same command {self._loop.how_it_resumes()}."
+                how = f"The run was stopped; the same command {self._loop.how_it_resumes()}."
                 tell_stuck(str(error), how, 1, speaks=error.is_reported_here)
             elif at_exit and self.is_main and isinstance(error, _OF_ALL_RANKS):
                 say(f"error: {error}")

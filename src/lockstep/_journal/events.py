@@ -196,7 +196,7 @@ def moved_shards(move: Event) -> str:
 
 def describe_move(move: Event) -> str:
     """A ``move`` in one line, for the user."""
-    return f"shards moved at step {move['step']} ({moved_shards(move)}), to save {move['gain']:.0%} of the time"
+    return f"shards moved at step {move['step']} ({moved_shards(move)}) to save {move['gain']:.0%} of step time"
 
 
 def number_in(fields: Mapping[str, Any], name: str) -> float | None:

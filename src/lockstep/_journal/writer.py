@@ -60,8 +60,8 @@ class LineWriter:
         except OSError as error:
             if not self._has_warned:
                 _warn(
-                    f"{self._path} cannot be written: {error}. Training continues, and lines are kept in memory until it "
-                    "can be written"
+                    f"cannot write {self._path}: {error}. Training continues; lines are kept in memory until the file can be "
+                    "written"
                 )
             self._has_warned = True
         else:
@@ -72,7 +72,7 @@ class LineWriter:
         if self._fd >= 0:
             self._flush()
             if self._waiting:
-                _warn(f"{self._path} has lost its last {self._waiting.count(10)} lines, which could not be written")
+                _warn(f"{self._path}: the last {self._waiting.count(10)} lines could not be written and are missing")
             os.close(self._fd)
             self._fd = -1
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from lockstep._base.config import STRATEGIES, RunConfig
 from lockstep._base.escape_control import escape_control
+from lockstep._base.reports import warn
 from lockstep._base.stopping import say
 from lockstep._joining.startup.allotment import misfits
 from lockstep._joining.startup.split_remarks import batch_size_of
@@ -59,16 +60,17 @@ class Announcement(Listener):
         print(escape_control(f"{line}, {self._where}"), flush=True)
         batch_size, num_shards = batch_size_of(loader), self._config.shards or 1
         if batch_size is not None and batch_size < num_shards:
-            say(
-                f"WARNING: a global batch has {counted(batch_size, 'sample')}, and {num_shards} shards, of which the last are "
-                f"always empty. Give batch_size={num_shards} or more, or shards={batch_size} (either gives a different answer)."
+            warn(
+                f"a global batch has {counted(batch_size, 'sample')} but {num_shards} shards, so the last shards are always "
+                f"empty. Use batch_size={num_shards} or more, or shards={batch_size} (either changes results).",
+                code="batch-smaller-than-shards",
             )
         on_gpu = self._devices[0].type != "cpu"
         if on_gpu and STRATEGIES[self._config.strategy].repeats and not kernels_repeat():
-            say(
-                "WARNING: some kernels of a GPU may give other bits each time, also when this run is resumed: "
-                "torch.backends.cudnn.benchmark is True, torch.use_deterministic_algorithms was turned off or to warn_only, or "
-                "--allow numerics was given"
+            warn(
+                "results may not be reproducible: GPU kernels can be nondeterministic (torch.backends.cudnn.benchmark "
+                "is True, torch.use_deterministic_algorithms is off or warn_only, or --allow numerics was passed).",
+                code="kernels-nondeterministic",
             )
         for misfit in misfits(
             self._world,
@@ -77,7 +79,7 @@ class Announcement(Listener):
             gpus_each=len(self._devices) if on_gpu else 0,
             workers=getattr(loader, "num_workers", 0),
         ):
-            say(misfit)
+            say(misfit.text)
 
 
 def start_event(
@@ -137,10 +139,13 @@ def chosen_shards(world_size: int) -> str:
     processes."""
     better = max(8, 1 << (world_size - 1).bit_length())
     if world_size == 1:
-        return f"1 shard, so no other number of processes can resume it; shards={better} gives one answer on 1 to {better}"
+        return (
+            f"1 shard: only one process can train or resume this run. shards={better} allows 1 to {better} processes with "
+            "identical results"
+        )
     return (
-        f"{world_size} shards, one a process: another number of processes would give a different, equally good answer; "
-        f"shards={better} fixes it"
+        f"{world_size} shards (one per process, the default). Set shards={better} to get the same result on other numbers of "
+        "processes"
     )
 
 

@@ -33,14 +33,15 @@ def check_software(world: World, collectives: Collectives) -> None:
     first_host, first_software = everyone[0]
     for host, software in everyone:
         differences = [
-            f"{name} is {first_software.get(name, 'missing')} on {first_host}, and {software.get(name, 'missing')} on {host}"
+            f"{name} is {first_software.get(name, 'missing')} on {first_host} and {software.get(name, 'missing')} on {host}"
             for name in first_software | software
             if software.get(name) != first_software.get(name)
         ]
         if differences:
             raise MismatchError(
-                f"the machines differ: {'; '.join(differences)}. Their results would differ. Install the same versions on "
-                "all, and start the same script"
+                f"machines differ: {'; '.join(differences)}. Install the same versions on all machines and start the same "
+                "script, so that their results agree.",
+                code="software-differs",
             )
 
 
@@ -69,13 +70,15 @@ def check_run_dir_shared(run_dir: Path, token: str, world: World, collectives: C
         blind = blind_hosts(run_dir, token, world, collectives)
     except OSError as error:
         raise ConfigError(
-            f"rank 0 cannot write into the run directory {run_dir}: {error}. Give another one with --run-dir"
+            f"rank 0 cannot write to the run directory {run_dir}: {error}. Set another one with --run-dir.",
+            code="run-dir-not-writable",
         ) from None
     if blind:
         raise ConfigError(
-            f"{', '.join(blind)} cannot see the run directory {run_dir} of rank 0: a file that rank 0 wrote there was not "
-            f"found within {PATIENCE_S:g} s. Checkpoints are written and read by all machines. Put it on a file system that is "
-            "mounted at the same path on all of them: --run-dir DIR (run_dir=), or start the script in a directory there"
+            f"{', '.join(blind)} cannot see rank 0's run directory {run_dir} (a test file did not appear within "
+            f"{PATIENCE_S:g} s). All machines read and write checkpoints there. Use --run-dir on a file system mounted "
+            "at the same path on all of them.",
+            code="run-dir-not-shared",
         )
 
 
@@ -91,10 +94,11 @@ def check_not_imported() -> None:
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
             raise UsageError(
-                f"join() in {multiprocessing.current_process().name!r}, a process that multiprocessing has started from this "
-                f"script (a loader's worker, with multiprocessing_context='spawn' or 'forkserver'): it imports "
-                f"{frame.f_code.co_filename} again, with all that stands at its top level. Move the training into a function, "
-                'and call it under a main guard: `if __name__ == "__main__": main()`. Classes and functions that workers need '
-                "stay at the top level."
+                f"join() was called in {multiprocessing.current_process().name!r}, which multiprocessing started from "
+                "this script (for example a loader worker with multiprocessing_context='spawn' or 'forkserver'). Such a "
+                f"process runs the top level of {frame.f_code.co_filename} again. Move the training into a function, and "
+                "call it under "
+                '`if __name__ == "__main__":`. Classes and functions that workers need stay at the top level.',
+                code="join-in-imported-script",
             )
         frame = frame.f_back

@@ -11,7 +11,7 @@ from lockstep._state.recovery.run_state import RunState
 from lockstep._world.comm.agreement import compare_ranks
 from lockstep._world.comm.collectives import Collectives
 
-_REMEDY = "Give torch.manual_seed() the same number on every rank: each shard has a random stream of its own anyway"
+_REMEDY = "Pass the same number to torch.manual_seed() on every rank. (Each shard has a separate random stream in any case.)"
 
 
 class ScriptSeed:

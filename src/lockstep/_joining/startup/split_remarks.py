@@ -62,6 +62,6 @@ class SplitRemarks(Listener):
         each = "the samples of a shard" if size is None else counted(-(-size // self._num_shards), "sample")
         how = f"1/{self._num_shards} of a global batch" if size is None else f"{size} / {self._num_shards} shards"
         return (
-            f"BatchNorm ({layers}) normalises over {each} ({how}), on any number of processes. GroupNorm or LayerNorm do not "
-            "depend on that."
+            f"BatchNorm ({layers}) normalizes over {each} ({how}), not over the global batch. GroupNorm and LayerNorm are "
+            "unaffected."
         )

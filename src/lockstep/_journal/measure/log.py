@@ -160,9 +160,10 @@ def _merge(by_rank: list[list[Row]]) -> list[Row]:
                 expected = known.setdefault(name, value)
                 if expected != value and not (math.isnan(expected) and math.isnan(value)):
                     raise UsageError(
-                        f"team.log({name}=...) in step {step}: it is {expected:.9g} on one rank and {value:.9g} on rank {rank},"
-                        " and must be the same on all. For a value of one shard, log the mean over the global batch: "
-                        f"batch.add({name}=...) inside batch.shards, and team.log({name}=batch[{name!r}])."
+                        f"team.log({name}=...) in step {step}: the value is {expected:.9g} on one rank and {value:.9g} "
+                        f"on rank {rank}, but must be the same on all. To log the mean of a shard's value over the "
+                        f"global batch: batch.add({name}=...) inside batch.shards, then team.log({name}=batch[{name!r}]).",
+                        code="log-differs",
                     )
     return [(*key[::-1], values, tuple(all_apart[key])) for key, values in sorted(merged.items())]
 
@@ -170,9 +171,12 @@ def _merge(by_rank: list[list[Row]]) -> list[Row]:
 def _number(name: str, value: Any) -> Value:
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ConfigError(f"log({name}=...): a tensor of shape {tuple(value.shape)}: log one number, its mean say")
+            raise ConfigError(
+                f"log({name}=...): the tensor has shape {tuple(value.shape)}. Log one number, for example its mean.",
+                code="log-not-a-number",
+            )
         value = value.detach().double().reshape(())
         return value if value.device.type != "cpu" else float(value)
     if isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
         return float(value)
-    raise ConfigError(f"log({name}={value!r}): a value must be a number, or a tensor with one element")
+    raise ConfigError(f"log({name}={value!r}): expected a number, or a tensor with one element.", code="log-not-a-number")

@@ -80,7 +80,8 @@ class NanWatch(Listener):
         message = f"the loss is NaN in step {step}, shard {shard}, on rank {self._rank}"
         if self._policy == "stop":
             raise LossError(
-                f"{message}: the weights would be NaN from then on. Look at the data of that step and the learning rate; "
-                "to continue regardless, join(on_nan='warn') or --on-nan warn."
+                f"{message}, so all weights would become NaN. Find the sample with `lockstep replay RUN --step nan "
+                "--blame`, or continue with on_nan='warn' (--on-nan warn).",
+                code="loss-nan",
             )
         warnings.warn(f"lockstep: {message}", RuntimeWarning, stacklevel=2)

@@ -39,11 +39,11 @@ LOADING = "getting a batch from the loader"
 _BUSY = itemgetter(1 + len(ACTIVITIES))
 _COMPUTE = ("forward", "backward", "optimizer")
 _REMEDIES = {
-    "data": "more loader workers (lockstep tune finds how many) or cheaper transforms help",
-    "copy": "pin_memory=True in the DataLoader helps",
-    "communication": "more samples a process and step help, or --accumulate",
-    "logging": "a larger --log-every helps",
-    "checkpoint": "a longer --checkpoint-every helps",
+    "data": "use more loader workers (lockstep tune finds how many) or cheaper transforms",
+    "copy": "use pin_memory=True in the DataLoader",
+    "communication": "use more samples per process and step, or --accumulate",
+    "logging": "use a larger --log-every",
+    "checkpoint": "use a longer --checkpoint-every",
 }
 _WAITS = {
     "data": "the loader",
@@ -105,11 +105,11 @@ def sentence(shares: Mapping[str, float]) -> str:
     wait = notable_wait(shares)
     if wait is None:
         bound = "compute-bound: " if bound_of(shares) == "compute" else ""
-        return f"{bound}{_computing(shares):.0%} of the time goes into forward, backward and the optimizer"
+        return f"{bound}{_computing(shares):.0%} of step time is spent on forward, backward and the optimizer"
     remedy = f"; {_REMEDIES[wait]}" if wait in _REMEDIES else ""
     if bound_of(shares) != wait:
-        return f"largest wait: {_WAITS[wait]}, {shares[wait]:.0%} of the time{remedy}"
-    return f"{name_bound(wait)}: {shares[wait]:.0%} of the time goes into {PARTS[wait]}{remedy}"
+        return f"longest wait: {_WAITS[wait]}, {shares[wait]:.0%} of step time{remedy}"
+    return f"{name_bound(wait)}: {shares[wait]:.0%} of step time is spent on {PARTS[wait]}{remedy}"
 
 
 def verdict(splits: Sequence[Mapping[str, float]]) -> str:

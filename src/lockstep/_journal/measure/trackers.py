@@ -22,8 +22,8 @@ from typing_extensions import override
 
 from lockstep._base.atomic import write_atomic
 from lockstep._base.regular_files import read_bytes
+from lockstep._base.reports import warn
 from lockstep._base.shapes import fits, parse
-from lockstep._base.stopping import say
 from lockstep._base.trackers import OFF, TENSORBOARD
 from lockstep._listener import Listener
 
@@ -128,9 +128,10 @@ class TensorBoard(Tracker):
         except OSError as error:  # a full disk, say; errors of TensorBoard's own thread are raised here, too
             self.close(failed=False)
             self._next_try_s = time.monotonic() + _RETRY_S
-            say(
-                f"WARNING: TensorBoard's files in {self._run_dir} cannot be written: {error}. Training continues; "
-                f"what is measured meanwhile goes to events.jsonl alone, and the next try is in {_RETRY_S:.0f} s."
+            warn(
+                f"cannot write TensorBoard's files in {self._run_dir}: {error}. Training continues, values go to "
+                f"events.jsonl only, and the next try is in {_RETRY_S:.0f} s.",
+                code="tracker-not-writable",
             )
 
     def _open(self) -> Any:
@@ -138,7 +139,10 @@ class TensorBoard(Tracker):
             self._board = False
             if importlib.util.find_spec("tensorboard") is None:
                 if self._must:
-                    say("WARNING: --track tensorboard: it is not installed: pip install tensorboard")
+                    warn(
+                        "--track tensorboard: TensorBoard is not installed. To install it: pip install tensorboard",
+                        code="tracker-missing",
+                    )
             else:
                 # too old, or broken; events.jsonl has all values
                 with contextlib.suppress(ImportError):
@@ -217,9 +221,9 @@ class WandbLike(Tracker):
         except (Exception, SystemExit) as error:
             self._is_over, self._run = True, None
             why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            say(
-                f"WARNING: the tracker {self._name} {what}: {why}. Training continues without it, and events.jsonl has all "
-                "values."
+            warn(
+                f"the tracker {self._name} {what}: {why}. Training continues without it; events.jsonl contains all values.",
+                code="tracker-failed",
             )
 
     def _open(self) -> None:

@@ -32,7 +32,10 @@ class TraceOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.trace_until is not None and self.trace == "off":
-            raise ConfigError(f"trace_until={self.trace_until} has no effect without a trace: give trace= as well")
+            raise ConfigError(
+                f"trace_until={self.trace_until} has no effect without a trace. Set trace= as well.",
+                code="trace-until-without-trace",
+            )
 
 
 class Trace(Instrument):
