@@ -1,1 +1,4 @@
-"""lockstep beneath other libraries' trainers. Nothing of lockstep imports it."""
+"""Other libraries' trainers on lockstep's engine, a module for each library. Nothing in lockstep
+imports them."""
+
+__all__: list[str] = []

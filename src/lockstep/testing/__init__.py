@@ -5,25 +5,14 @@ marked ``lockstep``."""
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
-from typing import TYPE_CHECKING
+from lockstep._base import exports as _exports
 
-if TYPE_CHECKING:
-    from lockstep.testing._errors import DifferenceError, TimeLimitError
-    from lockstep.testing._same import same_at
+_MODULES = _exports.read(__file__)
 
-_MODULES = {
-    "DifferenceError": "lockstep.testing._errors",
-    "TimeLimitError": "lockstep.testing._errors",
-    "same_at": "lockstep.testing._same",
-}
-
-__all__ = ["DifferenceError", "TimeLimitError", "same_at"]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
     # On first use: pytest imports this package with the plug-in, also where no test needs it.
-    if name not in __all__:
-        raise AttributeError(f"module 'lockstep.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(_MODULES[name]), name)
+    value = globals()[name] = _exports.load(__name__, _MODULES, name)
     return value
