@@ -166,7 +166,7 @@ CASES = (
         "epoch-end",
         (
             ("killed at an epoch's end, resumed: seen twice / never in the next", "0 / 0"),
-            ("its batches that are those of the epoch before, of 16", "0"),
+            ("its batches that the epoch before had, of 16", "0"),
         ),
         resume_after_an_epoch,
     ),

@@ -72,7 +72,7 @@ def test_the_versions_that_are_promised_are_the_same_everywhere():
     classified = read("pyproject.toml", r":: Python :: (3\.\d+)")
     assert classified[0] == oldest
     assert read("Makefile", r"^PYTHONS \?= (3\.\d+) (3\.\d+)#") == [(classified[0], classified[-1])]
-    assert read("CONTRIBUTING.md", r"for Python (3\.\d+) to (3\.\d+)") == [(classified[0], classified[-1])]
+    assert read("docs/internals/testing.md", r"for Python (3\.\d+) to (3\.\d+)") == [(classified[0], classified[-1])]
     for page in ("README.md", "CONTRIBUTING.md", "docs/tutorial.md"):
         assert set(read(page, r"Python\s+(3\.\d+)\s+or\s+later")) == {oldest}, page
     for page in ("README.md", "docs/tutorial.md"):

@@ -1,5 +1,5 @@
-"""What CONTRIBUTING.md tells to add is added to a copy of the sources, as it stands there, and
-trains."""
+"""The pages for contributors: what docs/internals/extending.md adds is added to a copy of the
+sources and trains; files that the pages name exist; the first page is short."""
 
 import re
 import shutil
@@ -14,7 +14,8 @@ from warm import run_here
 __all__ = ["run_here"]
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+INTERNALS = ROOT / "docs" / "internals"
+PAGE = (INTERNALS / "extending.md").read_text()
 FILES = re.findall(r"```python (src\S+)\n(.*?)```", PAGE, flags=re.DOTALL)
 PACKAGE = dict(re.findall(r"```\w+ lockstep-sizes/(\S+)\n(.*?)```", PAGE, flags=re.DOTALL))
 ROWS = re.findall(r"```diff\n--- a/\S+\n\+\+\+ b/(\S+)\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -103,6 +104,21 @@ def package(tmp_path, monkeypatch, sources):
     lines = [f"[{group}]\n" + "\n".join(f"{name} = {where}" for name, where in points.items()) for group, points in groups]
     (about / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.setenv("PYTHONPATH", f"{sources}:{site}")
+
+
+def test_the_first_page_for_contributors_is_short():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert len(text.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *sorted(INTERNALS.glob("*.md"))], ids=lambda page: page.name)
+def test_files_of_the_sources_that_a_page_names_exist(page):
+    text = re.sub(r"^```(?!text).*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"(?<![\w/])(?:_[a-z]+|testing|integrations)/[\w/]*(?:\.py)?", text))
+    missing = [name for name in named if not (ROOT / "src" / "lockstep" / name).exists()]
+    missing += [name for name in re.findall(r"(?<![\w/])tests/[\w/]+(?:\.py)?", text) if not (ROOT / name).exists()]
+    assert missing == []
+    assert named or page.name not in ("CONTRIBUTING.md", "architecture.md")
 
 
 def test_each_of_the_three_within_is_one_file_and_one_row():

@@ -6,7 +6,7 @@ package, and else by an entry point of the group ``lockstep.instruments``. ``joi
 each on every rank, and the engine knows none of them.
 
 One that has options registers a dataclass of them under the same name for ``lockstep.options``,
-whose fields are made by ``lockstep._base.option.option``. They are then given like all settings: by
+whose fields are made by ``lockstep.options.option``. They are then given like all settings: by
 ``lockstep run``, its ``--config``, and ``join()``."""
 
 from __future__ import annotations
