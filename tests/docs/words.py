@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOCKS = r"lock|locks|GIL|mutex|semaphore|flock|lease|port|memory|reference|file descriptor"
+NO_NOUN = "and|or|in|that|which|is|are|for|with|at|to|by|on|as|of|not|from"
 # A word or phrase, as a regular expression, and what to write instead. A few words have a proper
 # use, which the expression leaves out ("holds the lock", "stands for", "comes with").
 BANNED = {
@@ -42,7 +43,8 @@ BANNED = {
     r"(is|are|was|were) over(?! (\d|(the|a|an|all|each|every)\b))": "finished; exited",
     r"(has|have|had) ended|com(es?|ing) to (its|their|an) end": "finished; exited; ended",
     r"(is|are|was|were|been|be) given": "is passed; is set",
-    r"of (its|their|his|one's|the script's) own": "separate; own; (drop)",
+    # Not before a noun ("the norm of its own gradient").
+    rf"of (its|their|his|one's|the script's) own(?= *([^\w\s`]|$|({NO_NOUN})\b))": "separate; own; (drop)",
     r"whoever": "anyone who",
     r"somebody": "another process; someone",
     r"nobody": "no one; the passive, with the actor named",
