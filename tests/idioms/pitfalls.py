@@ -8,52 +8,75 @@ from topics.promises import Differs, Equal, Refused
 
 DOCS = Path(__file__).parents[2] / "docs"
 CHECK = "check.md"
+CARRIED = "check-codes.md#ls2-starts-over-after-a-resume"
+DIFFERENT = "pitfalls.md#idioms-that-give-different-results"
 WRITTEN = "<!-- Written by tests/idioms/pitfalls.py from tests/idioms/topics/ and table.py: change those, and run it. -->"
 PITFALLS_HEAD = f"""\
-# Pitfalls: the ten that matter
+# Ten common mistakes
 
 {WRITTEN}
 
-**Inside `batch.shards` a process sees its own shards; outside, every process does the same with the same numbers.** Values
-leave the inner loop through `team.backward`, `batch.add`, `team.per_shard`, buffers, or, outside, a collective. Nearly all
-pitfalls break this rule. Below, *inside* and *outside* mean `batch.shards`.
+This page lists the mistakes that people make most often in a training loop. Read it before you
+write or port a loop. To find most of them in a script:
 
-| | you write | what is wrong | write instead | what happens |
+```
+lockstep check train.py
+```
+
+All follow from one rule. **Inside the shard loop** (`for ... in batch.shards`) a process sees only
+its own shards. **Outside the shard loop** every process does the same with the same numbers. Values
+leave the shard loop through `team.backward`, `batch.add`, `team.per_shard`, buffers, or, outside, a
+collective. (A **shard** is a [numbered part of the global batch](contract.md#shards).)
+
+| | you write | what is wrong | write instead | result |
 |---|---|---|---|---|"""
 PITFALLS_MIDDLE = f"""
-[`lockstep check train.py`]({CHECK}) finds most of these by reading the script, with the
-line to write instead, and a run warns of them when it starts. [`lockstep verify train.py`](verify.md) shows whether the answer
-is the same.
+- **Differs**: results depend on the number of processes. **Refused**: an error that contains the
+  line to write instead. The letters link to tests that show it.
+- [`lockstep check train.py`]({CHECK}) finds most of these by reading the script, and prints the
+  line to write instead. A run warns of them when it starts.
+- [`lockstep verify train.py`](verify.md) shows whether results are bit-identical.
 
-## What runs and differs
+## Idioms that give different results
 
-These idioms run without an error, and give a different answer on another number of processes. `check` finds each by the code
-named. In general: **any tensor, list, dict, counter or object that is written inside and read later**, outside or by the next
-shard, holds what the shards of this process left in it.
-"""
+These run without an error, and give different results on another number of processes. The code is
+that of [`check`](check-codes.md). In general, **any tensor, list, dict, counter or object that is
+written inside and read later**, outside or by the next shard, contains what the shards of this
+process left in it.
+
+| idiom | code | why, and what to write instead |
+|---|---|---|"""
 PITFALLS_TAIL = """
-## Everything else
+## All other idioms
 
-Of {num_idioms} ordinary idioms that are tested, {num_equal} are equal to the bit on any number of processes,
-{num_refused} are refused with an error that says what to write instead, and {num_documented} differ, as listed above:
-[all of them, by topic](idioms.md). What the contract leaves open besides: [where it ends](contract.md#where-it-ends).
+Of {num_idioms} ordinary idioms that are tested, {num_equal} are bit-identical on any number of
+processes, {num_refused} are refused with an error that contains the line to write instead, and
+{num_documented} differ, as listed above: [all of them, by topic](idioms.md). See also [what the
+contract does not guarantee](contract.md#what-is-not-guaranteed).
 """
 IDIOMS_HEAD = """\
-# All idioms, tested
+# Idioms
 
 {written}
 
-How far the [contract](contract.md) goes: {num_idioms} ordinary training idioms, each linked to its function and run by a test.
-The model, the data and the step that they share are in [shared.py](../tests/idioms/topics/shared.py). *Inside* and *outside*
-mean `batch.shards`.
+This page lists {num_idioms} ordinary training idioms, and what lockstep does with each. You need it
+to look up whether a line of your loop is supported:
 
-| idioms | outcome |
+```
+lockstep check train.py
+```
+
+A test runs each idiom, and each is linked to its function. The model, the data and the step that
+they share are in [shared.py](../tests/idioms/topics/shared.py). *Inside* and *outside* are relative
+to the [shard loop](loop.md#inside-and-outside-the-shard-loop).
+
+| idioms | result |
 |---|---|
-| {num_equal} | **equal to the bit** on 1 to 4 processes with 4 shards, and on 1 and 4 with 6, on every rank |
-| {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
-| {num_carried} of these | § not after a resume, unless what the finding names is in a checkpoint ([LS2..]({check})) |
-| {num_refused} | **refused** with an error that says what to write instead. ‡: not by one process alone |
-| {num_documented} | run and **differ**: [pitfalls](pitfalls.md#what-runs-and-differs) |
+| {num_equal} | **bit-identical** on every rank: on 1 to 4 processes with 4 shards, and on 1 and 4 processes with 6 shards |
+| {num_plain} of these | †: with one process and one shard, also bit-identical to the same loop without lockstep |
+| {num_carried} of these | §: not after a resume, unless a checkpoint contains what the [LS2 finding]({carried}) names |
+| {num_refused} | **refused** with an error that contains the line to write instead. ‡: not by one process alone |
+| {num_documented} | **different** on another number of processes, without an error: [ten common mistakes]({different}) |
 
 An idiom that differs without an error and is not listed here is a bug.
 """
@@ -68,18 +91,17 @@ def pitfalls():
         [outcome] = {outcome_of(row) for row in rows}
         lines.append(f"| {number} | {pitfall.written} | {pitfall.why} | {pitfall.instead} | {outcome}: {shown} |")
     lines.append(PITFALLS_MIDDLE)
-    for row in of_kind(Differs):
-        lines.append(f"- {link(row)}" + (f": {row.found}" if row.found else f". {row.promise.why}"))
+    lines += [f"| {link(row)} | {coded(row.found)} | {row.promise.why} |" for row in of_kind(Differs)]
     lines.append(PITFALLS_TAIL.format(**counts()))
     return "\n".join(lines)
 
 
 def idioms():
     """The text of docs/idioms.md."""
-    lines = [IDIOMS_HEAD.format(written=WRITTEN, check=CHECK, **counts())]
+    lines = [IDIOMS_HEAD.format(written=WRITTEN, carried=CARRIED, different=DIFFERENT, **counts())]
     for name, rows in TABLE.items():
         lines.append(f"## {TOPICS[name].__doc__.removesuffix('.')}\n")
-        for kind, outcome in ((Equal, "Equal"), (Refused, "Refused"), (Differs, "Differ")):
+        for kind, outcome in ((Equal, "Bit-identical"), (Refused, "Refused"), (Differs, "Different")):
             if named := [f"{link(row)}{marks(row)}" for row in of_kind(kind, rows)]:
                 lines.append(f"**{outcome}**: " + ",\n".join(named) + "\n")
     return "\n".join(lines)
@@ -114,8 +136,13 @@ def marks(row):
     return "‡" * (isinstance(row.promise, Refused) and not row.promise.alone)
 
 
+def coded(found):
+    """Codes of findings, with links to their sections."""
+    return ", ".join(f"[{code}](check-codes.md#{code.lower()})" for code in found.split())
+
+
 def starts_over(row):
-    """Whether it carries something from step to step that no checkpoint holds."""
+    """Whether it carries something from step to step that is in no checkpoint."""
     return "LS2" in row.found
 
 

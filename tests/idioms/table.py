@@ -54,7 +54,7 @@ PITFALLS = [
     ),
     Pitfall(
         "`best`, `bad` or a running average in plain variables",
-        "are in no checkpoint, so a resumed run starts them over",
+        "are in no checkpoint, so they start over in a resumed run",
         "`state = team.state(best=0.0, bad=0)`, then `state.best`",
         ("early_stopping_by_metric",),
     ),
@@ -66,20 +66,20 @@ PITFALLS = [
     ),
     Pitfall(
         "`lr * world_size`, `batch_size // world_size`",
-        "make the answer depend on the number of processes: `batch_size` is the global one",
+        "make results depend on the number of processes: `batch_size` is that of the global batch",
         "the numbers of the script for one GPU",
         ("rank_in_the_answer",),
     ),
     Pitfall(
         "`optimizer.step()`, `zero_grad()`, clipping or `scheduler.step()` inside",
-        "the gradient there is that of some shards only",
+        "the gradient there contains only some shards",
         "the same lines after the loop over `batch.shards`",
         ("step_inside", "zero_inside", "clip_inside", "schedule_inside"),
     ),
     Pitfall(
-        "a loss summed over samples (one averaged over tokens runs, with the wrong weights)",
+        "a loss summed over samples (a mean over tokens runs, with wrong weights)",
         "shards are weighted by their numbers of samples",
-        '`team.backward(loss, reduction="sum")`, `weight=num_tokens`, or [two passes](how-to/contrastive.md)',
+        '`team.backward(loss, reduction="sum")`, `weight=num_tokens`, or [two phases](how-to/contrastive.md)',
         ("summed_loss_not_said",),
     ),
     Pitfall(
@@ -89,7 +89,7 @@ PITFALLS = [
         ("teacher_with_batch_norm_not_prepared", "loss_with_a_buffer"),
     ),
     Pitfall(
-        "a generator of your own drawn inside; a data set that caches what it drew",
+        "a generator of your own drawn inside; a dataset that caches what it drew",
         "what a sample gets depends on the samples before it on this process",
         "the global generators of torch, numpy and random; or a generator made from the index",
         ("own_generator_inside", "cached_augmentation"),
@@ -97,7 +97,7 @@ PITFALLS = [
     Pitfall(
         "data split or seeded by rank: `DistributedSampler`, `stream[rank::world_size]`, `random_split` before `join()`",
         "lockstep splits each batch itself, so samples would be lost or used twice",
-        "the whole data set on every process, made after `join()` or with a fixed seed",
+        "the complete dataset on every process, created after `join()` or with a fixed seed",
         ("distributed_sampler", "stream_split_by_rank", "split_before_join"),
     ),
 ]

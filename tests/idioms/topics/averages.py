@@ -106,7 +106,7 @@ def best_weights_kept(team):
     return model, best
 
 
-@differs("It moves once per shard of this process: write it outside, after `optimizer.step()`.", found="LS106")
+@differs("The average moves once per shard of this process. Update it outside, after `optimizer.step()`.", found="LS106")
 def ema_by_hand_inside(team):
     """EMA by hand inside."""
     model = mlp()

@@ -278,7 +278,7 @@ def threads_set_by_the_script(team):
     return model, torch.get_num_threads()
 
 
-@differs("It counts this process's shards from 0, not shard numbers.", found="LS107")
+@differs("It counts the shards of this process from 0, and is not the number of the shard.", found="LS107")
 def shards_numbered(team):
     """`enumerate(batch.shards)`."""
     model, optimizer, loader = prepared(team)

@@ -239,7 +239,7 @@ class MadeUp:
 
 @equal()
 def made_up_batches(team):
-    """Random batches without a data set."""
+    """Random batches without a dataset."""
     model = mlp()
     model, optimizer, loader = prepared(team, model, loader=MadeUp())
     for _ in team.epochs(2):
@@ -305,9 +305,9 @@ class Cached(Dataset):
         return self.cache[index]
 
 
-@differs("Each process and loader worker caches what it drew: fill caches before the loop, on all ranks.", found="LS109")
+@differs("Each process and worker caches what it drew. Fill caches before the loop, on all ranks.", found="LS109")
 def cached_augmentation(team):
-    """A data set that caches its augmentation."""
+    """A dataset that caches its augmentation."""
     model, optimizer, loader = prepared(team, nn.Linear(6, 6), data=Cached(torch.randn(22, 6)))
     for _ in team.epochs(2):
         for batch in loader:
@@ -318,12 +318,12 @@ def cached_augmentation(team):
 
 
 @differs(
-    "`torch.Generator()` or `numpy.random.default_rng()`, also in a data set, runs on from shard to shard: "
+    "`torch.Generator()` or `numpy.random.default_rng()`, also in a dataset, continues from shard to shard: "
     "draw from torch, `numpy.random` or `random`, which lockstep reseeds.",
     found="LS105",
 )
 def own_generator_inside(team):
-    """A generator of the script's own, drawn inside."""
+    """A generator in a variable of the script, drawn inside."""
     model, optimizer, loader = prepared(team)
     generator = np.random.default_rng(0)
     for batch in loader:
@@ -364,7 +364,7 @@ class GoesOn(Sampler):
 
 @equal(found="LS202")
 def sampler_that_goes_on(team):
-    """A sampler that goes on where it was, in passes left by `break`."""
+    """A sampler that continues where it was, in passes left by `break`."""
     sampler = GoesOn()
     model, optimizer, loader = prepared(team, loader=DataLoader(dataset(), 3, sampler=sampler, num_workers=1))
     for _ in team.epochs(3):

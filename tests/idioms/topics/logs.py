@@ -24,7 +24,7 @@ def team_log(team):
 
 @equal()
 def several_values(team):
-    """Values with weights of their own."""
+    """Values with separate weights."""
     model, optimizer, loader = prepared(team)
     rows = []
     for batch in loader:
@@ -59,7 +59,7 @@ def confusion_matrix(team):
     return model, total
 
 
-@differs("Equal up to rounding; `batch.add` adds in shard order. (Integers are exact.)")
+@differs("Equal up to rounding. Use `batch.add`, which adds in shard order. (Integers are exact.)")
 def summed_by_all_reduce(team):
     """Losses summed by `team.all_reduce`."""
     model, optimizer, loader = prepared(team, mlp(), data=dataset(82))

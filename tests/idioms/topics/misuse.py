@@ -61,7 +61,7 @@ def parameter_swapped(team):
 
 @refused("was not computed by team.backward(loss)")
 def backward_besides(team):
-    """`.backward()` beside `team.backward`."""
+    """`.backward()` in addition to `team.backward`."""
     model, optimizer, loader = prepared(team)
     for batch in loader:
         for inputs, targets in batch.shards:

@@ -98,7 +98,7 @@ def hidden_state_carried(team):
     return model, optimizer
 
 
-@differs("It comes from whichever shard this process ran last: use `team.per_shard(name, start)`.", found="LS101")
+@differs("It has the value of this process's last shard. Use `team.per_shard(name, start)`.", found="LS101")
 def hidden_state_in_a_variable(team):
     """A hidden state kept in a variable."""
     model = nn.ModuleDict({"cell": nn.GRUCell(3, 5), "head": nn.Linear(5, 3)})

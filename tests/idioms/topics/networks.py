@@ -157,7 +157,7 @@ def moco(team):
     return model, keys_model, queue
 
 
-@differs("It gets this process's samples only: fill it outside, from `team.all_gather_rows(found)`.", found="LS101")
+@differs("It contains only this process's samples. Fill it outside, from `team.all_gather_rows(found)`.", found="LS101")
 def queue_filled_inside(team):
     """A queue filled inside."""
     model = nn.Linear(6, 4)
@@ -206,7 +206,7 @@ def contrast_over_all_shards(team):
     return model
 
 
-@differs("Its statistics follow this process's shards: prepare it, or keep it in evaluation mode.", found="LS110")
+@differs("Its statistics follow this process's shards. Prepare it, or keep it in evaluation mode.", found="LS110")
 def teacher_with_batch_norm_not_prepared(team):
     """An unprepared teacher with BatchNorm in training mode."""
     teacher = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(16, 3)).requires_grad_(False)
@@ -231,7 +231,7 @@ class Centred(nn.Module):
         return loss
 
 
-@differs("Its buffers follow this process's shards: give it to `team.prepare`, like the model.", found="LS110")
+@differs("Its buffers follow this process's shards. Pass it to `team.prepare`, like the model.", found="LS110")
 def loss_with_a_buffer(team):
     """An unprepared loss module with a buffer."""
     model, criterion = nn.Linear(6, 3), Centred()

@@ -1,8 +1,8 @@
 """What is promised for an idiom: ``@equal()``, ``@refused(...)`` or ``@differs(...)`` above its
 function.
 
-The function is given the team, and returns what must be the same. Its name is the idiom's, its
-docstring what a page calls it. One that does something before it joins is given a function instead,
+The function gets the team, and returns what must be the same. Its name is the idiom's, its
+docstring what a page calls it. One that does something before it joins gets a function instead,
 named ``join``.
 """
 
@@ -18,8 +18,8 @@ IDIOMS = []
 
 @dataclass(frozen=True)
 class Equal:
-    """Weights, buffers, optimizer state and returned numbers are equal to the bit on every rank,
-    however many there are."""
+    """Weights, buffers, optimizer state and returned numbers are bit-identical on every rank,
+    for any number of ranks."""
 
     plain: bool = False
     """Also equal to the same loop without lockstep, on one process with one shard."""
@@ -31,16 +31,16 @@ class Refused:
 
     words: str
     alone: bool = True
-    """Whether also by a process that is alone. (Else it runs there: only other processes can
-    tell.)"""
+    """Whether also by a process that is alone. (Otherwise it runs there: only other processes can
+    detect it.)"""
 
 
 @dataclass(frozen=True)
 class Differs:
-    """It runs, and gives another answer on other numbers of processes, which is tested too."""
+    """It runs, and gives different results on other numbers of processes, which is tested too."""
 
     why: str
-    """For whoever reads the page."""
+    """The cause, and what to write instead, for the page."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Idiom:
     function: Callable
     promise: Equal | Refused | Differs
     found: str = ""
-    """What a reading finds in it (``lockstep check``): codes. LS1: another answer on another number
-    of processes; LS2: starts anew on a resume; LS3: misuse."""
+    """What a reading finds in it (``lockstep check``): codes. LS1: results depend on the number
+    of processes; LS2: starts over on a resume; LS3: misuse."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of ``join``."""
 
@@ -61,7 +61,7 @@ class Idiom:
 
     @property
     def what(self):
-        """In words: a docstring without its full stop."""
+        """The name on the page: the docstring without its full stop."""
         return self.function.__doc__.removesuffix(".")
 
     @property

@@ -99,7 +99,7 @@ def last_loss_decides(team):
     return model
 
 
-@differs("The number of processes (or the time, or the host) becomes part of the answer.", found="LS112")
+@differs("The number of processes (or the time, or the host) changes results. Omit it.", found="LS112")
 def rank_in_the_answer(team):
     """A learning rate multiplied by the world size."""
     model, optimizer, loader = prepared(team)

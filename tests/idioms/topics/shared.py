@@ -76,7 +76,7 @@ def trained(team, optimizer=sgd):
 
 
 def evaluated(team, model, loader):
-    """The loss over a data set."""
+    """The loss over a dataset."""
     with team.evaluate(model, loader) as evaluation:
         for batch in evaluation:
             for inputs, targets in batch.shards:
