@@ -280,7 +280,8 @@ CODES = {
     ),
     "LS112": Code(
         "A number is scaled by the number of processes",
-        "`batch_size` is that of the global batch, on any number of processes, so there is nothing to scale.",
+        "`batch_size` is that of the global batch, on any number of processes, so there is nothing to scale, anywhere in "
+        "the script.",
         """\
 - lr = 0.1 * team.world_size
 + lr = 0.1
@@ -313,6 +314,7 @@ CODES = {
       optimizer.step()
       optimizer.zero_grad()
 """,
+        others=("in `__getitem__`", "in the loop, if batches contain the samples themselves"),
     ),
     "LS201": Code(
         "A variable or attribute is carried from step to step",
@@ -392,7 +394,7 @@ CODES = {
     ),
     "LS205": Code(
         "A random generator of the script is drawn from outside",
-        "It starts from its seed again in a resumed run.",
+        "It starts from its seed again in a resumed run. Or draw from the global generators of torch, numpy and random.",
         """\
   rng = random.Random(0)
 + team.register("rng", rng)
@@ -422,7 +424,8 @@ CODES = {
     ),
     "LS207": Code(
         "Steps are counted by `islice`, `zip(range(n), ...)` or calls of `next()`",
-        "The count starts at 0 when the run resumes, so the interrupted pass gets n more steps.",
+        "The count starts at 0 when the run resumes, so the interrupted pass gets n more steps. For calls of `next()`, "
+        "write `while team.step < n`.",
         """\
 - for _, batch in zip(range(100), loader):
 + for batch in loader.take(100):
