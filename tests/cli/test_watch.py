@@ -59,7 +59,7 @@ def test_a_frame_of_a_finished_run_tells_its_progress_values_ranks_events_and_ch
 
 def test_the_page_shows_what_it_prints(finished, capsys, monkeypatch):
     monkeypatch.chdir(finished)
-    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "monitor.md").read_text()
     shown = re.search(r"<!-- lockstep watch runs/train-1 -->\n```text\n(.*?)```", page, flags=re.DOTALL)[1]
 
     def plain(text):  # without numbers, and what is particular to a machine

@@ -118,6 +118,12 @@ def test_the_prompt_does_what_it_is_told_and_survives_what_it_does_not_understan
     assert "cluster> host2\n" in done.stdout
 
 
+def test_a_line_that_ends_with_a_backslash_is_continued_on_the_next():
+    done = tool("run host1 echo one \\\n  two\nquit\n", "--hosts", "2")
+    assert done.returncode == 0, done.stderr
+    assert "cluster> one two\n" in done.stdout
+
+
 link_number = re.compile(r"(?<=@if)\d+ *").sub  # the kernel's, another one every time
 digest = re.compile(r"\b[0-9a-f]{64}\b")
 
@@ -132,8 +138,8 @@ def shown():
     pages = PAGE.read_text()
     talks = {}
     for kind, block in re.findall(r"^```text cluster( slurm)?\n(.*?)^```", pages, re.M | re.S):
-        lines = block.splitlines()
-        deeds = tuple(line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT))
+        lines = block.replace("\\\n", "\\\0").splitlines()
+        deeds = tuple(line.removeprefix(PROMPT).replace("\0", "\n") for line in lines if line.startswith(PROMPT))
         talks.setdefault((kind, deeds), []).extend(plain(line) for line in lines if not line.startswith(PROMPT))
     for number, ((kind, deeds), answers) in enumerate(talks.items()):
         said = " ".join(deeds)

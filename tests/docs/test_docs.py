@@ -97,11 +97,11 @@ def commands():
     found = {}
     for page in PAGES:
         for block in re.findall(r"```console\n(.*?)```", page.read_text(), flags=re.DOTALL):
-            for line in block.splitlines():
+            for line in re.sub(r" *\\\n *", " ", block).splitlines():
                 if line.startswith("$ "):
                     found.setdefault(re.sub(r"\s{2,}#.*", "", line[2:]).strip(), page.name)
     for command in sorted(commands_of_methods() - ON_GPUS):
-        found.setdefault(command, "methods.md")
+        found.setdefault(command, "strategies.md")
     by_run = {as_run(command): (command, page) for command, page in found.items() if command not in (*in_table, SPAWNING)}
     return dict(by_run.values())
 
@@ -114,7 +114,8 @@ def as_run(command):
 
 def commands_of_methods():
     """Those in the table of methods."""
-    table = re.findall(r"^\|.*\|$", (ROOT / "docs" / "methods.md").read_text().partition("## From")[0], flags=re.MULTILINE)
+    section = (ROOT / "docs" / "strategies.md").read_text().partition("## Methods and commands")[2]
+    table = re.findall(r"^\|.*\|$", section, flags=re.MULTILINE)
     cells = [row.split(" | ")[2] for row in table[2:]]
     return {command for cell in cells for command in re.findall(r"`([^`]+)`", cell)}
 

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 from crew import warm_server
 from launchers import nursery, warm_trials
+from pages import unwrapped
 from warm import run_on
 
 __all__ = ["nursery", "warm_trials"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
-SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
+SHOWN = {
+    command: unwrapped(text)
+    for command, text in re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
+}
 IN_EVERY_RUN = ("tuning ", "the script", "no workers", "N workers:", "data-bound", "to apply")
 TRAIN = """
 import time, torch, lockstep

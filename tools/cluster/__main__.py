@@ -103,11 +103,16 @@ class Prompt(cmd.Cmd):
         return False
 
     def onecmd(self, line: str) -> bool:
-        """Whatever goes wrong with a line, the cluster stays."""
+        """Whatever goes wrong with a line, the cluster stays. One that ends with a backslash is
+        continued on the next, as in a shell."""
         try:
+            while line.endswith("\\"):
+                line = line[:-1] + input()
             return super().onecmd(line)
         except (HostError, RuntimeError) as error:
             print(error)
+        except EOFError:
+            return super().onecmd("EOF")
         except ValueError as error:
             print(f"{line!r} was not understood ({error}): try help {line.split()[0]}")
         return False

@@ -1,5 +1,5 @@
-"""docs/explain.md shows what its script really prints: each block is made anew, and compared but
-for numbers and paths."""
+"""The pages on debugging show what their scripts really print: each block is made anew, and compared
+but for numbers and paths."""
 
 import dataclasses
 import json
@@ -12,16 +12,25 @@ from pathlib import Path
 import pytest
 from crew import warm_server
 from launchers import nursery, start_launcher
+from pages import WIDTH, unwrapped
 from warm import run_on
 
 from lockstep._base import reports
 
 __all__ = ["nursery", "start_launcher"]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
-SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```(?:text|json)\n(.*?)```", PAGE, flags=re.DOTALL))
+DOCS = Path(__file__).parents[2] / "docs"
+NAMES = ("debug-a-hang", "debug-a-slow-run", "debug-a-crash", "error-messages", "report-fields")
+PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
+TEXT = "\n".join(PAGES.values())
+BLOCKS = re.findall(r"<!-- ([^>]*?) -->\n```(text|json)\n(.*?)```", TEXT, flags=re.DOTALL)
+SHOWN = {command: unwrapped(text) if kind == "text" else text for command, kind, text in BLOCKS}
 FIELDS, KINDS = (
-    dict(re.findall(r"^\| (`.*?`) \| (.*) \|$", re.split(heading, PAGE)[1].split("\n\n")[0], flags=re.MULTILINE))
+    dict(
+        re.findall(
+            r"^\| (`.*?`) \| (.*) \|$", re.split(heading, PAGES["report-fields"])[1].split("\n\n")[0], flags=re.MULTILINE
+        )
+    )
     for heading in (r"\n\| field \| content \|\n", r"\n\| `kind` \| `ranks` \| `cause` \|\n")
 )
 
@@ -40,8 +49,9 @@ def plain(text):
 @pytest.fixture
 def where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sources = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    for name, source in zip(("faults.py", "plain.py", "sums.py", "unused.py"), sources, strict=True):
+    sources = dict(re.findall(r'```python title="(.*?)"\n(.*?)```', TEXT, flags=re.DOTALL))
+    assert sorted(sources) == ["faults.py", "plain.py", "sums.py", "unused.py"]
+    for name, source in sources.items():
         (tmp_path / name).write_text(source)
     return tmp_path
 
@@ -57,6 +67,13 @@ def run(outlives_tests, request, where):
         return done.stdout + done.stderr
 
     return call
+
+
+@pytest.mark.quick
+def test_each_block_is_shown_once_and_fits_the_page():
+    assert len(SHOWN) == len(BLOCKS) > 8
+    wide = [line for _, _, text in BLOCKS for line in text.splitlines() if len(line) > WIDTH]
+    assert wide == []
 
 
 @pytest.mark.quick
