@@ -13,7 +13,11 @@ from warm import run_here
 __all__ = ["nursery", "python_here", "run_here"]
 
 ROOT = Path(__file__).parents[2]
-OWN_TESTS = ("ports.md", "testing.md")  # test_ports.py, test_testing_page.py
+OWN_TESTS = (
+    "ports.md",  # test_ports.py
+    "testing.md",  # test_testing_page.py
+    *("clouds.md", "kubernetes.md", "ray-and-submitit.md"),  # tests/engines
+)
 PAGES = sorted(page for page in (ROOT / "docs" / "how-to").glob("*.md") if page.name not in OWN_TESTS)
 BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.findall(page.read_text())]
