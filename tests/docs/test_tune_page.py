@@ -14,8 +14,7 @@ __all__ = ["nursery", "warm_trials"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
 SHOWN = {
-    command: unwrapped(text)
-    for command, text in re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
+    command: unwrapped(text) for command, text in re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
 }
 IN_EVERY_RUN = ("tuning ", "the script", "no workers", "N workers:", "data-bound", "to apply")
 TRAIN = """
