@@ -45,7 +45,7 @@ def test_a_run_says_what_differs_and_what_starts_anew_and_again_when_it_resumes(
         script.write_text(SCRIPT.format(stops=stops))
         said = lines(python_here("train.py").stdout)
         assert [line for line in said if "train.py:17" in line and "WARNING" in line and "LS102" in line]
-        [carried] = [line for line in said if "on a resume" in line]
+        [carried] = [line for line in said if "team.state(" in line]
         assert "`best` (train.py:20)" in carried
         assert "team.state(best=" in carried
 

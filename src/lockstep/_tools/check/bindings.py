@@ -54,24 +54,24 @@ class Bindings(Methods):
 
     def _set_in_sample(self, target: ast.Attribute | ast.Subscript, source_: ast.AST | None) -> bool:
         """A part of something is set. Returns whether that is a finding: it is of a sample that the
-        data set keeps, and its new value is made of the old one."""
+        dataset keeps, and its new value is made of the old one."""
         base = self.eval(target.value) if self.inside else NOTHING
         if not base.flags & OWNED or source_ is None:
             return False
         if samples.moves_on(target, source_):
             return self._move_sample(target, base)
-        self.state.put((self.frame, ast.unparse(target)), NOTHING, None)  # its old value is gone
+        self.state.put((self.frame, ast.unparse(target)), NOTHING, None)  # its old value is replaced
         return False
 
     def _move_sample(self, target: ast.AST, base: Value) -> bool:
         """A new value of a part of a sample, or of one, is made of the old one. Returns whether the
-        data set keeps it."""
+        dataset keeps it."""
         is_new = (self.frame, ast.unparse(target)) in self.state.cells
         return not is_new and self.change_sample(base, target)
 
     def put_variable(self, name: str, value: Value, write: Write | None) -> None:
         """Bind a variable. One that is bound in a loop first is no state that a resume could lose
-        without a word: where it is read before it is written, Python says so."""
+        unnoticed: where it is read before it is written, Python raises an error."""
         key = self.key_of(name)
         if not self.inside and self.loops:
             if key not in self.state.cells:

@@ -16,6 +16,8 @@ from lockstep._tools.check.files import has_loop, read_script
 from lockstep._tools.check.findings import Finding
 from lockstep._world.machine.sizes import counted
 
+PAGE = "docs/check-codes.md"
+"""The page that explains the codes."""
 _EPILOG = """
 \b
 Examples:
@@ -27,8 +29,9 @@ Examples:
 \b
 Codes:
   LS1..  different results on another number of processes
-  LS2..  starts over on a resume
+  LS2..  reset by a resume, because no checkpoint contains it
   LS3..  a call in the wrong place
+docs/check-codes.md explains each of them, with an example.
 
 To accept a finding, end the line of the script with a comment:
 # lockstep: ok, or # lockstep: ok LS102
@@ -50,15 +53,16 @@ def command(scripts: tuple[Path, ...], as_json: bool) -> None:
 
     Nothing is imported or run. A run reports the same findings when it starts."""
     if not scripts:
-        raise UsageError("no script was given: lockstep check train.py")
+        raise UsageError("no script to check. Pass one: lockstep check train.py", code="check-no-script")
     for script in scripts:
         _check_readable(script)
     read = [script for script in scripts if has_loop(script)]
     if not read:
         names = ", ".join(map(str, scripts))
         raise UsageError(
-            f"there is nothing to read in {names}: neither lockstep.join() nor batch.shards is in it, or in a module beside it "
-            "that it imports. Give the script that trains with lockstep: lockstep check train.py"
+            f"nothing to check in {names}: found neither lockstep.join() nor batch.shards, there or in the modules next to it. "
+            "Pass the script that trains with lockstep: lockstep check train.py",
+            code="check-no-loop",
         )
     findings = [finding for script in read for finding in read_script(script)]
     if as_json:
@@ -72,7 +76,7 @@ def _check_readable(script: Path) -> None:
     try:
         ast.parse(script.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, OSError) as error:
-        raise UsageError(f"{script} cannot be read: {error}") from None
+        raise UsageError(f"cannot read {script}: {error}", code="check-unreadable") from None
 
 
 def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
@@ -81,8 +85,8 @@ def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
         echo(Styled(where, bold=True), ": ", Styled(finding.code, "red"), f" {finding.message}")
         echo(f"    write: {finding.remedy}")
     counts = [
-        (sum(f.differs for f in findings), "changing the answer with the number of processes"),
-        (sum(f.restarts_on_resume for f in findings), "starting over on a resume"),
+        (sum(f.differs for f in findings), "with results that depend on the number of processes"),
+        (sum(f.restarts_on_resume for f in findings), "reset by a resume"),
         (sum(not f.differs and not f.restarts_on_resume for f in findings), "in the wrong place"),
     ]
     said = [f"{number} {what}" for number, what in counts if number]
@@ -90,3 +94,4 @@ def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
         echo(f"nothing found in {counted(len(scripts), 'script')}")
         return
     echo(f"{counted(len(findings), 'finding')}: {', '.join(said)}")
+    echo(f"explanations and examples: {PAGE}")

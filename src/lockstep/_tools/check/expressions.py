@@ -248,7 +248,7 @@ class Expressions(Machine):
         )
 
     def is_of_data_set(self, node: ast.AST) -> bool:
-        """Whether it is an attribute of the data set whose sample is fetched: what is in it are
+        """Whether it is an attribute of the dataset whose sample is fetched: what is in it are
         samples."""
         at = node.value if isinstance(node, ast.Attribute) else None
         return self.data_set is not None and isinstance(at, ast.Name) and self.data_set in self._name(at).objects

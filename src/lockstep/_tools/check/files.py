@@ -1,5 +1,5 @@
-"""The files that are read: a script, and the modules of the user's own beside it. Only here is
-anything opened."""
+"""The files that are checked: a script, and the user's modules next to it. Only this module opens
+files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def read_script(path: Path) -> list[Finding]:
-    """What the reading finds in a script and in the modules of the user's own that it imports:
-    those beside it, and those of its own package. Nothing in files that cannot be read or parsed,
-    and nothing in installed packages."""
+    """The findings in a script and in the user's modules that it imports: modules next to it, and
+    modules of its package. Files that cannot be read or parsed, and installed packages, have no
+    findings."""
     text = _text(path)
     if text is None or _LIBRARIES & {*path.absolute().parts}:
         return []
@@ -26,8 +26,8 @@ def read_script(path: Path) -> list[Finding]:
 
 
 def read_function(path: Path, name: str) -> list[Finding]:
-    """The same of a function that a file defines, or of a method (``Class.method``), as if the file
-    called it at its end."""
+    """The findings in a function that a file defines, or in a method (``Class.method``), as if the
+    file called it at its end."""
     text = _text(path)
     owner, _, method = name.rpartition(".")
     if text is None or not all(part.isidentifier() for part in name.split(".")):

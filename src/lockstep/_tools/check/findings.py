@@ -16,142 +16,145 @@ def join_arguments() -> list[str]:
 
 
 def _argument_meant(name: str) -> str:
-    """Which argument of ``lockstep.join`` is like an unknown one, in words."""
+    """The argument of ``lockstep.join`` that is most like an unknown one, as text."""
     near = difflib.get_close_matches(name, join_arguments(), n=1)
     return f"{near[0]}=..., or another" if near else "one"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of finding. ``{name}`` stands for what the script calls it, ``{read}`` for the place
-    that reads it."""
+    """The words of a kind of finding. ``{name}`` stands for the name in the script, ``{read}`` for
+    the place that reads it."""
 
     message: str
     remedy: str
     of_object: str = ""
-    """The remedy where it is an object of a class of the script (``{cls}``), changed by one of its
-    methods (``{call}``)."""
+    """The remedy for an object of a class of the script (``{cls}``) that one of its methods
+    (``{call}``) changes; empty: ``remedy``."""
 
 
 DIFFERS, RESTARTS = "LS1", "LS2"
-"""The families of codes: another answer on another number of processes; after a resume. (LS3: in
-the wrong place.)"""
+"""The families of codes: results that depend on the number of processes, and values that a resume
+resets. (LS3: code in the wrong place.)"""
 
 RULES = {
     "LS101": Rule(
-        "`{name}` is that of the last shard of this process{read}",
+        "`{name}` has the value of this process's last shard{read}",
         'inside: batch.add({short}={short}); outside: batch["{short}"]',
     ),
     "LS102": Rule(
-        "`{name}` counts the shards of this process only{read}",
-        'inside: batch.add({short}=...), a mean over the global batch; outside: batch["{short}"]. A sum: '
+        "`{name}` counts only this process's shards{read}",
+        'inside: batch.add({short}=...), averaged over the global batch; outside: batch["{short}"]. For a sum: '
         "team.all_reduce(torch.tensor({name})), outside",
     ),
     "LS103": Rule(
-        "`{name}` gets what the shards of this process put into it{read}",
-        "collect inside in a new list, and write outside, of all ranks: for part in team.all_gather_object(found): ...",
-        'inside: batch.add(...); outside: {call}(...) with what batch["..."] is then, the mean over the global batch',
+        "`{name}` collects only this process's shards{read}",
+        "inside: collect in a new list, found; outside: for part in team.all_gather_object(found): ...",
+        'inside: batch.add(...); outside: {call}(...) with the value of batch["..."], the mean over the global batch',
     ),
     "LS104": Rule(
-        "`{name}` is set once a shard of this process{read}",
-        "set it outside (team.step counts steps), or make it a buffer, which is combined over the shards: "
+        "`{name}` is overwritten once per shard of this process{read}",
+        "set it outside (team.step counts steps), or make it a buffer, which lockstep combines over the shards: "
         'self.register_buffer("{short}", ...)',
     ),
     "LS105": Rule(
-        "`{name}` runs on from shard to shard of this process{read}",
+        "`{name}` keeps its state from shard to shard, so its numbers depend on which shards this process runs{read}",
         "draw from torch, numpy.random or random, which lockstep reseeds for each shard; or draw outside",
     ),
     "LS106": Rule(
-        "`{name}` is changed once a shard of this process{read}",
+        "`{name}` is changed once per shard of this process{read}",
         "move it outside of batch.shards, after optimizer.step()",
     ),
     "LS107": Rule(
-        "`{name}` counts what this process alone runs through{read}",
-        "use a value that all processes share: team.step, batch.num_samples, or a column of the data",
+        "`{name}` counts iterations of this process only{read}",
+        "use a value that is equal on all processes: team.step, batch.num_samples, or a column of the data",
     ),
     "LS109": Rule(
         "`{name}` is separate in each process and loader worker{read}",
         "compute it from the sample's index, or fill it before the loop, on all ranks",
     ),
     "LS110": Rule(
-        "the running statistics of `{name}` follow the shards of this process{read}",
+        "the running statistics of `{name}` depend on which shards this process runs{read}",
         "{name} = team.prepare({name}), or {name}.eval()",
     ),
     "LS111": Rule(
-        "which item `{name}` yields follows from the shards before it on this process{read}",
-        "prepare that loader too, and run over zip(batch.shards, other.shards); or call next() outside",
+        "the item that `{name}` yields depends on which shards this process ran before{read}",
+        "prepare that loader too, and loop over zip(batch.shards, other.shards); or call next() outside",
     ),
     "LS112": Rule(
         "`{name}` changes with the number of processes{read}",
-        "leave it out: the batch size in the script is the global one, so nothing has to be scaled",
+        "remove it: the batch size in the script is the global one, so nothing has to be scaled",
     ),
     "LS113": Rule(
-        "`{name}` is changed in place, and the data set keeps it: other processes and loader workers, and resumed runs, do not",
+        "`{name}` is changed in place in the dataset; other processes, loader workers and resumed runs lack the change",
         "change a copy: {whole} = copy.deepcopy({copied}) first; or make a new value under a new name",
     ),
     "LS201": Rule(
-        "`{name}` starts over on a resume{read}",
+        "`{name}` is in no checkpoint, so a resume resets it{read}",
         "state = team.state({short}=...) before the loop, then state.{short}",
     ),
     "LS202": Rule(
-        "`{name}` counts from its start again on a resume{read}",
+        "`{name}` restarts at its first value on a resume{read}",
         "use team.step, which continues",
     ),
     "LS203": Rule(
-        "`{name}` starts over on a resume{read}",
+        "`{name}` is in no checkpoint, so a resume resets it{read}",
         'team.register("{short}", {name})',
         'team.register("{short}", {name}), with state_dict() and load_state_dict() in {cls}; or keep it in team.state()',
     ),
     "LS204": Rule(
-        "`{name}` starts over on a resume{read}",
+        "`{name}` is in no checkpoint, so a resume resets it{read}",
         "{name} = team.prepare({name})",
     ),
     "LS205": Rule(
-        "`{name}` starts over on a resume{read}",
+        "`{name}` is in no checkpoint, so a resume resets it{read}",
         'team.register("{short}", {name})',
     ),
     "LS206": Rule(
-        "`{name}` starts over on a resume{read}",
-        "prepare its loader: then its position is saved",
+        "`{name}` is in no checkpoint, so a resume starts it again{read}",
+        "prepare its loader, so that its position is saved",
     ),
     "LS207": Rule(
-        "`{name}` counts from its start again on a resume, so that the interrupted pass gets too many steps",
-        "for batch in loader.take(n): it counts the steps from before, too",
+        "`{name}` restarts at its first value on a resume, so the interrupted pass gets too many steps",
+        "for batch in loader.take(n): it also counts the steps before the resume",
     ),
     "LS208": Rule(
-        "`{name}` comes from its beginning again on a resume, beside an epoch that goes on{read}",
-        "use what team.epochs(n) yields, which goes on: rates[epoch] for zip(team.epochs(n), rates), epoch for the number of "
-        "enumerate()",
+        "`{name}` restarts at its first value on a resume, while the epoch next to it continues{read}",
+        "use the value that team.epochs(n) yields, which continues: rates[epoch] for zip(team.epochs(n), rates), epoch for the "
+        "number of enumerate()",
     ),
     "LS304": Rule(
-        "`{name}` is made before lockstep.join(): its initial weights do not follow from the run's seed, and differ in each "
+        "`{name}` is made before lockstep.join(), so its initial weights do not depend on the run's seed and differ in each "
         "launch",
         "move lockstep.join() above it, or call torch.manual_seed(...) first",
     ),
     "LS305": Rule(
-        "`{name}` is no argument of lockstep.join(), which refuses it",
-        "{meant} of those that `lockstep run --help` lists",
+        "lockstep.join() has no argument `{name}` and refuses it",
+        "{meant} of the arguments that `lockstep run --help` lists",
     ),
 }
+"""What each code means and what to write instead, in the words of a finding. The page
+``docs/check-codes.md`` is generated from it, with reasons and examples
+(``tests/check/codes_page.py``)."""
 
 
-_GATHERED = "`{name}` is that of the shards of this process only{read}"
+_GATHERED = "`{name}` covers only this process's shards{read}"
 _BY_WAY = {
     ("LS102", "max"): Rule(_GATHERED, 'outside: team.all_reduce(torch.tensor({name}), op="max"), or team.any({name} > ...)'),
     ("LS102", "min"): Rule(_GATHERED, 'outside: team.all_reduce(torch.tensor({name}), op="min"), or team.any({name} < ...)'),
     ("LS102", "or"): Rule(_GATHERED, "outside: {name} = team.any({name})"),
     ("LS102", "and"): Rule(_GATHERED, "outside: {name} = not team.any(not {name})"),
     ("LS103", "cache"): Rule(
-        "the cache of `{name}` keeps what the first shard of this process has drawn{read}",
+        "the cache of `{name}` keeps the random numbers of this process's first shard{read}",
         "fill it before the loop, on all ranks; or draw without the cache",
     ),
     ("LS110", "buffer"): Rule(
-        "a buffer of `{name}` follows the shards of this process{read}",
+        "a buffer of `{name}` depends on which shards this process runs{read}",
         "{name} = team.prepare({name})",
     ),
     ("LS113", "batch"): Rule(
-        "`{name}` is changed in place, and the data set keeps the change where batches stay on the CPU: no other process or "
-        "resumed run has it",
+        "`{name}` is changed in place, and the dataset keeps the change where batches stay on the CPU; other processes and "
+        "resumed runs lack it",
         "change a copy: {whole} = copy.deepcopy({copied}) at the start of the loop over batch.shards; or make a new value "
         "under a new name",
     ),
@@ -161,7 +164,7 @@ _BY_WAY = {
         "state = team.state({short}=...) before the loop",
     ),
     ("LS203", "left out"): Rule(
-        "`{name}` starts over on a resume{read}: its object is registered, but state_dict() leaves it out",
+        "`{name}` is in no checkpoint, so a resume resets it{read}: its object is registered, but state_dict() leaves it out",
         "put {short} into its state_dict() and load_state_dict()",
     ),
     ("LS203", "optimizer"): Rule(
@@ -169,15 +172,15 @@ _BY_WAY = {
         "keep it in self.state, or in an attribute that is a number, a tensor, a generator, or a list or dict of them",
     ),
     ("LS203", "cache"): Rule(
-        "the cache of `{name}` starts over on a resume, with other random numbers{read}",
+        "the cache of `{name}` is in no checkpoint, so a resume draws other random numbers{read}",
         "fill it before the loop; or draw without the cache",
     ),
     ("LS207", "next"): Rule(
-        "`{name}` counts from its start again on a resume, so that the run gets too many steps",
-        "while team.step < n: it counts the steps from before, too",
+        "`{name}` restarts at its first value on a resume, so the run gets too many steps",
+        "while team.step < n: it also counts the steps before the resume",
     ),
 }
-"""What a rule says where the name was changed in one of these ways: see ``Site.how``."""
+"""The words for a code and a way of changing the name (``Site.how``) that need other words."""
 
 
 @dataclass(frozen=True)
@@ -189,26 +192,26 @@ class Finding:
     line: int
     column: int
     name: str
-    """What the script calls it."""
+    """The name in the script."""
     message: str
     remedy: str
-    """What to write instead."""
+    """The code to write instead."""
 
     @property
     def differs(self) -> bool:
-        """Whether the answer is another on another number of processes."""
+        """Whether results depend on the number of processes."""
         return self.code.startswith(DIFFERS)
 
     @property
     def restarts_on_resume(self) -> bool:
-        """Whether a resumed run has lost it."""
+        """Whether a resume resets the value."""
         return self.code.startswith(RESTARTS)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}:{self.column}: {self.code} {self.message}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, as JSON values."""
         return asdict(self)
 
 
@@ -224,8 +227,14 @@ def make(
     read: str = "",
     whole: str = "",
 ) -> Finding:
-    """A finding in its rule's words. ``how``, ``method``: see ``Site``. ``read``: the place that
-    reads it, as ``line 7``. ``whole``: the names of what the name is a part of."""
+    """A finding, in the words of its rule.
+
+    Args:
+        how: the way in which the name is changed (``Site.how``).
+        method: the method that changes an object (``Site.method``).
+        read: the place that reads it, as ``line 7``; empty: unknown.
+        whole: the names of the values of which the name is a part.
+    """
     rule = _BY_WAY.get((code, how)) or RULES[code]
     short = name.rpartition(".")[2] or name
     cls, _, called = method.partition(".")
@@ -248,5 +257,5 @@ def make(
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """By place."""
+    """The findings sorted by path, line and column."""
     return sorted(findings, key=lambda f: (f.path, f.line, f.column, f.code))

@@ -1,4 +1,4 @@
-"""Calls of the script's own functions, classes and objects."""
+"""Calls of functions, classes and objects that the script defines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from lockstep._tools.check.state import State, join
 from lockstep._tools.check.values import DATA, NOTHING, OWNED, RANDOM, Frame, Object, Site, Value, merge, mix
 
 DEEPEST = 12
-"""Calls within calls that are followed."""
+"""The depth of nested calls that are followed."""
 _OF_OBJECTS = ("attribute", "add", "append", "change", "average")
-"""Changes that are told of the whole object, where one of its methods makes them."""
+"""The kinds of changes that a finding attributes to the whole object, where one of its methods
+makes them."""
 
 
 class Functions(Loops):
@@ -24,9 +25,9 @@ class Functions(Loops):
         super().__init__()
         self.active: list[ast.AST] = []
         self.seen: set[int] = set()
-        """Functions that were run."""
+        """The identities of the functions that were run."""
         self.defaults: dict[int, Value] = {}
-        """Values of default arguments, made where the function is defined."""
+        """The values of default arguments, which are made where the function is defined."""
         self.gradient_hooks: list[Object] = []
         self.unknown: ast.Call | None = None
         """The latest call whose effect nothing is known of."""
@@ -258,7 +259,7 @@ class Functions(Loops):
 
     def _module_of(self, site: Site) -> Site:
         """A module changes its buffer: as the loop shows it, by the module that is called there,
-        which is to be prepared."""
+        which the script must prepare."""
         for call, frame, called in self.calls[self.num_calls_around :]:
             name = source.shown(call.func)
             if any(self.is_module(o) and not o.is_prepared for o in called) and not name.startswith("self.forward"):

@@ -1,4 +1,4 @@
-"""What a run says, when it starts, of the script's loop."""
+"""The findings about a script's loop that its run prints when it starts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MOST_SAID = 5
 
 
 class Reading(Instrument):
-    """In every run of the user's own."""
+    """The instrument that checks the script of every run that a user starts."""
 
     @override
     def notices(self, run: Run) -> Iterable[str]:
-        """What is found in the script that this process runs."""
+        """The findings in the script that this process runs, as lines."""
         return () if run.asked else notices(read_main(), resumes=run.config.checkpoint_every != "off")
 
 
 def read_main() -> list[Finding]:
-    """What the reading finds in the script that this process runs. Never an error: a run does not
-    depend on it. In a notebook, which has no file, nothing is found."""
+    """The findings in the script that this process runs. Never raises, since a run does not depend
+    on them. A notebook has no file, so nothing is found."""
     findings: list[Finding] = []
     with contextlib.suppress(Exception):
         file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -37,11 +37,11 @@ def read_main() -> list[Finding]:
 
 
 def notices(findings: Sequence[Finding], *, resumes: bool) -> list[str]:
-    """Lines for the console: a warning for each that makes the answer another on other numbers of
-    processes, then one line for all that starts anew on a resume.
+    """Lines for the console: a warning for each finding with results that depend on the number of
+    processes, then one line for all values that a resume resets.
 
     Args:
-        findings: of the reading.
+        findings: about the script.
         resumes: whether the run is saved at all.
     """
     here = [finding for finding in findings if not finding.restarts_on_resume]
@@ -50,11 +50,11 @@ def notices(findings: Sequence[Finding], *, resumes: bool) -> list[str]:
         for finding in here[:_MOST_SAID]
     ]
     if len(here) > _MOST_SAID:
-        lines.append(f"WARNING: and {len(here) - _MOST_SAID} more: lockstep check {here[0].path}")
+        lines.append(f"WARNING: {len(here) - _MOST_SAID} more findings: lockstep check {here[0].path}")
     carried = [finding for finding in findings if finding.restarts_on_resume]
     if carried and resumes:
-        told = ", ".join(f"`{finding.name}` ({finding.path}:{finding.line})" for finding in carried)
-        lines.append(f"starts over on a resume: {told}. To keep {'it' if len(carried) == 1 else 'them'}: {_remedy(carried)}")
+        names = ", ".join(f"`{finding.name}` ({finding.path}:{finding.line})" for finding in carried)
+        lines.append(f"reset by a resume: {names}. To keep {'it' if len(carried) == 1 else 'them'}: {_remedy(carried)}")
     return lines
 
 
@@ -69,7 +69,7 @@ def _remedy(carried: Sequence[Finding]) -> str:
 
 
 def from_here(path: Path) -> Path:
-    """A path as it is shown: relative to the working directory, if it is in there."""
+    """A path for the user: relative to the working directory, if it is inside."""
     with contextlib.suppress(ValueError, OSError):
         return path.absolute().relative_to(Path.cwd())
     return path

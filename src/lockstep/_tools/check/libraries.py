@@ -116,8 +116,8 @@ class Libraries(Teams):
 
     @override
     def of_process(self, about: Iterable[str], node: ast.AST, otherwise: Value = NOTHING) -> Value:
-        """What says how many processes there are, or which this is: names of environment variables
-        say what."""
+        """A value that depends on the number of processes, or on which this is. ``about``: the names
+        of environment variables with that meaning."""
         value = otherwise
         if "WORLD_SIZE" in about:
             value = mix((value, Value.made(WORLD, self.place(node, ast.unparse(node)[:40], "world"))))
@@ -164,7 +164,7 @@ class Libraries(Teams):
         return mix(found)
 
     def read_data_set(self, data: Value) -> Value:
-        """Run what loader workers run: each has objects of its own, as each process has. Returns a
+        """Run what loader workers run: each has separate objects, as each process has. Returns a
         sample."""
         rows = []
         for target in data.objects:
@@ -234,7 +234,7 @@ class Libraries(Teams):
         return Value.of(made)
 
     def all_objects(self, value: Value, depth: int = 3) -> set[Object]:
-        """The objects in a value, and in what it holds."""
+        """The objects in a value, and in its content."""
         found = set(value.objects)
         for item in value.items or ():
             found |= self.all_objects(item, depth - 1) if depth else set()
@@ -336,8 +336,8 @@ class Libraries(Teams):
         return used
 
     def _by_name(self, name: str, node: ast.Call, args: list[Value]) -> Value | None:
-        """``getattr`` and ``setattr`` of names that stand in the script. None: it is not known
-        which."""
+        """``getattr`` and ``setattr`` of names that are constants of the script. None: the name is
+        unknown."""
         found = []
         for attribute in sorted(filter(str.isidentifier, args[1].texts)):
             target = ast.copy_location(ast.Attribute(node.args[0], attribute, ast.Load()), node)

@@ -13,9 +13,9 @@ from lockstep._tools.check.state import State, join
 from lockstep._tools.check.values import DATA, NOTHING, NUMBER, OWNED, Frame, Object, Value, merge
 
 SHARDS, BATCHES, EVALUATION, EPOCHS = "shards", "batches", "evaluation", "epochs"
-"""What a loop may run over, besides everything else."""
+"""The kinds of loops that matter; any other has the kind ``""``."""
 _LOADERS = {"loader", "opaque", "list", "iterator", "instance", "stream"}
-"""Kinds of objects that yield batches once they are prepared."""
+"""The kinds of objects that yield batches once they are prepared."""
 
 
 class Jumps:
@@ -96,7 +96,7 @@ class Loops(Expressions):
         return Value.made(element.flags, element.sites, (number, element)), kind
 
     def _cut_short(self, node: ast.AST, how: str = "") -> None:
-        """A loop over steps ends by a count of its own."""
+        """A loop over steps ends by a count of the script."""
         if not self.in_step and not self.inside:
             self.report.add("LS207", self.site(node, ast.unparse(node)[:40], how))
 
@@ -113,7 +113,7 @@ class Loops(Expressions):
         return NOTHING
 
     def _beside_epochs(self, item: Value, node: ast.AST, target: ast.AST | None) -> Value:
-        """What comes from the beginning again while ``team.epochs`` goes on."""
+        """An item that restarts at its first value on a resume, while ``team.epochs`` continues."""
         if self.in_step or self.inside:
             return item
         names = [target] if target is None or not isinstance(target, (ast.Tuple, ast.List)) else target.elts

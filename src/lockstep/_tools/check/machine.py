@@ -28,18 +28,18 @@ from lockstep._tools.check.values import (
 )
 
 MOST_WORK = 400_000
-"""Expressions looked at before the reading gives up, with what it has found: far more than any
-script needs."""
+"""The number of expressions after which the check stops, with what it has found. No real script
+needs nearly as many."""
 
 _UNWRITTEN = {"team", "loader", "batch", "evaluation", "function", "class", "file", "external", "clock", "method", "shards"}
-"""Kinds of objects that a variable may be bound to anew without that being a state of the
+"""The kinds of objects that a variable may be bound to again without that being state of the
 script."""
 _UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external", "file", "function", "class", "method"}
-"""Kinds of objects whose changes in part are no state of the script, or another's to keep."""
+"""The kinds of objects whose partial changes are no state of the script, or are kept elsewhere."""
 _HELD = {"instance", "module", "tensor", "opaque", "list", "dict", "set", "deque", "draws"}
-"""Kinds of objects that are in a checkpoint where what is registered holds them."""
+"""The kinds of objects that are in a checkpoint if a registered object contains them."""
 _PLAIN = {"tensor", "list", "dict", "set", "deque", "draws"}
-"""Those that are in a checkpoint where a prepared optimizer holds them."""
+"""The kinds of objects that are in a checkpoint if a prepared optimizer contains them."""
 
 
 class TooMuch(Exception):  # noqa: N818
@@ -58,21 +58,21 @@ class Machine(Reading):
         self.in_step = False
         self.in_data_set = False
         self.data_set: Object | None = None
-        """The data set whose ``__getitem__`` runs."""
+        """The dataset whose ``__getitem__`` runs."""
         self.shard_names: list[str] = []
-        """What the loop over shards that runs binds."""
+        """The names that the running loop over shards binds."""
         self.control: frozenset[Site] = frozenset()
-        """On what it depends that this statement runs."""
+        """The sites on which it depends whether this statement runs."""
         self.control_flags = 0
         self.report = Report()
         self.made: dict[int, Object] = {}
         self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
-        """Calls of the script's own functions that are running: where, and of which object's
+        """The calls of the script's functions that are running: where, and of which object's
         methods."""
         self.num_calls_around = 0
-        """How many of them are around the innermost loop over shards, steps or epochs."""
+        """The number of these calls around the innermost loop over shards, steps or epochs."""
         self.begun: list[Object] = []
-        """Objects whose ``__init__`` is running: what it sets is no change of theirs."""
+        """The objects whose ``__init__`` is running: what it sets is no change of them."""
         self.work = 0
         self.has_joined = False
         self.is_seeded = False
@@ -90,8 +90,8 @@ class Machine(Reading):
         return made
 
     def keep(self, held: Iterable[Object]) -> None:
-        """Checkpoints hold these objects, and what they hold: what they are given later is kept
-        then (see ``hold``)."""
+        """Mark these objects, and their content, as being in checkpoints. ``hold`` marks what they
+        are assigned later."""
         waiting = [target for target in held if not target.is_kept]
         while waiting:
             target = waiting.pop()
@@ -106,7 +106,7 @@ class Machine(Reading):
             waiting += [o for o in inner if o.kind in _HELD and not o.is_kept]
 
     def hold(self, place: Object, value: Value, name: str = "") -> None:
-        """An object is given another to hold."""
+        """Note that an object contains another one from now on."""
         if place.holds_state(name):
             kinds = _PLAIN if place.is_optimizer() else _HELD
             self.keep(o for part in (value, *(value.items or ())) for o in part.objects if o.kind in kinds)
@@ -120,7 +120,7 @@ class Machine(Reading):
         return write.stale
 
     def look(self, cell: Cell) -> Value:
-        """What a location holds, as a value that depends on those who wrote it earlier, or
+        """The value at a location, which depends on the sites that wrote it earlier, or
         elsewhere."""
         if not cell.writes:
             return cell.value
@@ -158,7 +158,7 @@ class Machine(Reading):
     # ------------------------------------------------------------------------------------------------------------
 
     def site(self, node: ast.AST, name: str, how: str) -> Site:
-        """This place."""
+        """The site of a node."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
         frame: Frame | None = self.frame
         while frame is not None and frame.definition is None:
@@ -167,7 +167,7 @@ class Machine(Reading):
         return Site(self.frame.path, line, column, name, how, bool(self.inside), scope)
 
     def place(self, node: ast.AST, name: str, how: str) -> frozenset[Site]:
-        """This place, as one of which each process has its own."""
+        """The site of a node whose value is separate in each process."""
         return frozenset((self.site(node, name, how)._replace(inside=True),))
 
     def write(self, node: ast.AST, name: str, how: str, value: Value, *, own: bool = False) -> Write | None:
@@ -227,7 +227,7 @@ class Machine(Reading):
         self.state.add((target, CONTENT), value, self.write(node, name, how, value, own=own))
 
     def replace(self, target: Object, node: ast.AST, name: str, value: Value) -> None:
-        """All of an object changes."""
+        """Note that the whole content of an object changes."""
         if target.is_prepared or (target.is_kept and not self.inside):
             return
         how = "average" if target.is_copy or target.kind == "module" else "buffer" if target.is_buffer else "change"
@@ -235,8 +235,8 @@ class Machine(Reading):
         self.state.put((target, CONTENT), value, self.write(node, self.name_of(target) or name, how, value))
 
     def renew(self, target: Object, node: ast.AST, name: str, value: Value) -> None:
-        """An item changes that every shard writes anew, such as what a hook notes under a layer's
-        name."""
+        """Note that an item changes which every shard writes again, such as what a hook notes under
+        a layer's name."""
         cell = self.state.get((target, CONTENT))
         place = self.from_loop(self.site(node, name, "change"))[:3]
         if cell is not None:
@@ -245,8 +245,8 @@ class Machine(Reading):
         self.change(target, node, name, "change", value, own=False)
 
     def change_sample(self, value: Value, node: ast.AST) -> bool:
-        """A sample, or a part of one, is changed in place. Returns whether it is one that the data
-        set keeps."""
+        """Note that a sample, or a part of one, is changed in place. Returns whether the dataset
+        keeps it."""
         if not (value.flags & OWNED and self.inside):
             return False
         how, whole = ("", self._whole_sample(node)) if self.in_data_set else ("batch", self._whole_batch(node))
@@ -259,15 +259,15 @@ class Machine(Reading):
         return root if root in self.shard_names else ", ".join(self.shard_names)
 
     def _whole_sample(self, node: ast.AST) -> str:
-        """What to copy in a function of a data set: not what a loop in it binds, since the copy
-        would be lost behind that."""
+        """The names to copy in a function of a dataset: not what a loop in it binds, since the copy
+        would be lost after that loop."""
         root, definition = source.root(node), self.frame.definition
         loops = [part for part in source.walk(definition) if isinstance(part, ast.For)] if definition is not None else []
         outer = [source.root(loop.iter) for loop in loops if root in source.bound_names(loop.target)]
         return "sample" if root == "self" else next(filter(None, outer), root)
 
     def owned(self, value: Value, depth: int = 3) -> bool:
-        """Whether there is something in a value that the data set keeps."""
+        """Whether a value contains something that the dataset keeps."""
         if value.flags & OWNED or not depth:
             return bool(value.flags & OWNED)
         cells = [self.state.get((o, CONTENT)) for o in value.objects if o.kind in _HELD]
@@ -275,14 +275,14 @@ class Machine(Reading):
         return any(self.owned(part, depth - 1) for part in inner)
 
     def change_items(self, target: Object, value: Value, write: Write | None) -> None:
-        """Any item of a dict may change, also those that are known by a constant."""
+        """Note that any item of a dict may change, including items under constant keys."""
         for owner, name in list(self.state.cells):
             if owner is target and name != CONTENT:
                 self.state.add((target, name), value, write)
 
     def name_of(self, target: Object, frame: Frame | None = None) -> str:
-        """The variable that has held an object, or what it is in, for longest: of this frame or one
-        around it."""
+        """The first variable, of this frame or one around it, whose value is an object, or contains
+        it."""
         frame = frame or self.frame
         while frame is not None:
             for (owner, name), cell in self.state.cells.items():
@@ -306,11 +306,11 @@ class Machine(Reading):
     # -----------------------------------------------------------------------------------------------------------
 
     def sink(self, value: Value, node: ast.AST, kind: str) -> None:
-        """The answer, or what the user sees, depends on a value.
+        """Note a use of a value that matters: results, or what the user sees, depend on it.
 
         Args:
-            value: which.
-            node: where.
+            value: the value.
+            node: the place of the use.
             kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``,
                 ``decision`` (of all ranks), ``save``, ``print`` or ``return``.
         """
@@ -321,7 +321,7 @@ class Machine(Reading):
                 self.report.add(code, site, Use(self.frame.path, node, bool(self.inside)))
 
     def find(self, code: str, node: ast.AST, name: str) -> None:
-        """A finding that needs no reader."""
+        """Note a finding that no use has to follow."""
         self.report.add(code, self.site(node, name, ""))
 
     # -- where it is
@@ -329,7 +329,7 @@ class Machine(Reading):
 
     @contextmanager
     def under(self, test: Value) -> Iterator[None]:
-        """What runs here depends on this."""
+        """Run statements whose execution depends on a test."""
         before = self.control, self.control_flags
         self.control |= frozenset(site for site in test.sites if site.how != "world")
         self.control_flags |= test.flags
@@ -339,7 +339,8 @@ class Machine(Reading):
             self.control, self.control_flags = before
 
     def over_shards(self, node: ast.AST, body: Callable[[], None]) -> None:
-        """Run what runs once a shard: twice, so that the second sees what the first has left."""
+        """Run the body of a loop over shards twice: the second time reads what the first has
+        written, as one shard reads what an earlier one has."""
         number, before, loops = id(node), self.inside, self.loops
         self.loops = (*loops, number)
         around, self.num_calls_around = self.num_calls_around, len(self.calls)

@@ -1,4 +1,4 @@
-"""What the reading knows of names: of PyTorch's, of Python's, and of lockstep's own."""
+"""What the check knows about names of PyTorch, Python and lockstep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMPTYING = words(
     clear zero_ fill_ copy_ reset load_state_dict set_ manual_seed seed normal_ uniform_
     """
 )
-"""Those that leave nothing of what was there."""
+"""The methods that leave nothing of the old content."""
 NOT_IN_PLACE = {"requires_grad_", "unscale_", "share_memory_", "clip_grad_norm_"}
 TAKING = {"popleft", "get", "get_nowait", "popitem"}
 SAME_OBJECT = words(
@@ -80,7 +80,7 @@ OF_PROCESS = {
     "torch.distributed.get_rank": ("RANK",),
 }
 VARIABLES = {"os.getenv", "os.environ.get", "os.environ.pop", "os.environ.setdefault"}
-"""What gives an environment variable."""
+"""The calls that return an environment variable."""
 SYNCHRONISED = re.compile(r"(torchmetrics|torcheval|ignite)\b")
 """Libraries whose objects reduce over ranks by themselves."""
 WRAPPERS = {"tqdm", "trange", "track", "progress_bar", "list", "tuple", "iter", "reversed", "Progress"}
@@ -122,8 +122,8 @@ def is_harmless(name: str) -> bool:
 
 
 def kind_of(name: str) -> str | None:
-    """What a call of this name does with what it is given: see ``Machine.sink``. None: it makes a
-    picture of it."""
+    """The kind of use that a call of this name makes of its arguments, as ``Machine.sink`` has them;
+    None: it makes a picture of them."""
     if _PICTURE.search(name) or _BARS.search(name):
         return None
     if _SAVING.search(name):

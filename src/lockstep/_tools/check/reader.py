@@ -38,7 +38,7 @@ class Reader(Statements):
         self.texts: dict[str, str] = {}
 
     def read(self, path: str, text: str) -> None:
-        """Read a script. Nothing is said of what cannot be parsed."""
+        """Read a script. One that cannot be parsed has no findings."""
         tree = self.look_ahead(path, text)
         if tree is None or not self.uses_lockstep:
             return

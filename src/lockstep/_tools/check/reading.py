@@ -1,5 +1,5 @@
-"""What the parts of a reading ask of each other: each part inherits from the one before, and all
-run on one another."""
+"""The methods that the parts of the interpreter call on each other. Each part inherits from the one
+before, and all call methods of later ones."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def in_state(self, target: Object) -> frozenset[str] | None:
-        """The attributes that the ``state_dict()`` of an object of the script's holds; None: all,
-        or it is not known."""
+        """The attributes that the ``state_dict()`` of an object of the script's contains; None: all,
+        or unknown."""
 
     @abc.abstractmethod
     def iterate(self, node: ast.AST, target: ast.AST | None = None) -> tuple[Value, str]:
@@ -49,8 +49,8 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def served(self, loader: Object) -> Value:
-        """That on which it depends what a loader yields next: what its data set and its sampler are
-        by now."""
+        """The value on which a loader's next item depends: the present state of its dataset and
+        sampler."""
 
     @abc.abstractmethod
     def call(self, node: ast.Call) -> Value:
@@ -66,8 +66,7 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def written(self, value: Value) -> Value:
-        """What stands in a text for a value: for an object of the script, what its ``__str__``
-        makes of it."""
+        """The value as text: for an object of the script, what its ``__str__`` returns."""
 
     @abc.abstractmethod
     def of_method(
@@ -81,7 +80,7 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def of_process(self, about: Iterable[str], node: ast.AST, otherwise: Value = NOTHING) -> Value:
-        """What says how many processes there are, or which this is."""
+        """A value that depends on the number of processes, or on which this is."""
 
     @abc.abstractmethod
     def builtin(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
@@ -89,7 +88,7 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def drawn(self, target: Object, node: ast.AST, shown: str) -> Value:
-        """What is drawn from a generator, which goes on by that."""
+        """The number drawn from a generator, which moves on."""
 
     @abc.abstractmethod
     def next(self, target: Object, node: ast.AST, shown: str) -> Value:

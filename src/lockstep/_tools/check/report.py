@@ -1,5 +1,4 @@
-"""What a reading has found: which uses of what was written elsewhere are findings, and one finding
-for each name."""
+"""Turns uses of values that were written elsewhere into findings, one for each name."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ _CODES_OUTSIDE = {
     "number": "LS202",
     "beside epochs": "LS208",
 }
-"""The codes of findings by how a name was changed: see ``Site.how``."""
+"""The codes of findings for each way in which a name is changed (``Site.how``)."""
 
 
 def code_of(site: Site, kind: str, *, is_control: bool) -> str | None:
@@ -78,7 +77,7 @@ class Use(NamedTuple):
 
 
 _Rank = tuple[int, bool, bool, int, int, str, int, str]
-"""Of several findings about one name, that with the least is kept."""
+"""The rank of a finding: of several about one name, the least is kept."""
 
 
 class Report:
@@ -100,7 +99,7 @@ class Report:
             self._found[key] = rank, make(code, *site[:4], how=site.how, method=site.method, read=read, whole=whole)
 
     def findings(self) -> list[Finding]:
-        """All, by place."""
+        """All findings, sorted by place."""
         return in_order(finding for _, finding in self._found.values())
 
 

@@ -53,7 +53,7 @@ def is_moving(method: ast.Attribute) -> bool:
 
 
 def changes_argument(name: str, node: ast.AST) -> bool:
-    """Whether a function of a library changes what it is given first, and more so each time."""
+    """Whether a function of a library changes its first argument, and again with each call."""
     last = name.rpartition(".")[2]
     if last == "shuffle" and name.startswith(("random.", "numpy.random.")):
         return True

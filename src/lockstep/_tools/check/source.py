@@ -19,7 +19,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes of some statements, without those of functions and classes that are defined
+    """All nodes of some statements, without the nodes in functions and classes that are defined
     there."""
     stack = list(body)
     while stack:
@@ -60,8 +60,8 @@ def is_cached(function: ast.AST) -> bool:
 
 
 def own_attributes(method: ast.AST) -> set[str] | None:
-    """The attributes of its object that a method speaks of; None: it may be any, by ``vars(self)``
-    or a method of its own."""
+    """The attributes of its object that a method names; None: it may use any, by ``vars(self)`` or
+    by another method of the object."""
     arguments: list[ast.arg] = method.args.args  # type: ignore[attr-defined]
     name = arguments[0].arg if arguments else ""
     parts = list(walk(method))
@@ -136,7 +136,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def shown(node: ast.AST) -> str:
-    """A target as a finding names it: what it changes, without what stands in brackets."""
+    """A target as a finding names it: what it changes, without what is in brackets."""
     while isinstance(node, (ast.Subscript, ast.Call)):
         node = node.value if isinstance(node, ast.Subscript) else node.func
         if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Call, ast.Subscript)):
@@ -147,12 +147,12 @@ def shown(node: ast.AST) -> str:
 
 @cache
 def reads_shards(node: ast.AST) -> bool:
-    """Whether ``.shards`` stands in it."""
+    """Whether ``.shards`` is part of a node."""
     return any(isinstance(part, ast.Attribute) and part.attr == "shards" for part in walk(node))
 
 
 def shards_read_of(body: Iterable[ast.AST], names: set[str]) -> set[str]:
-    """Those of these names whose ``.shards`` is read."""
+    """The names, of ``names``, whose ``.shards`` is read."""
     called = [called_names(statement) for statement in body]
     return {name for name in names if any(f"{name}.shards" in found for found in called)}
 

@@ -1,4 +1,4 @@
-"""What all locations of a script may hold at one point of its execution."""
+"""What all locations of a script may contain at one point of its execution."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class State:
         return State(dict(self.cells))
 
     def get(self, key: Key) -> Cell | None:
-        """What a location holds."""
+        """The cell of a location; None: nothing is known of it."""
         return self.cells.get(key)
 
     def put(self, key: Key, value: Value, write: Write | None) -> None:
-        """Replace what a location holds."""
+        """Replace the content of a location."""
         self.cells[key] = Cell(value, frozenset() if write is None else frozenset((write,)))
 
     def add(self, key: Key, value: Value, write: Write | None) -> None:
-        """Change what a location holds in part: what was written there before counts, too."""
+        """Change the content of a location in part: earlier writes count as well."""
         before = self.cells.get(key)
         if before is None:
             self.put(key, value, write)
@@ -44,13 +44,13 @@ class State:
         self.cells[key] = Cell(merge((before.value, value)), writes)
 
     def forget(self, owner: Object | Frame) -> None:
-        """An object, or a function's variables, are made anew."""
+        """Note that an object, or a function's variables, are made again."""
         for key in [key for key in self.cells if key[0] is owner]:
             del self.cells[key]
 
     def age(self, loop: int) -> None:
-        """A loop begins another iteration, or has ended: what was written in it is of an earlier
-        one."""
+        """Note that a loop begins another iteration, or is finished: what was written in it is from
+        an earlier one now."""
         for key, cell in self.cells.items():
             if cell.writes and any(not write.stale and loop in write.loops for write in cell.writes):
                 aged = frozenset(write._replace(stale=True) if loop in write.loops else write for write in cell.writes)
@@ -58,7 +58,8 @@ class State:
 
 
 def join(states: Iterable[State]) -> State | None:
-    """What may hold where several ways meet. None: none of them leads there."""
+    """The state where several ways meet: what may be true on any of them. None: no way leads
+    there."""
     result: dict[Key, Cell] | None = None
     for state in states:
         if result is None:

@@ -119,9 +119,11 @@ class Teams(Functions):
 
 
 def _is_of_any(site: Site, test: ast.AST, *, negated: bool = False) -> bool:
-    """Whether that a test holds on any rank follows from all shards, however they are dealt out:
-    the greatest of each rank's values is above a bound on any rank just if that of all is. Not so:
-    the greatest below a bound, or the last."""
+    """Whether the result of ``team.any(test)`` is the same however the shards are assigned to ranks.
+
+    It is so for the greatest value above a bound: some rank's greatest is above it exactly if the
+    greatest of all shards is. It is not so for the greatest value below a bound, or the last value.
+    """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _is_of_any(site, test.operand, negated=not negated)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if negated else ast.Or):

@@ -1,4 +1,4 @@
-"""What the reading knows of a value, of an object, and of a place in the script that changes
+"""What the interpreter knows of a value, of an object, and of a place in the script that changes
 one."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from lockstep._tools.check import names
 
 DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, WORLD, OWNED = (1 << bit for bit in range(8))
-"""Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the
-time; of the rank, or of what was gathered from all; a number that counts this process's shards; of
-the number of processes; a sample, or a part of one, that the data set keeps and has handed out
+"""The flags of a value: made of a shard's samples; of their number; of random numbers; of the time;
+of the rank, or of what was gathered from all ranks; a number that counts this process's shards; made
+of the number of processes; a sample, or a part of one, that the dataset keeps and has returned
 itself (not what is computed from it)."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
@@ -33,41 +33,41 @@ class Site(NamedTuple):
     (an attribute to an object of a library), ``average`` (a copy of a model), ``draw`` (a
     generator), ``next`` (an iterator), ``number`` (of enumerate), ``beside epochs`` (of enumerate
     or zip), ``shard number``, ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an
-    optimizer holds), ``left out`` (of a ``state_dict()``), ``worker``, ``world``, ``data set``."""
+    optimizer contains), ``left out`` (of a ``state_dict()``), ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0
     """The function in which it is."""
     method: str = ""
-    """Of a change to an object of a class of the script: what is called in the loop, such as
-    ``Meter.update``."""
+    """The method that the loop calls, such as ``Meter.update``, of a change to an object of a class
+    of the script."""
 
 
 class Write(NamedTuple):
-    """A site that may have written what a location holds now."""
+    """A site that may have written the present content of a location."""
 
     site: Site
     loops: tuple[int, ...]
     """The loops, from outside to inside, in whose bodies it ran."""
     stale: bool = False
-    """Whether one of them has begun another iteration, or has ended, since."""
+    """Whether one of the loops has begun another iteration, or finished, since."""
     slight: bool = False
     """Only a number of samples: what later shards keep of it is mostly a cache by shape."""
 
 
 class Value(NamedTuple):
-    """What an expression may be."""
+    """The possible values of an expression."""
 
     objects: frozenset[Object] = frozenset()
     flags: int = 0
     sites: frozenset[Site] = frozenset()
-    """Where that on which it depends was written: by another shard of this process, or in an
+    """The sites on which the value depends: writes of another shard of this process, or of an
     earlier step."""
     items: tuple[Value, ...] | None = None
-    """Of a tuple that is spelled out."""
+    """The values of a tuple that is spelled out; None: it is no such tuple."""
     texts: frozenset[str] = frozenset()
-    """What it may be, if it is a text that stands in the script: names of attributes are found by
-    it."""
+    """The possible texts, if the value is a constant text of the script: names of attributes are
+    found by it."""
 
     @staticmethod
     def of(*objects: Object) -> Value:
@@ -76,24 +76,24 @@ class Value(NamedTuple):
 
     @staticmethod
     def made(flags: int = 0, sites: frozenset[Site] = frozenset(), items: tuple[Value, ...] | None = None) -> Value:
-        """What was computed, and is no object that others hold, too."""
+        """A computed value, which is no object that other variables share."""
         return Value(frozenset(), flags, sites, items)
 
     def plain(self) -> Value:
-        """What is computed from it: it depends on the same, and is no object that others hold,
-        too."""
+        """The value of a computation with this one: it depends on the same, and is no object that
+        other variables share."""
         if not self.objects and self.items is None and not self.flags & OWNED:
             return self
         return Value.made(self.flags & ~OWNED, self.sites)
 
     def own(self) -> Value:
-        """The same, of which the data set keeps nothing."""
+        """The same value, of which the dataset keeps nothing."""
         items = None if self.items is None else tuple(item.own() for item in self.items)
         return self._replace(flags=self.flags & ~OWNED, items=items)
 
 
 class Cell(NamedTuple):
-    """What a location holds."""
+    """The content of a location, and what may have written it."""
 
     value: Value
     writes: frozenset[Write] = frozenset()
@@ -113,16 +113,16 @@ class Object:
     definition: ast.AST | None = None
     frame: Frame | None = None
     owner: Object | None = None
-    """Of a bound method."""
+    """The object of a bound method."""
     bases: list[Object] = field(default_factory=list)
     children: set[Object] = field(default_factory=set)
     is_prepared: bool = False
     is_kept: bool = False
-    """Whether checkpoints hold it."""
+    """Whether it is in checkpoints."""
     in_state: frozenset[str] | None = None
     """The attributes of which its ``state_dict()`` speaks. None: all, or it is not known."""
     hands_out: bool = False
-    """Whether a loader's batches are samples that its data set keeps, and no copies."""
+    """Whether a loader's batches are samples that its dataset keeps, and no copies."""
     is_copy: bool = False
     is_buffer: bool = False
     has_statistics: bool = False
@@ -131,9 +131,9 @@ class Object:
     given: set[str] = field(default_factory=set)
     """Attributes that were set from outside of its class."""
     is_early: bool = False
-    """Whether it was made before ``join()``, with random numbers that nobody has seeded."""
+    """Whether it was made before ``join()``, with random numbers that were not seeded."""
     arguments: tuple[list[Value], dict[str, Value]] | None = None
-    """Of a call of a generator function, which runs when it is iterated."""
+    """The arguments of a call of a generator function, which runs when it is iterated."""
 
     def library_classes(self) -> set[str]:
         """The names of the classes of libraries from which an instance's class inherits."""
@@ -150,8 +150,8 @@ class Object:
         return self.kind == "instance" and any(map(names.OPTIMIZERS.match, self.library_classes()))
 
     def holds_state(self, name: str = "") -> bool:
-        """Whether what it is given, as this attribute, is in checkpoints, too: by its
-        ``state_dict()``, or, of an optimizer, if it is plain."""
+        """Whether a value that is assigned to this attribute is in checkpoints: by the object's
+        ``state_dict()``, or, for an optimizer, if the value is plain."""
         if not name or self.in_state is None or name in self.in_state:
             return self.is_kept and (not self.is_prepared or self.is_optimizer())
         return False
@@ -218,7 +218,7 @@ def mix(values: Iterable[Value]) -> Value:
 
 
 def text(parts: Sequence[Value]) -> frozenset[str]:
-    """What texts side by side make, if all of them stand in the script."""
+    """The possible concatenations of texts, if all of them are constants of the script."""
     found = frozenset(
         "".join(chosen) for chosen in itertools.islice(itertools.product(*(p.texts for p in parts)), _MOST_TEXTS)
     )

@@ -5,7 +5,7 @@ The kernel's count of context switches tells it. A thread that wants the lock as
 5 ms, so the sampler's thread, which otherwise sleeps most of the time, gives up its processor some
 200 times a second::
 
-    sampler's thread         looks, sleeps 0.5 s      ~10 switches/s   and writes records: not late
+    sampler's thread         looks, sleeps            10 to 30 switches/s, and writes records: not late
     ... waits for the GIL    sem_timedwait(5 ms) ...  ~200 switches/s  and no record: C code holds it
     ... has no processor     runnable, never runs     ~0 switches/s    and no record: unknown
 
@@ -37,14 +37,13 @@ from lockstep._base.tracebacks.frames import Frame
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used by nothing else. It kills a process that does not handle it, and is never sent to one."""
-_LEAST_PER_S = 20.0
-"""The least number of switches per second that proves that a thread waits for the lock, even on a
-machine with far too much to do. A sampler that runs has fewer than 20, and writes records."""
+_LEAST_PER_S = 40.0
+"""The number of switches per second from which a thread counts as waiting for the lock. A sampler
+next to busy Python code has 20 to 30, since it waits for the lock whenever it wakes."""
 _PROBES, _MOST_PROBES, _PROBE_S = 5, 20, 0.05
 """The number of probes in a row that must show the wait, of how many, and the seconds of each."""
 _LEAST_OF_PROBE = 2
-"""The least number of switches in a probe. It is stricter than ``_LEAST_PER_S``, since the signal
-may reach no thread that runs Python code."""
+"""The least number of switches in a probe."""
 _ANSWER_S = 1.0
 _POLL_S = 0.02
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
