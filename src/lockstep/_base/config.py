@@ -135,12 +135,12 @@ class RunConfig:
 
     docs/balance.md describes it."""
     seed: int | None = option(None, group=TRAINING, least=0, most=2**63 - 1, metavar="N")
-    """Seed for all random numbers. [default: the script's torch.manual_seed(), else 0]
+    """Seed for all random numbers. [default: the script's torch.manual_seed(), otherwise 0]
 
     The script's seed is that of a ``torch.manual_seed`` before ``join`` (below 2**32). A seed
     passed to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
     threads: int | None = option(None, group=PROCESSES, least=1, most=2**14, metavar="N")
-    """CPU threads per process. [default: OMP_NUM_THREADS, else cores / shards]
+    """CPU threads per process. [default: OMP_NUM_THREADS, otherwise cores / shards]
 
     For PyTorch, NumPy's BLAS and OpenMP. The default is independent of the number of processes and
     machines, since threads can change the last bits."""
@@ -157,7 +157,7 @@ class RunConfig:
     """Strategy dp only: dimension along which inputs and results are split over the GPUs. [default:
     0]"""
     backend: str = option("auto", group=PROCESSES, choices=BACKENDS)
-    """Communication library. [default: auto (nccl if each process has its own GPU, else gloo)]
+    """Communication library. [default: auto (nccl if each process has its own GPU, otherwise gloo)]
 
     ``mpi`` requires a PyTorch built with it."""
     init_method: str | None = option(None, group=PROCESSES, metavar="URL")
@@ -184,7 +184,7 @@ class RunConfig:
     Gradients are then reduced after the backward pass rather than during it. (Not needed if some
     parameters are unused in the first step, which is detected.)"""
     progress: str = option("auto", group=TRAINING, choices=PROGRESS_STYLES)
-    """Progress display. [default: auto (bar on a terminal, else plain lines)]"""
+    """Progress display. [default: auto (bar on a terminal, otherwise plain lines)]"""
     track: str | Sequence[str] | None = option(None, group=TRAINING, metavar="NAME[,NAME]")
     """Experiment trackers: tensorboard, wandb (wandb:PROJECT sets the project), trackio, or another
     module with the same interface; off disables them. [default: tensorboard if installed]

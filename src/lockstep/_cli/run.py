@@ -52,8 +52,8 @@ Exit status:
   76   --audit found a wrong result
   130  stopped by Ctrl-C
   143  stopped by SIGTERM; nothing was saved
-  else the exit status of the first failed process: that of the script,
-       128 + the signal that killed it, or 1
+  other: the exit status of the first failed process (the script's,
+       128 + the signal that killed it, or 1)
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. With init_method env://, they open PyTorch's TCP
 store, which listens on all network interfaces. On one machine, scripts that call lockstep.join() open no port to the

@@ -25,7 +25,7 @@ class LaunchOptions:
 
     nproc_per_node: str | int | None = option(None, "--nproc-per-node", "--nproc", group=PROCESSES, metavar="N")
     """Processes per machine: a number, gpu (one per CUDA GPU), cpu (one per core), or auto (gpu if
-    available, else cpu). [default: one per CUDA GPU, else one]"""
+    available, otherwise cpu). [default: one per CUDA GPU, otherwise one]"""
     is_module: bool = option(False, "-m", "--module", group=PROCESSES)
     """Run SCRIPT as a module, like python -m."""
     max_restarts: int = option(0, group=PROCESSES, metavar="N")

@@ -82,21 +82,21 @@ def in_results(
         return None
     values = (first.leaves.get(place, _NOT_THERE), second.leaves.get(place, _NOT_THERE))
     if reference is None:
-        names, head = ("rank 0", f"rank {rank}"), f"{setting.label}: what rank {rank} returns differs from rank 0"
-        remedy = "return what is equal on every rank, such as batch['loss'] (a rank's own losses are of its own shards)"
+        names, head = ("rank 0", f"rank {rank}"), f"{setting.label}: the result of rank {rank} differs from that of rank 0"
+        remedy = "return values that are equal on every rank, such as batch['loss'] (a rank sees only its shards' losses)"
     else:
         names = reference.label, setting.label
-        head = f"{setting.label}: what is returned differs from {reference.label}, though every step computed the same"
+        head = f"{setting.label}: the result differs from that of {reference.label}, although every step was the same"
         remedy = (
-            "what is returned was collected before the kill, and is in no checkpoint: keep it in team.state(...)"
+            "the result was collected before the kill and is in no checkpoint: keep it in team.state(...)"
             if setting.killed_at is not None
-            else "what is returned depends on the number of processes, or on the time: return what the steps computed"
+            else "the result depends on the number of processes or the time: return what the steps computed"
         )
     lines = [
         f"{name}: {head}",
         f"  first difference: {place}",
         *(f"    {who}: {value}" for who, value in zip(names, values, strict=True)),
-        f"  remedy: {remedy}. (compare_result=False compares the steps alone)",
+        f"  remedy: {remedy}. (compare_result=False compares only the steps)",
         *indented(2, findings_under("found in the script's text", findings)),
     ]
     return DifferenceError(
@@ -119,8 +119,8 @@ def _cause(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Sequence[str]:
     arose = [f"  it arose {diagnosis.arose}"] if diagnosis.arose else []
     return [
         *arose,
-        "  look there for what depends on team.rank, team.world_size, or on how many shards this process has had: a counter, a "
-        "list, a generator that goes on from shard to shard",
+        "  look there for code that depends on team.rank, team.world_size, or the number of shards that this process "
+        "has run: a counter, a list, a generator that continues from shard to shard",
     ]
 
 

@@ -58,8 +58,9 @@ def request_of(args: Sequence[Any], kwargs: Mapping[str, Any], worlds: Sequence[
     given = dict(kwargs)
     if len(args) > 1 or (args and "worlds" in given) or not (args or "worlds" in given):
         raise ConfigError(
-            f"pytest.mark.lockstep with arguments {args!r} and {kwargs!r}: give it numbers of processes, and all else by name: "
-            "@pytest.mark.lockstep(worlds=(1, 2, 4), kill=True)"
+            f"pytest.mark.lockstep has arguments {args!r} and {kwargs!r}. Pass the numbers of processes, and everything "
+            "else by name: @pytest.mark.lockstep(worlds=(1, 2, 4), kill=True)",
+            code="marker-arguments",
         )
     own = checked_worlds(args[0] if args else given.pop("worlds"), "worlds")
     fields = {name: given.pop(name) for name in _FIELDS if name in given}
@@ -75,14 +76,15 @@ def check_sendable(name: str, value: Any) -> None:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     module = str(getattr(value, "__module__", None) or type(value).__module__)
     if kind.startswith("_pytest.") or module.startswith("_pytest."):
-        why = f"it is an object of pytest ({kind}), which acts on pytest's own process"
+        why = f"it is an object of pytest ({kind}), which acts on pytest's process"
     elif unpicklable := _why_unpicklable(value):
         why = f"it is a {kind}, which cannot be pickled ({unpicklable})"
     else:
         return
     raise UsageError(
-        f"the test's argument {name!r} cannot be passed to the processes that train: {why}. Use plain values, paths, arrays "
-        "and tensors; make the rest in the test itself, which runs in these processes"
+        f"cannot pass the test's argument {name!r} to the processes that train: {why}. Use plain values, paths, arrays and "
+        "tensors, and create other objects in the test itself, which runs in these processes.",
+        code="argument-not-sendable",
     )
 
 

@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("lockstep").addoption(
         "--lockstep-worlds",
         metavar="W,...",
-        help="numbers of processes for all tests marked lockstep, in place of their own: 1,2",
+        help="numbers of processes for all tests marked lockstep, which override their worlds: 1,2",
     )
 
 
@@ -39,7 +39,7 @@ def _worlds_of_option(config: pytest.Config) -> tuple[int, ...] | None:
     parts = [part.strip() for part in given.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) >= 1 for part in parts):
         raise pytest.UsageError(
-            f"--lockstep-worlds {given}: give numbers of processes, 1 or more each, with commas between them: 1,2"
+            f"--lockstep-worlds {given}: expected numbers of processes, each 1 or more, separated by commas: 1,2"
         )
     return tuple(map(int, parts))
 
@@ -54,11 +54,11 @@ def _why_not(item: pytest.Item) -> str:
     """Why this plug-in cannot run a test; empty: it can."""
     if not isinstance(item, pytest.Function) or type(item).runtest is not pytest.Function.runtest:
         return (
-            f"it is a {type(item).__name__}, which runs itself (unittest.TestCase, or another plug-in): write it as a function "
-            "or as a method of a plain class, or call lockstep.testing.same_at() in it"
+            f"it is a {type(item).__name__}, which runs itself (unittest.TestCase, or another plug-in). Write it as a "
+            "function or as a method of a plain class, or call lockstep.testing.same_at() in it"
         )
     if inspect.iscoroutinefunction(item.obj):
-        return "it is a coroutine: write `def` in place of `async def`, and asyncio.run() in it"
+        return "it is a coroutine. Use `def` instead of `async def`, and asyncio.run() in it"
     return ""
 
 

@@ -42,21 +42,27 @@ class Request:
         object.__setattr__(self, "worlds", worlds)
         if len(worlds) == 1 and not self.kill:
             raise ConfigError(
-                f"worlds={worlds}: there is one number of processes, and nothing to compare it with. Give two, or kill=True"
+                f"worlds={worlds} is one number of processes, so there is nothing to compare. Use two or more, or kill=True.",
+                code="nothing-to-compare",
             )
         shards = self.shards
         if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or shards < max(worlds)):
             raise ConfigError(
-                f"shards={shards!r} with worlds={worlds}: every process needs a shard. Give shards={max(worlds)} or more, or "
-                "fewer processes"
+                f"shards={shards!r} with worlds={worlds}: each process needs at least one shard. Use shards={max(worlds)} or "
+                "more, or fewer processes.",
+                code="world-size-above-shards",
             )
         if not isinstance(self.limit_s, (int, float)) or not self.limit_s > 0:
-            raise ConfigError(f"limit_s={self.limit_s!r}: give the seconds that all runs together may take, more than 0")
+            raise ConfigError(
+                f"limit_s={self.limit_s!r}: expected the time limit of all runs together, in seconds, above 0.",
+                code="limit-invalid",
+            )
         for name in _OWN:
             if name in self.settings:
                 raise ConfigError(
-                    f"{name}={self.settings[name]!r}: a test decides {name} itself, since its runs are traced in a temporary "
-                    "directory. Leave it out"
+                    f"{name}={self.settings[name]!r}: a test sets {name} itself, since its runs are traced in a temporary "
+                    "directory. Remove it.",
+                    code="setting-of-test",
                 )
 
     @property
@@ -82,5 +88,8 @@ def checked_worlds(worlds: object, name: str) -> tuple[int, ...]:
     """
     given = tuple(worlds) if isinstance(worlds, Sequence) and not isinstance(worlds, (str, bytes)) else ()
     if not given or not all(isinstance(world, int) and not isinstance(world, bool) and world >= 1 for world in given):
-        raise ConfigError(f"{name}={worlds!r}: give numbers of processes, 1 or more each, for example (1, 2, 4)")
+        raise ConfigError(
+            f"{name}={worlds!r}: expected numbers of processes, each 1 or more, for example (1, 2, 4).",
+            code="worlds-invalid",
+        )
     return tuple(dict.fromkeys(given))

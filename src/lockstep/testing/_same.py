@@ -147,7 +147,9 @@ class _Test:
             getattr(importlib.import_module("pytest"), outcome)(reason)
         run = self._read(run_dir)
         if setting.killed_at is not None and min(run.steps) == 1:
-            raise UsageError(f"{self._name} started over instead of resuming, with {setting.label}: see what it has printed")
+            raise UsageError(
+                f"{self._name} started over instead of resuming, with {setting.label}. See its output.", code="not-resumed"
+            )
         return _Done(setting=setting, run=run, returned=returned)
 
     def _kill(self, setting: Setting, run_dir: Path) -> bool:
@@ -159,13 +161,16 @@ class _Test:
         if isinstance(step, str):
             if setting.in_last_epoch:  # it has one epoch, so the first is the last
                 return False
-            raise UsageError(f"kill=True, but {self._name} cannot be killed and resumed: {step}")
+            raise UsageError(f"kill=True, but {self._name} cannot be killed and resumed: {step}", code="cannot-be-killed")
         before = dataclasses.replace(setting, world_size=setting.killed_at, killed_at=None)
         journal = Tail(run_dir / FILE_NAME)
         label = f"{before.label}, to be killed"
         kill_when = functools.partial(_has_new_checkpoint, journal)
         if self._launch(before, label, run_dir, {"checkpoint_every": step}, kill_when=kill_when) is not None:
-            raise UsageError(f"{self._name} ended before its checkpoint after step {step} was on disk: give it more steps")
+            raise UsageError(
+                f"{self._name} finished before its checkpoint of step {step} was on disk. Train for more steps.",
+                code="cannot-be-killed",
+            )
         return True
 
     def _launch(
@@ -202,13 +207,15 @@ class _Test:
         ranks = read_ranks(run_dir, DIRECTORY)
         if not ranks:
             raise UsageError(
-                f"{self._name} never called lockstep.join(), so there is nothing to compare: a function that is tested joins "
-                "and trains, as a script does under lockstep run"
+                f"{self._name} did not call lockstep.join(), so there is nothing to compare. The function must join and "
+                "train, like a script under lockstep run.",
+                code="not-joined",
             )
         if not any(line["event"] == "step" for line in ranks[0]):
             raise UsageError(
-                f"{self._name} joined, but took no step, so there is nothing to compare: prepare a model and a loader, and "
-                "iterate the prepared loader"
+                f"{self._name} joined but took no step, so there is nothing to compare. Prepare a model and a loader, and "
+                "iterate over the prepared loader.",
+                code="no-step",
             )
         return gather(ranks)
 
@@ -224,8 +231,9 @@ class _Test:
         for rank, returned in enumerate(done.returned):
             if returned.opaque:
                 raise UsageError(
-                    f"what {self._name} returns cannot be compared: {returned.opaque}. Return numbers, texts, tensors, arrays, "
-                    "or containers of them (of a model its state_dict()); or compare the steps alone with compare_result=False"
+                    f"cannot compare the result of {self._name}: {returned.opaque}. Return numbers, texts, tensors, "
+                    "arrays, or containers of them (for a model, its state_dict()), or pass compare_result=False.",
+                    code="result-not-comparable",
                 )
             first = reference.returned[0]
             findings = () if returned.leaves == first.leaves else self._findings(done.setting)

@@ -57,8 +57,9 @@ def pack_tested(fn: functools.partial[Any]) -> Call:
     """
     if worker.importing_caller:
         raise UsageError(
-            "a process that was started for a test imports the file of the test, which starts another: put the call of "
-            'same_at() into a test function, or under `if __name__ == "__main__":`'
+            "same_at() was called while a process of a test imported the file of the test, which would start processes "
+            'endlessly. Call it in a test function, or under `if __name__ == "__main__":`.',
+            code="called-on-import",
         )
     whole = pack(fn.func, (fn.args, fn.keywords))
     module = str(getattr(fn.func, "__module__", None) or type(fn.func).__module__)
@@ -125,25 +126,25 @@ def _check(outcome: Outcome, trial: Trial) -> None:
     """Raise the error of a launch that has failed."""
     if outcome.failures:
         error = restarts.last_error(outcome.failures, outcome.spec)
-        raise LaunchError(f"with {trial.label}: {error}", error.exit_status, error.summary)
+        raise LaunchError(f"with {trial.label}: {error}", error.exit_status, error.summary, code=error.code)
     if outcome.stopped_with is not None or outcome.is_unsaved:
         why = "was stopped" if outcome.stopped_with is not None else "could not save all of its end"
-        raise LaunchError(f"with {trial.label}: the run {why}: see what it has printed")
+        raise LaunchError(f"with {trial.label}: the run {why}. See its output.", code="trial-not-finished")
 
 
 def _returned(outcome: Outcome, trial: Trial, rank: int) -> Returned:
     try:
         returned: Returned = result_of(outcome.spec.private_dir, rank)
     except LaunchError as error:
-        raise LaunchError(f"with {trial.label}: {error}") from None
+        raise LaunchError(f"with {trial.label}: {error}", code=error.code) from None
     return returned
 
 
 def _out_of_time(trial: Trial, at_limit: list[str]) -> str:
     lines = [
-        f"the test did not finish within {trial.limit_s:g} s (limit_s): its processes were killed, in the run with "
-        f"{trial.label}. A shorter training finds nearly all differences. Where the ranks were:",
-        *(f"  {line}" for line in at_limit or ["not known: none had reported"]),
+        f"the test did not finish within {trial.limit_s:g} s (limit_s), and its processes were killed, in the run with "
+        f"{trial.label}. A shorter training finds nearly all differences. The ranks were at:",
+        *(f"  {line}" for line in at_limit or ["unknown (no rank had reported)"]),
     ]
     return "\n".join(lines)
 

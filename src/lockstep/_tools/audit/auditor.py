@@ -197,8 +197,9 @@ class Auditor(Listener):
             unpack(parcel, self._devices)
         except Exception as error:
             raise DataError(
-                f"audit: the samples of shard {shard} cannot be sent to another process: {error!r}. Have the loader yield what "
-                "pickle can, or leave --audit out"
+                f"audit: cannot send the samples of shard {shard} to another process: {error!r}. Make the loader yield "
+                "objects that can be pickled, or remove --audit.",
+                code="audit-samples-not-sendable",
             ) from error
         return parcel
 

@@ -22,9 +22,9 @@ def check_strategy(strategy: str) -> None:
     if not STRATEGIES[strategy].audits:
         suitable = ", ".join(name for name, candidate in STRATEGIES.items() if candidate.audits)
         raise ConfigError(
-            f"audit with strategy={strategy!r}: its backward pass sends gradients to all processes, so no process can "
-            "recompute another's shard on its own. Leave out strategy (the default is 'exact') or audit. (Strategies with "
-            f"audits: {suitable}.)"
+            f"audit is not supported by strategy={strategy!r}: its backward pass sends gradients to all processes, so a "
+            f"process cannot recompute a shard by itself. Remove audit, or use one of: {suitable}.",
+            code="audit-unsupported",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep._base.reports import warn
 from lockstep._base.stopping import say
 from lockstep._joining.instrument import Run
 from lockstep._loop.aside import Aside
@@ -21,9 +22,10 @@ def open_audit(run: Run, every: int) -> Auditor:
     config, rank, device = run.config, run.world.rank, run.devices[0]
     check_strategy(config.strategy)
     if device.type != "cpu" and rank == 0 and not kernels_repeat():
-        say(
-            "WARNING: audit: without torch.use_deterministic_algorithms(True), or with cudnn.benchmark, GPU kernels may give "
-            "different bits each time, and an audit ends the run if they do"
+        warn(
+            "audit: without torch.use_deterministic_algorithms(True), or with cudnn.benchmark, GPU kernels may compute "
+            "different bits each time, and an audit then stops the run.",
+            code="audit-kernels-nondeterministic",
         )
 
     def chosen(step: int, plan: StepPlan) -> Choice | None:

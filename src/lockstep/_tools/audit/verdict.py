@@ -55,17 +55,16 @@ class Verdict:
 
 
 _SAVED = (
-    "The step is discarded, and nothing is saved after it. Steps since the previous audit may be wrong, too: `lockstep "
-    "replay RUN --step N` on another machine shows whether step N was right"
+    "The step is discarded, and nothing is saved after it. Steps since the previous audit may also be wrong: `lockstep "
+    "replay RUN --step N` on another machine shows whether step N was correct"
 )
 _UNLIKE = (
-    "so what the shard computes depends on more than its weights, samples and random stream: on a kernel that is not "
-    "deterministic, a generator of the script's own, or a value that the loop over batch.shards carries from one shard to "
-    "the next (team.per_shard keeps one for each)"
+    "so the shard's result depends on more than its weights, samples and random stream: on a nondeterministic kernel, a "
+    "random generator of the script, or a value that the shard loop carries from one shard to the next (team.per_shard keeps "
+    "one for each)"
 )
 _ONCE = (
-    "That is a flipped bit, or a kernel that is not always deterministic: torch.use_deterministic_algorithms(True) rules "
-    "out the latter"
+    "The cause is a flipped bit or a nondeterministic kernel; torch.use_deterministic_algorithms(True) rules out the latter"
 )
 
 
@@ -102,7 +101,9 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
     if first.rank == second.rank:
         name = _name(first)
         if again[0].sums not in (first.sums, second.sums):
-            return verdict([], "another each time", f"{name} computed {what} three times, with three results, {_UNLIKE}")
+            return verdict(
+                [], "a different result each time", f"{name} computed {what} three times, with three results, {_UNLIKE}"
+            )
         text = f"{name} was WRONG once: it computed {what} three times, and once with a different result. {_ONCE}"
         return verdict([first], f"{name} was wrong once", text)
     for suspect, right in ((first, second), (second, first)):
@@ -118,13 +119,13 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
             text = f"{name} does not repeat its result: {differs}, and from its own the second time, {_UNLIKE}"
             return verdict([], f"{name} does not repeat its result", f"{text}; or its machine fails at random")
         if len(peers) > 1:
-            text = f"{name} is WRONG: {differs}, also when all compute it again"
+            text = f"{name} is WRONG: {differs}, also when all ranks compute it again"
             return verdict([suspect], f"{name} is wrong", text)
         either = f"{_name(first)} or {_name(second)}"
-        text = f"{either} is WRONG: they differ in {what}, each twice. A third could tell which one: start the run with"
+        text = f"{either} is WRONG: they differ in {what}, each twice. A third rank could identify it: use"
         return verdict([first, second], f"{either} is wrong", f"{text} three processes or more")
     text = f"{what} differs, and its results do not agree when it is computed again, on {_names([first, second, *again])}"
-    return verdict([], "another each time", f"{text}, {_UNLIKE}")
+    return verdict([], "a different result each time", f"{text}, {_UNLIKE}")
 
 
 def first_difference(first: Sums, second: Sums) -> str:

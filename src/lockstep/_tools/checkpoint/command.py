@@ -100,7 +100,9 @@ def verify_command(path: Path, all_of_run: bool) -> None:
             echo(Styled(f"{directory}: {error}", "red"))
         num_examined += 1
     if num_damaged:
-        raise CheckpointError(f"{num_damaged} of {counted(num_examined, 'checkpoint')} in {path} cannot be used")
+        raise CheckpointError(
+            f"{num_damaged} of {counted(num_examined, 'checkpoint')} in {path} are damaged", code="checkpoints-damaged"
+        )
 
 
 @command.command("export", epilog=_EXPORT_EPILOG, context_settings=CONTEXT)
@@ -120,11 +122,11 @@ def export_command(path: Path, out: Path, model: str, force: bool) -> None:
     Parameters have the names of the script's model. The checksum is verified, and OUT is written
     atomically."""
     if out.suffix != _SUFFIX:
-        raise ConfigError(f"{out} will be a safetensors file: give it a name that ends in {_SUFFIX}")
+        raise ConfigError(f"{out}: the name of a safetensors file must end in {_SUFFIX}.", code="export-name")
     if out.is_dir():
-        raise ConfigError(f"{out} is a directory: give the name of a file")
+        raise ConfigError(f"{out} is a directory. Pass the name of a file.", code="export-to-directory")
     if out.exists() and not force:
-        raise ConfigError(f"{out} exists: give another name, or --force to overwrite it")
+        raise ConfigError(f"{out} already exists. Use another name, or --force to overwrite it.", code="file-exists")
 
     def export(directory: Path, manifest: Manifest) -> Manifest:
         _write(directory, manifest, _files_of(manifest, directory, model), out)
@@ -148,7 +150,7 @@ def _all_checkpoints(path: Path) -> list[Path]:
     run_dir = path.absolute().parent if path.absolute().name == "checkpoints" else path
     checkpoints = [*reversed(Store(run_dir).all()), *([run_dir / BEST] if (run_dir / BEST).is_dir() else [])]
     if not checkpoints and find_checkpoint(path):
-        raise ConfigError(f"--all is for a run's directory, and {path} is one checkpoint: leave --all out")
+        raise ConfigError(f"--all requires a run directory, but {path} is one checkpoint. Remove --all.", code="all-of-one")
     return checkpoints
 
 
@@ -159,7 +161,7 @@ def _examine(directory: Path, manifest: Manifest) -> None:
         CheckpointError: some are not; it names each.
     """
     if damage := _damage(directory, manifest):
-        raise CheckpointError("; ".join(damage.values()))
+        raise CheckpointError("; ".join(damage.values()), code="checkpoint-damaged")
     total = f"{counted(len(manifest.files), 'file')}, {size(manifest.num_bytes)}"
     echo(Styled(f"{directory}: intact (step {manifest.step}, {total})", "green"))
 
@@ -178,7 +180,7 @@ def _damage(directory: Path, manifest: Manifest, *, sizes_only: bool = False) ->
 def _files_of(manifest: Manifest, directory: Path, model: str) -> list[str]:
     files = {r["name"]: weights_files(r["file"], manifest.files) for r in manifest.objects if "file" in r}
     if not files:
-        raise CheckpointError(f"{directory} holds no model: the script gave none to team.prepare()")
+        raise CheckpointError(f"{directory} contains no model: the script passed none to team.prepare()", code="no-model")
     if model not in files:
         raise unknown_name(f"model of {directory}", model, files)
     return files[model]
@@ -194,7 +196,9 @@ def _write(directory: Path, manifest: Manifest, files: list[str], out: Path) -> 
         os.replace(unfinished, out)  # noqa: PTH105
         flush(out.absolute().parent)
     except OSError as error:
-        raise CheckpointError(f"{out} could not be written from {directory / files[0]}: {error}") from error
+        raise CheckpointError(
+            f"cannot write {out} from {directory / files[0]}: {error}", code="file-not-writable"
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -206,8 +210,9 @@ def _copy(directory: Path, manifest: Manifest, file: str, unfinished: Path, out:
     flush(unfinished)
     if checksum(unfinished) != manifest.files[file]["sha256"]:
         raise CheckpointError(
-            f"{directory / file} is damaged: its content is not what was written (SHA-256). {out} was not written; use "
-            "another checkpoint (lockstep checkpoint verify RUN --all lists those that are intact)"
+            f"{directory / file} is damaged: its SHA-256 differs from the recorded one. {out} was not written. Use another "
+            "checkpoint (lockstep checkpoint verify RUN --all lists the intact ones).",
+            code="checkpoint-damaged",
         )
 
 

@@ -18,7 +18,7 @@ def notes_on(comparison: Comparison) -> Iterator[str]:
     yield from _short_runs(comparison)
     yield from _training_values(comparison)
     if comparison.measured and comparison.baseline is None:
-        yield "No `single` row ran: without it there is no speed-up, and no difference, to show."
+        yield "No `single` row ran, so there is no speed-up and no difference to show."
 
 
 def _different_losses(comparison: Comparison) -> Iterator[str]:
@@ -27,8 +27,8 @@ def _different_losses(comparison: Comparison) -> Iterator[str]:
     ]
     if changing:
         yield (
-            f"Rounds of the same row ended with different losses: {', '.join(changing)}. Something in the script is not "
-            "deterministic; lockstep verify finds out what."
+            f"Rounds of the same row have different final losses: {', '.join(changing)}. The script is not deterministic; "
+            "lockstep verify finds the cause."
         )
 
 
@@ -40,11 +40,11 @@ def _too_few_cores(comparison: Comparison) -> Iterator[str]:
     most = max(figures.num_processes for figures in measured)
     on_cpu = all(figures.device == "cpu" for figures in measured)
     if most > 1 and cores == 1:
-        yield (f"One core for all {most} processes: no speed-up can be expected, whatever the GPUs.")
+        yield f"One core for all {most} processes: expect no speed-up, with any GPUs."
     elif on_cpu and most * threads > cores:
         yield (
-            f"{most} processes of {counted(threads, 'thread')} share {cores} cores: rows with more processes than "
-            "cores cannot be faster than those with as many, and show how well the method works, not what it gains."
+            f"{most} processes with {counted(threads, 'thread')} each share {cores} cores: rows with more processes than "
+            "cores show whether the method works, not how much faster it is."
         )
 
 
@@ -55,12 +55,12 @@ def _short_runs(comparison: Comparison) -> Iterator[str]:
         result.row.label for result, figures in measured if not figures.includes_warm_up and figures.steady_s < _SHORT_S
     ]
     if cold:
-        yield f"All training was warm-up, and these figures include it: {', '.join(cold)}. Train for longer."
+        yield f"All training was warm-up, which these figures include: {', '.join(cold)}. Train for longer."
     if short:
         which = "every row" if len(short) == len(measured) else ", ".join(short)
         yield (
-            f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: expect a few per cent of noise, or "
-            "use more --rounds or longer training."
+            f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: expect a few per cent of noise. "
+            "Use more --rounds or longer training."
         )
 
 
@@ -70,4 +70,4 @@ def _training_values(comparison: Comparison) -> Iterator[str]:
         name for name, values in zip(("loss", "accuracy"), zip(*sources, strict=True), strict=False) if "training" in values
     ]
     if trained:
-        yield f"No evaluation gave {' or '.join(trained)}: it is the last epoch's mean."
+        yield f"No evaluation measured {' or '.join(trained)}; the last epoch's mean is shown."

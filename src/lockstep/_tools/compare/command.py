@@ -60,7 +60,7 @@ Examples:
 @options_of_studies(
     run="row",
     out="comparison",
-    shards="the script's, else the largest number of processes",
+    shards="the script's, otherwise the largest number of processes",
     threads="the cores divided by the largest number of processes",
     timeout="--timeout-per-method: Time limit of each row in seconds. A row that exceeds it is stopped.",
 )
@@ -98,7 +98,7 @@ def command(
     )
     done = conduct(planned.begin(out), what, compare.run, _report)
     if not any(result.status == "ok" for result in done.rows):
-        raise click.ClickException("no method could be run: the lines above say why")
+        raise click.ClickException("no method could run; see the lines above for the reasons")
 
 
 def _report(comparison: Comparison, console: Console) -> None:

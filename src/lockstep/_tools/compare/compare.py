@@ -18,10 +18,7 @@ from lockstep._tools.trials.machine import Machine
 from lockstep._tools.trials.study import Task
 from lockstep._tools.trials.trial import Observer, Trial, run_trial
 
-_NO_JOURNAL = (
-    "the script ended well but left no journal to measure it by: it must call lockstep.join(), and must not give it a "
-    "run_dir of its own"
-)
+_NO_JOURNAL = "the script finished but left no event log to measure. It must call lockstep.join(), without run_dir="
 
 
 def plan(task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine, *, rounds: int = 3) -> Comparison:
@@ -41,8 +38,9 @@ def plan(task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: 
     largest = max(row.num_processes for row in rows)
     if task.shards is not None and task.shards < largest:
         raise ConfigError(
-            f"shards={task.shards} with rows of up to {largest} processes: a process without a shard would have nothing to "
-            f"do. Ask for --shards {largest} or more, or for fewer processes with --nproc."
+            f"shards={task.shards} but rows have up to {largest} processes: each process needs at least one shard. Use "
+            f"--shards {largest} or more, or fewer processes (--nproc).",
+            code="world-size-above-shards",
         )
     return Comparison(
         task=task,
@@ -124,9 +122,15 @@ def _figures(trial: Trial) -> Figures:
     try:
         figures = figures_of(read_history(trial.run_dir))
     except FileNotFoundError:
-        raise UsageError(_NO_JOURNAL) from None
+        raise UsageError(_NO_JOURNAL, code="no-journal") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"the run's journal cannot be read ({error!r}): was it written by another version?") from error
+        raise UsageError(
+            f"cannot read the run's event log ({error!r}). It may be from another version of lockstep.",
+            code="journal-unreadable",
+        ) from error
     if figures.num_processes != trial.num_processes:
-        raise UsageError(f"the script ran as {figures.num_processes} processes, not as {trial.num_processes}")
+        raise UsageError(
+            f"the script ran on {figures.num_processes} processes instead of {trial.num_processes}",
+            code="world-size-differs",
+        )
     return figures

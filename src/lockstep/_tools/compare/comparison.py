@@ -22,7 +22,7 @@ class RowRun(Record):
     """Always there if the status is ``ok``, never otherwise."""
 
 
-NOT_RUN = RowRun(reason="the comparison was stopped before")
+NOT_RUN = RowRun(reason="the comparison was stopped before this row")
 
 
 @dataclass(frozen=True, kw_only=True)

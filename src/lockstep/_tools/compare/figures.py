@@ -82,15 +82,16 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
     passes = [event for event in listed if event.get("event") == "epoch" and event.get("num_samples")]
     if not start or not passes:
         raise UsageError(
-            "the run finished no pass over a training loader, so there is nothing to measure: does the script "
-            "loop over a loader that went through team.prepare(), to its end?"
+            "the run finished no pass over a training loader, so there is nothing to measure. Loop over a loader from "
+            "team.prepare() to its end.",
+            code="no-pass",
         )
     num_epochs = len({event.get("epoch") for event in passes})
     samples_per_epoch = sum(event["num_samples"] for event in passes) / num_epochs
     samples, seconds, includes_warm_up = pace_of(passes)
     cpu_s = None if includes_warm_up else _total_cpu_s(passes)
     if not seconds:
-        raise UsageError("the run's epochs took no time at all: lockstep did not write this journal")
+        raise UsageError("the run's epochs took no time, so lockstep did not write this event log", code="no-time")
     num_cores = int(start.get("num_cores") or 1)
     by_rank = _gpu_utilisation_by_rank(passes)
     loss, loss_from = _final(listed, ("loss",))

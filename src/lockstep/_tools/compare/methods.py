@@ -73,7 +73,9 @@ def parse_method(text: str) -> Method:
     front, plus, precision = text.strip().partition("+")
     strategy, at, launcher = front.partition("@")
     if "@" in precision:
-        raise ConfigError(f"method {text.strip()!r}: the launcher comes before the precision, as in {_EXAMPLE!r}")
+        raise ConfigError(
+            f"method {text.strip()!r}: put the launcher before the precision, as in {_EXAMPLE!r}.", code="method-order"
+        )
     if strategy not in STRATEGIES:
         raise unknown_name("method", strategy, STRATEGIES)
     if at and launcher not in LAUNCHERS:
@@ -83,7 +85,8 @@ def parse_method(text: str) -> Method:
     if launcher == "python" and not config.STRATEGIES[strategy].one_process:
         raise ConfigError(
             f"method {text.strip()!r}: plain python starts one process, and {strategy} needs several. "
-            f"Write {strategy!r} (started by lockstep run) or '{strategy}@torchrun'."
+            f"Use {strategy!r} (started by lockstep run) or '{strategy}@torchrun'.",
+            code="method-needs-launcher",
         )
     return Method(strategy=strategy, launcher=launcher if at else "lockstep", precision=precision if plus else "32-true")
 
@@ -97,7 +100,7 @@ def parse_methods(text: str) -> tuple[Method, ...]:
     """
     methods = tuple(parse_method(part) for part in text.split(",") if part.strip())
     if not methods:
-        raise ConfigError(f"no method in {text!r}: give at least one, for example single,ddp")
+        raise ConfigError(f"no method in {text!r}. Pass at least one, for example single,ddp.", code="no-method")
     return methods
 
 

@@ -154,13 +154,13 @@ def sentence_of(comparison: Comparison, result: RowResult) -> str | None:
 def _speed(comparison: Comparison, result: RowResult) -> str:
     baseline, relation = comparison.baseline, comparison.relation(result)
     if baseline is None or relation is None:
-        return "nothing to compare its speed with"
+        return "no baseline to compare its speed with"
     if result is baseline:
         spread = "" if result.interval is None else f", measured to ±{result.interval.spread}"
-        return f"the others are compared with it{spread}"
+        return f"the baseline of the other rows{spread}"
     label, interval, speed_up = baseline.row.label, relation.interval, relation.speed_up
     if interval is None:
-        return f"{speed_up:.2f} times as fast as {label}, measured once: --rounds 3 tells how much of that is noise"
+        return f"{speed_up:.2f} times as fast as {label}, measured once (--rounds 3 shows how much of that is noise)"
     reach = f"95 % interval {interval.low:.2f} to {interval.high:.2f}"
     if relation.is_noise:
         return f"no difference from {label} beyond noise ({reach} times as fast)"

@@ -78,7 +78,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: 
         findings = examine(situation, progress.started)
         prints = True
         if situation.nodes is not None:
-            progress.started("the other hosts")
+            progress.started("the other machines")
             findings, prints = _with_other_launchers(options, settings, situation, findings)
         elif situation.world.world_size > 1:
             progress.started("the other processes")
@@ -137,5 +137,5 @@ def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tupl
 
 
 def _rendezvous_failed(error: LockstepError) -> Finding:
-    verdict = fail(f"the rendezvous failed: {error}", "the message tells who is missing, or what is in the way")
+    verdict = fail(f"the rendezvous failed: {error}", "see the message for the missing machine or the cause")
     return dataclasses.replace(verdict, check="rendezvous")

@@ -30,9 +30,9 @@ def judge_threads(*, cores: int, num_processes: int, threads: int) -> Finding:
     found = f"{num_processes} process(es) x {threads} thread(s) on {cores} core(s)"
     if num_processes > cores:
         return warn(
-            f"{found}: processes wait for each other's turn, and a step takes many times as long",
-            f"--nproc-per-node {cores} or fewer; if the machine has more cores, the container or job must be given them",
+            f"{found}: processes share cores, so steps will be many times slower",
+            f"use --nproc-per-node {cores} or fewer; if the machine has more cores, request them for the container or job",
         )
     if num_processes * threads > cores:
-        return warn(f"{found}: threads wait for each other", f"--threads {cores // num_processes}")
+        return warn(f"{found}: threads wait for each other", f"use --threads {cores // num_processes}")
     return ok(found)

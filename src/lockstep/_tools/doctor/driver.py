@@ -55,24 +55,21 @@ def judge_gpus(
     """
     if error:
         return fail(
-            f"nvidia-smi: {error}", "the driver does not answer: reload it, or restart the machine (dmesg tells why)"
+            f"nvidia-smi: {error}",
+            "the driver does not respond: reload it, or restart the machine (see dmesg for the cause)",
         )
     if not present:
         none = "no NVIDIA GPU"
-        return (
-            fail(f"{none}, and one was asked for", "leave out --device cuda and --backend nccl") if wants_gpus else ok(none)
-        )
+        return fail(f"{none}, but one is requested", "remove --device cuda and --backend nccl") if wants_gpus else ok(none)
     if version is None:
         return (fail if wants_gpus else warn)(
-            f"{present} GPU(s), and the installed torch is built without CUDA: training runs on the CPU",
-            "install a torch with CUDA (pytorch.org/get-started), or ask for --device cpu",
+            f"{present} GPU(s), but the installed torch is built without CUDA: training runs on the CPU",
+            "install a torch with CUDA (pytorch.org/get-started), or use --device cpu",
         )
     if not visible:
         hidden = f"{present} GPU(s), none of them in CUDA_VISIBLE_DEVICES"
-        return (fail if wants_gpus else warn)(hidden, "unset CUDA_VISIBLE_DEVICES, or name GPUs in it")
+        return (fail if wants_gpus else warn)(hidden, "unset CUDA_VISIBLE_DEVICES, or list GPUs in it")
     if num_processes > visible:
-        return warn(
-            f"{num_processes} processes for {visible} GPU(s)", f"--nproc-per-node {visible}: processes would share GPUs"
-        )
+        return warn(f"{num_processes} processes share {visible} GPU(s)", f"use --nproc-per-node {visible}")
     names = f" ({rows[0][0]}, driver {rows[0][1]})" if rows else ""
     return ok(f"{visible} of {present} GPU(s) visible{names}, torch for CUDA {version}")

@@ -68,7 +68,7 @@ class Check:
             values = self.look(situation)
             finding = self.judge(**values)
         except Exception as error:  # an error of one check must not prevent the others
-            finding = warn(f"no answer: {type(error).__name__}: {error}", "the message may tell why")
+            finding = warn(f"the check failed: {type(error).__name__}: {error}", "see the message for the cause")
         return self.signed(finding, values)
 
     def signed(self, finding: Finding, values: Mapping[str, Any]) -> Finding:

@@ -41,13 +41,11 @@ def judge(*, error: str = "", num_gpus: int = 0, torch_gpus: int = 0, **measured
         measured: see ``exchange.measure``.
     """
     if error:
-        return fail(
-            f"processes could not exchange anything: {error}", "the message tells what is wrong; or try --backend gloo"
-        )
+        return fail(f"processes cannot communicate: {error}", "see the message for the cause, or try --backend gloo")
     if num_gpus and not torch_gpus:
         return fail(
-            f"the driver shows {num_gpus} GPU(s), and PyTorch sees none in the processes: training runs on the CPU",
-            "python -c 'import torch; torch.cuda.init()' tells why; or ask for --device cpu",
+            f"the driver reports {num_gpus} GPU(s), but PyTorch sees none in the processes: training runs on the CPU",
+            "python -c 'import torch; torch.cuda.init()' shows the cause; or use --device cpu",
         )
     return judge_speed(**measured)
 
@@ -61,13 +59,14 @@ def judge_speed(
     found = f"{1e3 * latency_s:.2f} ms latency, {speed} ({world_size} processes, {backend} on {interface})"
     if bandwidth_bytes_s < _SLOW_BYTES_S[backend]:
         return warn(
-            f"{found}: the gradients of 25 million parameters take {1e8 / bandwidth_bytes_s:.1f} s a step",
-            "a faster interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), fewer processes a core, or larger batches and "
-            "--accumulate, which exchange less often",
+            f"{found}: exchanging the gradients of 25 million parameters takes {1e8 / bandwidth_bytes_s:.1f} s per step",
+            "use a faster interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), fewer processes per core, or larger "
+            "batches and --accumulate, which exchange less often",
         )
     if latency_s > _SLOW_S[backend]:
         return warn(
-            f"{found}: each collective waits that long", "free cores (fewer processes or threads), or a nearer network"
+            f"{found}: each collective waits that long",
+            "free some cores (fewer processes or threads), or use a faster network",
         )
     return ok(found)
 

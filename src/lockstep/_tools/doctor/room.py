@@ -24,10 +24,13 @@ def look_at_shared_memory(situation: Situation) -> dict[str, Any]:
 def judge_shared_memory(*, total_bytes: int, free_bytes: int, num_processes: int) -> Finding:
     """Whether the batches of loader workers fit."""
     found = f"{SHARED_MEMORY} has {free_bytes // _MB:,} MB free of {total_bytes // _MB:,}"
-    larger = "give it more (docker run --shm-size=8g or --ipc=host; mount -o remount,size=8G /dev/shm)"
+    larger = (
+        "enlarge it (docker run --shm-size=8g or --ipc=host; Kubernetes: a volume "
+        "`emptyDir: {medium: Memory}` mounted at /dev/shm; otherwise mount -o remount,size=8G /dev/shm)"
+    )
     if free_bytes < _SHM_NEEDED:
         why = "loader workers will be killed by SIGBUS"
-        return fail(f"{found}: {why}", larger if total_bytes < 4 * _SHM_EACH else f"remove what is in it, or {larger}")
+        return fail(f"{found}: {why}", larger if total_bytes < 4 * _SHM_EACH else f"delete files in it, or {larger}")
     if free_bytes < _SHM_EACH * num_processes:
-        return warn(f"{found}, for {num_processes} process(es) with their loader workers", larger)
+        return warn(f"{found}, for {num_processes} process(es) and their loader workers", larger)
     return ok(found)

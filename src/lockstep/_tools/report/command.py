@@ -70,7 +70,9 @@ def command(path: Path | None, output: Path | None) -> None:
     try:
         write_atomic(file, text)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error}. --output FILE writes the report elsewhere") from error
+        raise ConfigError(
+            f"cannot write {file}: {error}. Use another file: --output FILE", code="file-not-writable"
+        ) from error
     echo(f"{file}: {len(text.encode()) / 1e3:.0f} kB")
 
 
@@ -79,7 +81,9 @@ def _page_of(path: Path, now_s: float) -> Page:
     try:
         run = inventory.read_run(path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}. Run this as a user who may read it") from error
+        raise ConfigError(
+            f"cannot read {path}: {error}. Use a user account that can read it.", code="run-unreadable"
+        ) from error
     events = []
     # there is none; or it cannot be read, which is one of the remarks on the run
     with contextlib.suppress(OSError):

@@ -72,16 +72,16 @@ def _warnings(record: RunRecord) -> Iterator[str]:
     if lines:
         listed = ", ".join(str(number) for number in lines[:5]) + (", ..." if len(lines) > 5 else "")
         yield (
-            f"{counted(len(lines), 'line')} of events.jsonl cannot be read (line {listed}): a launch was killed while it "
-            "wrote, or the file was damaged. What stood there is left out here."
+            f"{counted(len(lines), 'line')} of events.jsonl cannot be read (line {listed}): a launch was killed while "
+            "writing, or the file is damaged. These lines are left out here."
         )
     if not record.events:
-        yield "There is no journal (events.jsonl): nothing of the training itself is known."
+        yield "There is no event log (events.jsonl), so nothing is known about the training itself."
 
 
 def _summary(record: RunRecord, history: training.Events, started: Sequence[Launch]) -> str:
     run, limit = record.run, training.bound(history)
-    steps = "No step is known to have been taken" if run.step is None else counted(run.step, "step")
+    steps = "No step is recorded" if run.step is None else counted(run.step, "step")
     took = "" if run.ran_s is None else f" in {span(run.ran_s)}"
     where = f", over {counted(len(started), 'launch', 'launches')}" if len(started) > 1 else ""
     return f"{steps}{took}{where}. {limit[:1].upper()}{limit[1:]}{'.' if limit else ''}".strip()
@@ -112,14 +112,14 @@ def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:
     preempted = [event for event in record.events if event["event"] == "preempted"]
     remarks = [f"Launch {launch.number} was {launch.how}, {moment(launch.ended_s)}." for launch in broken]
     remarks += [
-        f"After step {event.get('step')}: {event.get('signal')} came to rank {event.get('rank')}; the run stopped, "
-        f"{'with' if event.get('saved') else 'without'} a checkpoint."
+        f"After step {event.get('step')}, rank {event.get('rank')} received {event.get('signal')}, and the run stopped "
+        f"{'after saving' if event.get('saved') else 'without saving'} a checkpoint."
         for event in preempted
     ]
     remarks += [f"The checkpoint of step {event.get('step')} could not be written: {event.get('error')}" for event in failed]
     left_out = len(remarks) - _MOST_LISTED
     if left_out > 0:
-        remarks = [f"{left_out} earlier ones are not listed.", *remarks[-_MOST_LISTED:]]
+        remarks = [f"{left_out} earlier entries are not listed.", *remarks[-_MOST_LISTED:]]
     remarks += [f"{caption[:1].upper()}{caption[1:]}." for caption, text in record.last_words if not text]
     quotes = [(caption, text) for caption, text in record.last_words if text]
     return Section(title="What went wrong", remarks=remarks, quotes=quotes)
@@ -129,7 +129,7 @@ def _curves(history: training.Events) -> Section:
     pictures, left_out = training.curves(history)
     marks = []
     if any(picture.resumes for picture in pictures):
-        marks.append("Dashed lines: the run was resumed there.")
+        marks.append("Dashed lines: the run was resumed.")
     if left_out:
         marks.append(f"Not drawn: {', '.join(left_out[:_MOST_LISTED])}{', ...' if len(left_out) > _MOST_LISTED else ''}.")
     return Section(title="Curves", text=" ".join(marks), pictures=pictures)
@@ -140,7 +140,7 @@ def _time(history: training.Events) -> Section:
     table = Table(headings=HEADINGS, rows=rows_of(splits, num_steps), numbers=frozenset(range(1, 5)))
     lines = list(lines_on_ranks(history))[-_MOST_LISTED:]
     return Section(
-        title="Where the time went",
+        title="How the time was spent",
         text=f"Mean of {num_steps:,} steps." if splits else "",
         tables=[table] if splits else [],
         remarks=[f"{line[:1].upper()}{line[1:]}." for line in lines],
@@ -182,8 +182,8 @@ def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
     }
     facts = [(name.replace("_", " "), _text(value)) for name, value in shown.items() if value is not None]
     return Section(
-        title="Settings and surroundings",
-        text="Its initial settings, where it ran, and with which versions.",
+        title="Settings and environment",
+        text="The initial settings, the machines and the versions.",
         facts=facts,
     )
 

@@ -92,11 +92,11 @@ def _read(runs_dir: Path, *, is_default: bool) -> list[Run]:
         try:
             return inventory.read_runs(runs_dir)
         except OSError as error:
-            raise ConfigError(f"{runs_dir} cannot be read: {error}") from error
+            raise ConfigError(f"cannot read {runs_dir}: {error}", code="runs-unreadable") from error
     if is_default:
         return []
-    reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
-    raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
+    reason = "not a directory" if runs_dir.exists() else "no such directory"
+    raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}", code="no-such-directory")
 
 
 def show(runs: Sequence[Run], console: Console) -> None:
@@ -187,13 +187,13 @@ def _how_to_resume(interrupted: Sequence[Run]) -> str:
     newest = interrupted[-1].path
     directory = newest if newest.name else newest.absolute()
     return (
-        "To resume an interrupted run, run its command again in the same directory, with any number of processes up to its "
-        "shards. Of several runs of a command the newest is resumed; to resume another one, give its directory: "
-        f"lockstep run --run-dir {shlex.quote(str(directory))} ..."
+        "To resume an interrupted run, repeat its command in the same directory, on any number of processes up to its "
+        "shards. The newest run of a command is resumed. To resume another one, pass its directory: lockstep run "
+        f"--run-dir {shlex.quote(str(directory))} ..."
     )
 
 
 def _explain_no_runs(runs_dir: Path) -> str:
-    why = "no directory in it has a birth.json" if runs_dir.is_dir() else "there is no such directory"
-    remedy = "A run creates runs/SCRIPT-N where it is started; lockstep runs DIR lists another directory."
+    why = "no directory in it contains a birth.json" if runs_dir.is_dir() else "no such directory"
+    remedy = "A run creates runs/SCRIPT-N in its working directory. To list another directory: lockstep runs DIR"
     return f"no runs in {runs_dir.absolute()}: {why}. {remedy}"

@@ -140,13 +140,13 @@ def read_run(path: Path) -> Run:
     else:
         state = FINISHED if any(launch.has_ended for launch in launches) else FAILED
     if state == FAILED:
-        remarks.append("ended before its first checkpoint, so there is nothing to resume: the same command starts over")
+        remarks.append("ended before its first checkpoint; the same command starts over")
     if state == INTERRUPTED and has_ended and not remarks:
-        remarks.append("it finished, but its end could not be saved: it resumes from the previous checkpoint")
+        remarks.append("finished, but its end could not be saved; it resumes from the previous checkpoint")
     first = fields.get("args", ())
     fields["args"] = tuple(map(str, starts[-1].get("args", first))) if starts else first
     if state == INTERRUPTED and fields["args"] != first:
-        remarks.append(f"its first launch was given other arguments, so its command resumes it with --run-dir {path}")
+        remarks.append(f"its first launch had other arguments; to resume it, add --run-dir {path} to its command")
     steps = [step for step in (step, None if saved is None else saved.step) if step is not None]
     times = [when for when in (last_s, None if saved is None else saved.time_s) if when is not None]
     active_s = max(times, default=_time_of_change(path))
@@ -182,7 +182,7 @@ def _read_birth(path: Path, fields: dict[str, Any], remarks: list[str]) -> bool:
         remarks.append(str(error))
         return False
     except _BAD_FILE as error:
-        remarks.append(f"{file} cannot be read: {error or type(error).__name__}")
+        remarks.append(f"cannot read {file}: {error or type(error).__name__}")
         return False
     return True
 
@@ -210,7 +210,7 @@ def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool
     except CheckpointError as error:
         damaged.append(str(error))
     except _BAD_FILE as error:
-        damaged.append(f"{store.directory} cannot be read: {error or type(error).__name__}")
+        damaged.append(f"cannot read {store.directory}: {error or type(error).__name__}")
     remarks += damaged
     return None, not damaged
 
@@ -235,14 +235,14 @@ def _read_best(path: Path, fields: dict[str, Any], remarks: list[str]) -> None:
         if directory.is_dir():  # else it is just being replaced
             remarks.append(str(error))
     except _BAD_FILE as error:
-        remarks.append(f"{directory} cannot be read: {error or type(error).__name__}")
+        remarks.append(f"cannot read {directory}: {error or type(error).__name__}")
 
 
 def _read_journal(path: Path, remarks: list[str]) -> list[Launch]:
     try:
         return read_launches(path) if os.path.lexists(path / JOURNAL) else []
     except OSError as error:
-        remarks.append(f"{path / JOURNAL} cannot be read: {error}")
+        remarks.append(f"cannot read {path / JOURNAL}: {error}")
         return []
 
 

@@ -48,7 +48,7 @@ def lines_on_ranks(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             what = ACTIVITIES.get(str(event.get("activity")), "its work")
             yield (
                 f"rank {event.get('rank')} on {event.get('host')} was slow up to step {event.get('step')}: {what} took it "
-                f"{times:.1f} times as long as the others, which waited for it for {cost:.0%} of the time"
+                f"{times:.1f} times as long as the other ranks, which waited for it {cost:.0%} of the time"
             )
         elif event["event"] == "move":
             yield describe_move(event)

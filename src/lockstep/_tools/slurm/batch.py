@@ -33,7 +33,9 @@ def batch_text(request: Request, *, file: str, command: Sequence[str]) -> str:
     """
     for text in (file, *command):
         if "\n" in text:  # it would end its line, and go on as a command
-            raise ConfigError(f"{text!r}: a line break cannot be written into a batch file")
+            raise ConfigError(
+                f"{text!r}: a batch file cannot contain a line break in a command.", code="line-break-in-command"
+            )
     blocks = [
         _head(request, file, command),
         list(_options(request)),
@@ -46,9 +48,9 @@ def batch_text(request: Request, *, file: str, command: Sequence[str]) -> str:
 
 def _head(request: Request, file: str, command: Sequence[str]) -> list[str]:
     hints = {
-        f"sbatch {shlex.quote(file)}": "submits it, and prints the number of the job",
+        f"sbatch {shlex.quote(file)}": "submits it, and prints the job number",
         "squeue --me": "shows it",
-        "scancel NUMBER": "ends it for good; a checkpoint is saved first",
+        "scancel NUMBER": "ends it for good, after saving a checkpoint",
         "its output": output_of(request),
     }
     width = max(map(len, hints))
@@ -75,7 +77,7 @@ def _options(request: Request) -> Iterator[str]:
     yield _option("nodes", request.nodes)
     yield _option("ntasks-per-node", request.tasks, tasks_comment)
     if request.gpus_per_node:
-        yield _option("gpus-per-node", request.gpus_per_node, "each process sees all of them, and uses its own")
+        yield _option("gpus-per-node", request.gpus_per_node, "each process sees all of them, and uses its part")
     if request.cpus_per_task:
         yield _option("cpus-per-task", request.cpus_per_task, "per process: for its loop and its loader workers")
     for name in ("mem", "time", "partition", "account", "qos", "nodelist", "exclude", "array"):
@@ -107,7 +109,7 @@ def _settings(request: Request) -> list[str]:
         return []
     text = json.dumps(dict(request.settings), sort_keys=True)
     return [
-        "# Settings of the run: those of lockstep.join(), and of lockstep run.",
+        "# Settings of the run, as for lockstep.join() and lockstep run.",
         f"export LOCKSTEP_SETTINGS={shlex.quote(text)}",
     ]
 
@@ -115,7 +117,7 @@ def _settings(request: Request) -> list[str]:
 def _start(request: Request) -> Iterator[str]:
     yield "# Each task is a process of the run: lockstep.join() gets its rank and the other nodes from Slurm."
     again = " (srun does not inherit the number of cores from above.)" if request.cpus_per_task else ""
-    yield f"# If one fails, all are ended.{again}"
+    yield f"# If one fails, all are stopped.{again}"
     srun = "srun --kill-on-bad-exit=1" + (f" --cpus-per-task={request.cpus_per_task}" if request.cpus_per_task else "")
     program = shlex.join([request.python, *(["-m"] if request.is_module else []), request.script, *request.args])
     if request.container is None:
@@ -136,14 +138,14 @@ def _end(request: Request) -> list[str]:
     job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if request.array else "$SLURM_JOB_ID"
     if request.requeue:
         return [
-            "# 75 means: preempted, not finished, and saved. The job is requeued then, and resumes after its last step.",
-            "# (Not after scancel, which ends this script, too.)",
+            "# 75: preempted and saved. The job is requeued, and resumes after its last step.",
+            "# (Not after scancel, which also ends this script.)",
             'if [ "$status" -eq 75 ]; then',
             f'    scontrol requeue "{job}" && exit 0',
             "fi",
             'exit "$status"',
         ]
     return [
-        "# 75 means: preempted, not finished, and saved. Submit the same file again to resume after the last step.",
+        "# 75: preempted and saved. Submit the same file again to resume after the last step.",
         'exit "$status"',
     ]

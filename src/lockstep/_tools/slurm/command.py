@@ -76,7 +76,7 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
     options = given(Request, values)
     is_module, container = options.get("is_module", False), options.get("container")
     if not is_module and not Path(script).is_file():
-        raise ConfigError(f"{script}: no such file. Give the path of the script from this directory, as for python")
+        raise ConfigError(f"{script}: no such file. Pass the path of the script, as for python.", code="script-missing")
     args = args[1:] if args[:1] == ("--",) else args
     name = script.rpartition(".")[2] if is_module else Path(script).stem
     defaults = {"python": sys.executable if container is None else "python3", "job_name": name}
@@ -100,16 +100,20 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
                 raise
             notices.append(f"not checked: {error}")
     elif submit:
-        raise ConfigError("--submit: this machine has no sbatch. Leave it out, and submit the file on a machine with sbatch")
+        raise ConfigError(
+            "--submit: sbatch is not installed on this machine. Remove --submit, and submit the file on a machine with "
+            "sbatch.",
+            code="sbatch-missing",
+        )
     else:
-        notices.append("not checked: there is no Slurm on this machine")
+        notices.append("not checked: Slurm is not installed on this machine")
     backup = _write(file, text)
     processes = counted(request.nodes * request.tasks, "process", "processes")
     echo(f"{file}: {processes} on {counted(request.nodes, 'node')}, output in {output_of(request)}")
     if backup is not None:
-        notices.insert(0, f"{file} had other content before, which is now in {backup}")
+        notices.insert(0, f"moved the previous content of {file} to {backup}")
     if container is not None and "://" not in container and not Path(container).exists():
-        notices.append(f"{container}: no such file or directory here. It must exist, with that path, on the nodes")
+        notices.append(f"{container}: no such file or directory on this machine. It must exist at this path on the nodes")
     for notice in notices:
         echo(f"lockstep: {notice}", err=True)
     if submit:
@@ -136,7 +140,7 @@ def _write(file: Path, text: str) -> Path | None:
             backup = file.replace(file.with_name(f"{file.name}.old"))
         write_atomic(file, text, mode=0o755)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written ({error}): name another with --file") from error
+        raise ConfigError(f"cannot write {file} ({error}). Use another file: --file", code="file-not-writable") from error
     return backup
 
 
@@ -144,4 +148,4 @@ def _show_job(request: Request, job: str) -> None:
     echo(f"submitted as job {job}")
     output = output_of(request).replace("%A", job).replace("%j", job)
     echo(f"watch it:   squeue --job {job};  tail -F {output.replace('%a', '*')}")
-    echo(f"stop it:    scancel {job}  (it is saved first)")
+    echo(f"stop it:    scancel {job}  (saves a checkpoint first)")

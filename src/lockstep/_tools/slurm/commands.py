@@ -29,8 +29,10 @@ def try_out(text: str) -> None:
     if done.returncode:
         cluster = _run("sinfo", f"--format={_COLUMNS}")
         if cluster.returncode:
-            raise LaunchError(f"Slurm does not answer ({_message(cluster)})")
-        raise ConfigError(f"Slurm does not accept this job: {_message(done)}. The cluster has:\n{cluster.stdout.strip()}")
+            raise LaunchError(f"Slurm does not respond ({_message(cluster)})", code="slurm-unavailable")
+        raise ConfigError(
+            f"Slurm rejects this job: {_message(done)}. The cluster has:\n{cluster.stdout.strip()}", code="job-rejected"
+        )
 
 
 def submit(file: Path) -> str:
@@ -41,7 +43,7 @@ def submit(file: Path) -> str:
     """
     done = _run("sbatch", "--parsable", str(file))
     if done.returncode:
-        raise LaunchError(f"sbatch {file} ended with status {done.returncode}: {_message(done)}")
+        raise LaunchError(f"sbatch {file} exited with status {done.returncode}: {_message(done)}", code="submission-failed")
     return done.stdout.strip().partition(";")[0]
 
 
@@ -50,10 +52,11 @@ def _run(*command: str, text: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         raise LaunchError(
-            f"{command[0]} has not answered in {_PATIENCE_S:g} s: is Slurm's controller down? (scontrol ping)"
+            f"{command[0]} did not respond within {_PATIENCE_S:g} s. Check Slurm's controller: scontrol ping",
+            code="slurm-unavailable",
         ) from None
 
 
 def _message(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return "; ".join(lines[:2]) or "it says nothing more"
+    return "; ".join(lines[:2]) or "no message"

@@ -85,20 +85,25 @@ class Request:
         for name in ("nodes", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{_flag(name)} {value}: it must be 1 or more")
+                raise ConfigError(f"{_flag(name)} {value}: must be 1 or more.", code="option-out-of-range")
         object.__setattr__(self, "ntasks_per_node", _count(self.ntasks_per_node, self.num_gpus))
         if not re.fullmatch(rf"({'|'.join(_SIGNALS)})@\d+", self.signal):
             raise ConfigError(
-                f"--signal {self.signal}: give {' or '.join(_SIGNALS)}, which ask a run to save itself, with how many seconds "
-                "before the end: USR1@90"
+                f"--signal {self.signal}: expected {' or '.join(_SIGNALS)}, on which a run saves a checkpoint, and the "
+                "seconds before the time limit, for example USR1@90.",
+                code="signal-invalid",
             )
         if self.array is not None and config.run_dir is not None:
             raise ConfigError(
-                f"--array {self.array} and --run-dir {config.run_dir}: each task of an array is a run of its own, "
-                "and all but one would find that directory in use. Leave --run-dir out: each resumes its own run automatically"
+                f"--array {self.array} with --run-dir {config.run_dir}: each task of an array is a separate run, and "
+                "only one could use that directory. Remove --run-dir: each task resumes its run automatically.",
+                code="array-with-run-dir",
             )
         if self.runtime not in RUNTIMES:
-            raise ConfigError(f"{self.runtime!r} cannot run a container here: choose one of {', '.join(RUNTIMES)}")
+            raise ConfigError(
+                f"{self.runtime!r} is not a known container runtime. Use one of {', '.join(RUNTIMES)}.",
+                code="runtime-unknown",
+            )
         _check_shards(self)
 
     @property
@@ -127,7 +132,7 @@ def num_gpus(text: str) -> int:
     """
     match = re.fullmatch(r"(?:[\w.-]+:)?([1-9]\d*)", text)
     if match is None:
-        raise ConfigError(f"--gpus-per-node {text}: give a number, 1 or more, or TYPE:NUMBER")
+        raise ConfigError(f"--gpus-per-node {text}: expected a number, 1 or more, or TYPE:NUMBER.", code="gpus-invalid")
     return int(match[1])
 
 
@@ -137,8 +142,9 @@ def _count(value: int | str | None, num_gpus: int) -> int | None:
         return None
     if not str(value).isdecimal() or int(value) < 1:
         raise ConfigError(
-            f"--nproc-per-node {value}: give a number, 1 or more, "
-            + ("or --gpus-per-node as well" if value == "gpu" else "or gpu (one per GPU)")
+            f"--nproc-per-node {value}: "
+            + ("also set --gpus-per-node." if value == "gpu" else "expected a number, 1 or more, or gpu (one per GPU)."),
+            code="nproc-invalid",
         )
     return int(value)
 
@@ -149,8 +155,9 @@ def _check_shards(request: Request) -> None:
         is_asked = "shards" in request.settings
         given = f"--shards {shards}" if is_asked else f"join(shards={shards}) in {request.joining.where}"
         raise ConfigError(
-            f"{processes} processes ({request.nodes} nodes x {request.tasks}) and {given}: more processes than shards cannot "
-            f"share the work. Ask for {'--shards ' if is_asked else 'shards='}{processes} or more, or for fewer processes"
+            f"{processes} processes ({request.nodes} nodes x {request.tasks}) but {given}: each process needs at least one "
+            f"shard. Use {'--shards ' if is_asked else 'shards='}{processes} or more, or fewer processes.",
+            code="world-size-above-shards",
         )
 
 

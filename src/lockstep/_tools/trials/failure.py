@@ -21,14 +21,14 @@ def last_words(output: str, exit_status: int) -> tuple[str, str]:
     """Of a program that told nothing: how it ended and its last line, which is an exception's
     message; and its last lines."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    said = f"; its last line: {lines[-1].strip()}" if lines else " without any message"
+    said = f"; its last line: {lines[-1].strip()}" if lines else " without a message"
     return f"{how_it_ended(exit_status)}{said}", "\n".join(lines[-_LAST_LINES:])
 
 
 def how_it_ended(exit_status: int) -> str:
     """An exit status in words."""
     if exit_status >= 0:
-        return f"ended with exit status {exit_status}"
+        return f"exited with status {exit_status}"
     try:
         return f"was killed by {signal.Signals(-exit_status).name}"
     except ValueError:

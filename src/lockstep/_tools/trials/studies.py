@@ -121,7 +121,9 @@ def numbers(*, least: int) -> Callable[[click.Context, click.Parameter, str | No
         parts = [] if text is None else [part.strip() for part in text.split(",")]
         if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
             raise ConfigError(
-                f"{option.opts[0]} {text}: write whole numbers, {least} or more, separated by commas, for example {least},4"
+                f"{option.opts[0]} {text}: expected whole numbers, {least} or more, separated by commas, for example "
+                f"{least},4.",
+                code="list-invalid",
             )
         return None if text is None else tuple(dict.fromkeys(map(int, parts)))
 
@@ -139,7 +141,7 @@ def names(
             if name not in valid:
                 raise unknown_name(kind, name, valid)
         if text is not None and not given:
-            raise ConfigError(f"{option.opts[0]} {text!r} is empty: choose one of {', '.join(valid)}")
+            raise ConfigError(f"{option.opts[0]} {text!r} is empty: choose one of {', '.join(valid)}.", code="list-empty")
         return None if text is None else tuple(dict.fromkeys(given))
 
     return parse

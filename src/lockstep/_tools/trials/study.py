@@ -151,7 +151,8 @@ def new_directory(out: Path) -> Path:
             pass
         except OSError as error:
             raise ConfigError(
-                f"the results cannot be written to {candidate.absolute()}: {error.strerror}. --out DIR puts them elsewhere"
+                f"cannot write results to {candidate.absolute()}: {error.strerror}. Use another directory: --out DIR",
+                code="results-not-writable",
             ) from None
         if candidate.is_dir() and not any(candidate.iterdir()):
             return candidate

@@ -79,15 +79,17 @@ def command(script: str, args: tuple[str, ...], seconds: float, limit_s: float, 
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     if plan_nodes(options) is not None:
         raise ConfigError(
-            "lockstep tune measures on one machine: give it the number of processes of each (--nproc), without options for "
-            "several, and give what it finds to the run on several as --workers"
+            "lockstep tune measures one machine. Pass the number of processes per machine (--nproc) without options for "
+            "several machines, then use its result as --workers of the run.",
+            code="several-machines",
         )
     find_script(script, is_module=options.is_module, is_executable=False)
     num_processes = resolve_nproc(options.nproc_per_node, RunConfig.merge(settings, {}))
     console, began_s = open_console(), time.monotonic()
     say(
         console,
-        f"tuning the loader of {script} on {counted(num_processes, 'process', 'processes')} and {counted(num_cores(), 'core')}",
+        f"tuning the loader of {script} on {counted(num_processes, 'process', 'processes')} and "
+        f"{counted(num_cores(), 'core')}",
     )
     program = [*(["-m"] if options.is_module else []), script, *args]
     with sigterm_interrupts(), Progress(console) as progress:
@@ -96,7 +98,7 @@ def command(script: str, args: tuple[str, ...], seconds: float, limit_s: float, 
     say(console, verdict, style="bold")
     took = f"in {time.monotonic() - began_s:.0f} s"
     if chosen is None:
-        say(console, f"so the loader may stay as it is ({took})")
+        say(console, f"keep the present number of workers ({took})")
         return
     nproc = "" if options.nproc_per_node is None else f"--nproc {options.nproc_per_node} "
     say(
@@ -112,15 +114,15 @@ def _find(runs: _Runs, console: Console) -> tuple[int | None, str]:
     present = now.workers
     say(
         console,
-        f"{_workers(present)}, as the script has it: {_ms(now.step_s)} a step, {_ms(now.wait_s)} of it for the loader",
+        f"{_workers(present)} (the script's): {_ms(now.step_s)} per step, of which {_ms(now.wait_s)} wait for the loader",
     )
     if keeps_up(now.step_s, now.wait_s):
-        return None, "nothing to gain from the loader, which keeps up"
+        return None, "the loader keeps up: more workers would not make steps faster"
     tried, waits_s = {present: now.step_s}, {present: now.wait_s}
     while (number := next_to_try(tried)) is not None:
         timed = runs.time(number)
         tried[number], waits_s[number] = timed.step_s, timed.wait_s
-        say(console, f"{_workers(number)}: {_ms(timed.step_s)} a step, {_times(now.step_s / timed.step_s)}")
+        say(console, f"{_workers(number)}: {_ms(timed.step_s)} per step, {_times(now.step_s / timed.step_s)}")
     best = best_of(tried)
     speedups = [now.step_s / tried[best]]
     while best != present and len(speedups) < 3 and is_clear(*speedups):
@@ -129,8 +131,8 @@ def _find(runs: _Runs, console: Console) -> tuple[int | None, str]:
             break
     bound = f"data-bound: steps of {_ms(now.step_s)} wait {_ms(now.wait_s)} for the loader"
     if best == present or not is_clear(*speedups):
-        return None, f"{bound}; no other number is clearly faster: a cheaper loader, or more cores, are what helps"
-    rest = "keep up" if keeps_up(tried[best], waits_s[best]) else f"still let steps wait {_ms(waits_s[best])}"
+        return None, f"{bound}; no other number is clearly faster. Use cheaper transforms, or more cores"
+    rest = "keep up" if keeps_up(tried[best], waits_s[best]) else f"reduce the wait to {_ms(waits_s[best])}"
     return best, f"{bound}; {_workers(best)} {rest}: {_times(min(speedups))}, confirmed"
 
 
@@ -163,8 +165,8 @@ class _Runs:
             LaunchError: the script failed, or cannot be measured.
             KeyboardInterrupt: Ctrl-C; all of its processes are gone.
         """
-        what = "the script as it is" if workers is None else _workers(workers)
-        self.progress.started(f"once more: {what}" if is_again else what)
+        what = "the script's workers" if workers is None else _workers(workers)
+        self.progress.started(f"again: {what}" if is_again else what)
         with tempfile.TemporaryDirectory(prefix="lockstep-tune-", ignore_cleanup_errors=True) as place:
             directory, result = Path(place), Path(place, "result.json")
             own = {} if workers is None else {"workers": workers}
@@ -187,25 +189,31 @@ class _Runs:
             found = json.loads(result.read_text())
         if "no_loader" in found:
             raise LaunchError(
-                f"nothing to tune: the script trains on a {found['no_loader']} of its own, not on a DataLoader, so workers do "
-                "not apply. Give team.prepare() a torch.utils.data.DataLoader"
+                f"nothing to tune: the script trains on a {found['no_loader']}, which has no workers. Pass team.prepare() a "
+                "torch.utils.data.DataLoader.",
+                code="no-loader",
             )
         return _Timed(**found)
 
 
 def _not_measured(record: Record, *, has_joined: bool) -> LaunchError:
     if record.status == "failed":
-        return LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
+        return LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip(), code="script-failed")
     if record.status == "timeout":
-        return LaunchError("not measured within the time limit: steps or batches take long. Give it longer: --limit SECONDS")
+        return LaunchError(
+            "not measured within the time limit, because steps or batches take long. Raise the limit: --limit SECONDS",
+            code="time-limit",
+        )
     if not has_joined:
         return LaunchError(
-            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (`lockstep new` "
-            "writes one that does)"
+            "the script finished without calling lockstep.join(), so its loader cannot be measured. Port it (`lockstep new` "
+            "creates a script that joins).",
+            code="not-joined",
         )
     return LaunchError(
-        "the script ended before its loader was measured: it takes too few steps, or prepares no loader. Let it train for "
-        "longer (more epochs, or no limit of its steps), or time less: --seconds 0.1"
+        "the script finished before its loader was measured: it takes too few steps, or prepares no loader. Train for more "
+        "steps, or measure for less time: --seconds 0.1",
+        code="too-few-steps",
     )
 
 

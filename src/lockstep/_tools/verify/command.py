@@ -73,7 +73,7 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
 @click.option(
     "--strategy",
     type=click.Choice([name for name in STRATEGIES if name != "auto"]),
-    help="Strategy of all settings.  [default: the script's, else exact]",
+    help="Strategy of all settings.  [default: the script's, otherwise exact]",
 )
 @click.option(
     "--resume/--no-resume",
@@ -90,8 +90,8 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
 @options_of_studies(
     run="setting",
     out="verification",
-    shards="the script's, else a power of two that is at least the largest number of processes",
-    threads="the script's, else cores / shards",
+    shards="the script's, otherwise a power of two that is at least the largest number of processes",
+    threads="the script's, otherwise cores / shards",
     timeout="--timeout-per-run: Time limit of each run in seconds. A setting that exceeds it fails.",
 )
 def command(

@@ -70,10 +70,13 @@ def find_run(directory: Path) -> Path:
         runs = inventory.read_runs(directory)
     except OSError as error:
         raise ConfigError(
-            f"no run in {directory.absolute()}: {os_error_text(error)}. Give the directory of a run, or one with runs in it"
+            f"no run in {directory.absolute()}: {os_error_text(error)}. Pass a run directory, or a directory of runs.",
+            code="no-run",
         ) from error
     if not runs:
-        raise ConfigError(f"no run in {directory.absolute()}. A run creates runs/SCRIPT-N where it is started")
+        raise ConfigError(
+            f"no run in {directory.absolute()}. A run creates runs/SCRIPT-N in its working directory.", code="no-run"
+        )
     return runs[-1].path
 
 

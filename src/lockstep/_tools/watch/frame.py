@@ -52,7 +52,7 @@ def _head(run: Watched, width: int) -> list[Text]:
         )
     if isinstance(start.get("time_s"), float):
         facts.append(f"started {span(run.now_s - start['time_s'])} ago")
-    return [*lines, Text(" · ".join(facts) or "nothing has been written yet")]
+    return [*lines, Text(" · ".join(facts) or "no data yet")]
 
 
 def _ranks(run: Watched) -> list[Text]:
@@ -77,7 +77,7 @@ def _phase(report: RankReport) -> tuple[int, str]:
     if report.state not in ("running", "late"):
         return 0, report.describe()
     if report.state == "late":
-        return 0, "has not reported for some time; it was in " + str(report.record["doing"]["activity"])
+        return 0, "has not reported for some time; last " + str(report.record["doing"]["activity"])
     if report.is_waiting:
         return 2, "waiting for the other ranks"
     if waits_for_loader(report.frames):
