@@ -1,6 +1,8 @@
 """Commands of this folder, in this process. Those that train start warm launchers where they can:
 see ``launchers``."""
 
+import json
+
 import pytest
 from launchers import nursery, warm_trials
 from warm import run_here
@@ -20,6 +22,14 @@ def command(capsys):
         return ended.value.code or 0, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def refusals(tmp_path, monkeypatch):
+    """``refusals()``: the codes of the errors with which commands of this test were refused."""
+    path = tmp_path / "refusals.jsonl"
+    monkeypatch.setenv("LOCKSTEP_REPORTS", str(path))
+    return lambda: [json.loads(line)["code"] for line in path.read_text().splitlines()]
 
 
 @pytest.fixture

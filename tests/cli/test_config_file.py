@@ -62,23 +62,24 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
         ("shard = 8", "shard: .*Did you mean shards?"),
         ("nproc_per_node = 2", "nproc_per_node: .*Did you mean nproc-per-node?"),
         ("timeout_s = 2.5", "timeout_s: .*Did you mean timeout?"),
-        ("help = true", "help: lockstep run has no such option"),
-        ("[training]", "training: it is a table"),
+        ("help = true", "help: "),
+        ("[training]", "training: "),
         ('shards = "x"', "shards = 'x': "),
         ("shards = 1.5", "shards = 1.5: "),
         ("fresh = 2", "fresh = 2: "),
     ],
 )
-def test_a_key_or_value_that_cannot_be_meant_is_refused_with_the_file(call, asked, line, words):
+def test_a_key_or_value_that_cannot_be_meant_is_refused_with_the_file(call, asked, refusals, line, words):
     status, out, said = call("run", "--config", "run.toml", "train.py", file=f"keeps = 1\n{line}\n")
     assert (status, out, asked) == (2, "", [])
-    assert said.startswith("error: run.toml cannot be used")
+    assert refusals() == ["config-file-keys"]
     assert re.search(rf"^  keeps: .*\n  {words}", said, flags=re.MULTILINE), "all that is wrong is said at once"
 
 
-def test_a_file_that_is_missing_or_not_toml_is_told(call):
-    assert "error: --config run.toml: No such file" in call("run", "--config", "run.toml", "train.py")[2]
-    assert "run.toml: it is not valid TOML" in call("run", "--config", "run.toml", "train.py", file="shards: 8\n")[2]
+def test_a_file_that_is_missing_or_not_toml_is_told(call, refusals):
+    call("run", "--config", "run.toml", "train.py")
+    call("run", "--config", "run.toml", "train.py", file="shards: 8\n")
+    assert refusals() == ["config-file-unreadable", "config-file-not-toml"]
 
 
 def test_a_file_that_is_nested_too_deeply_or_too_large_is_told(call):
@@ -92,5 +93,5 @@ def test_a_file_that_is_nested_too_deeply_or_too_large_is_told(call):
 def test_commands_with_the_options_of_a_run_take_its_file(call, verb):
     status, _, said = call(verb, "--config", "run.toml", "train.py", file="shards = 8\nmax-restarts = 1\nkeeps = 2\n")
     assert status == 2
-    assert f"keeps: lockstep {verb} has no such option. Did you mean keep?" in said
+    assert re.search(rf"keeps: lockstep {verb} .*Did you mean keep\?", said)
     assert "shards:" not in said

@@ -31,12 +31,12 @@ def test_the_commands_that_it_says_are_for_what_it_has_written(new, tmp_path):
         (("there",), "there/train.py", "lockstep new there/train-2.py"),
     ],
 )
-def test_a_file_that_exists_is_left_as_it_is_and_a_free_name_is_said(new, tmp_path, args, file, another):
+def test_a_file_that_exists_is_left_as_it_is_and_a_free_name_is_said(new, tmp_path, refusals, args, file, another):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("mine")
     status, out, said = new(*args)
     assert (status, out) == (2, "")
-    assert f"{file} exists already, so nothing was written" in said
+    assert refusals() == ["file-exists"]
     assert said.rstrip().endswith(another)
     assert (tmp_path / file).read_text() == "mine"
     assert new(*another.split()[2:])[0] == 0
@@ -48,11 +48,11 @@ def test_a_file_of_any_name_can_be_asked_for(new, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file", "file/there"])
-def test_a_file_in_place_of_the_directory_is_told(new, tmp_path, place):
+def test_a_file_in_place_of_the_directory_is_told(new, tmp_path, refusals, place):
     (tmp_path / "file").touch()
     status, out, said = new(place)
-    assert (status, out) == (2, "")
-    assert f"{place}/train.py cannot be written: " in said
+    assert (status, out, refusals()) == (2, "", ["file-not-writable"])
+    assert f"{place}/train.py" in said
 
 
 def test_the_script_is_in_the_package_and_names_the_commands_itself():

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, settings, files, names."""
+"""The foundation of all other packages: errors, settings, files, names."""

@@ -9,32 +9,30 @@ from pathlib import Path
 from lockstep._base.nofollow import directory, open_in
 
 UNFINISHED = f".*.{'[0-9a-f]' * 8}.new"
-"""What an atomic write leaves behind if its process is killed: a pattern for names beside the
-file."""
+"""The files that an atomic write leaves behind if its process is killed: a pattern for names in the
+file's directory."""
 
 
 def write_atomic(
     path: Path, content: str | bytes, *, durable: bool = False, mode: int = 0o666, within: Path | None = None
 ) -> None:
-    """Write a file so that readers find either its previous or its complete new content, even if
+    """Writes a file so that readers find either its previous or its complete new content, even if
     this process is killed.
 
     Args:
         path: the file, replaced if it exists.
         content: its new content; text is encoded as UTF-8.
-        durable: flush the content to disk before the file gets its name, so that it is complete
-            after a power failure too. (``flush`` of the directory ensures that the new file is the
-            one found then.)
-        mode: its permissions, less those of the umask.
-        within: a directory above it, below which no directory may be a symbolic link. None: its own
+        durable: flush the content to disk before the file gets its name, so that it is also complete
+            after a power failure. (``flush`` of the directory makes the new name durable.)
+        mode: its permissions, before the umask.
+        within: a parent directory, below which no directory may be a symbolic link. None: the file's
             directory.
 
     Raises:
         OSError: it could not be written. The previous file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    # Never opened if it exists, since it may be a link put there by another user; nor do two
-    # processes share it.
+    # O_EXCL: the name may exist as a link of another user. Random: two processes do not share it.
     unfinished = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     with directory(path.parent, within=within or path.parent) as parent:
         try:

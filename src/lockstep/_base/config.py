@@ -21,8 +21,8 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def check_interval(value: Any) -> int | str:
-    """``checkpoint_every`` in canonical form, so that settings can be compared and passed on as
-    text: a number of steps, a number of seconds followed by ``s``, or ``off``.
+    """Returns ``checkpoint_every`` in canonical form, so that settings can be compared and passed
+    on as text: a number of steps, a number of seconds followed by ``s``, or ``off``.
 
     Raises:
         ConfigError: it is neither.
@@ -52,27 +52,27 @@ class Strategy:
     """A strategy for synchronizing gradients: its module, and its requirements."""
 
     sync: str = ""
-    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Sync``.
-    Imported when needed."""
+    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Sync``,
+    imported when needed."""
     one_process: bool = False
     devices: str = "several"
-    """Devices that a process may use: ``one``; ``several``, on which the script places its models;
-    or ``all`` GPUs."""
+    """The devices that a process may use: ``one``; ``several``, on which the script places its
+    models; or ``all`` GPUs."""
     needs: str = ""
-    """What the machine must have: ``gpus``, ``horovod``."""
+    """The requirement of the machine: ``gpus``, ``horovod``."""
     promises_bits: bool = False
-    """Whether answers are bit-identical at every world size."""
+    """Whether results are bit-identical at every world size."""
     repeats: bool = False
-    """Whether a run that is started again, or resumed, on as many processes is to give the same
-    bits."""
+    """Whether a run that is repeated or resumed on the same number of processes is
+    bit-identical."""
     audits: bool = False
-    """Whether a shard can be computed aside, without a word to other processes."""
+    """Whether a process can recompute a shard separately, without communication."""
     even: bool = False
-    """Whether each process must have equally many shards."""
+    """Whether each process must have the same number of shards."""
     shards_parameters: bool = False
-    """Whether a process holds a part of each parameter: all processes gather whole ones."""
+    """Whether a process stores a slice of each parameter: all processes gather whole parameters."""
     balances: bool = False
-    """Whether shards may move between processes during a run, without a change in the answer."""
+    """Whether shards may move between processes during a run without changing results."""
 
 
 STRATEGIES = {
@@ -92,8 +92,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps", "npu", "xpu")
 NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 RUNS = Path("runs")
-"""The folder, in the working directory, of the run directories that are not named by
-``run_dir``."""
+"""The folder, in the working directory, of the run directories that are not set by ``run_dir``."""
 ALLOWABLE = ("data", "device", "epochs", "numerics", "optimizer", "shards", "threads")
 
 
@@ -244,17 +243,18 @@ class RunConfig:
 
     @classmethod
     def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
-        """See ``merge_settings``, which also gives the options of tools."""
+        """Combines settings like ``merge_settings``, and returns the run's settings without the
+        options of tools."""
         return merge_settings(command, script)[0]
 
 
 @functools.cache
 def options_of_tools() -> dict[str, type]:
-    """The dataclasses of the options that tools and other packages bring to every run, by the name
-    of their instrument.
+    """Returns the dataclasses of the options that tools and other packages add to every run, by the
+    name of their instrument.
 
     Raises:
-        ConfigError: one cannot be imported, or has an option that exists.
+        ConfigError: one cannot be imported, or defines an option that exists.
     """
     kinds: dict[str, type] = {}
     for name in extensions.names("options"):
@@ -276,23 +276,22 @@ def setting_kinds() -> tuple[type, ...]:
 
 
 def all_settings() -> dict[str, Option]:
-    """The options of all settings, those of tools among them, by field."""
+    """Returns the options of all settings by field, including options of tools."""
     return {name: option for kind in setting_kinds() for name, option in options_of(kind).items()}
 
 
 def without_tools(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are not options of tools."""
+    """Returns the settings that are not options of tools."""
     of_tools = {name for kind in options_of_tools().values() for name in options_of(kind)}
     return {name: value for name, value in settings.items() if name not in of_tools}
 
 
 def merge_settings(command: Mapping[str, Any], script: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
-    """Combine the settings of the command line with those of the script's ``join(...)``: the run's,
-    and the options of each tool, by the name of its instrument.
+    """Combines the settings of the command line with the arguments of the script's ``join(...)``.
+    Returns the run's settings, and the options of each tool by the name of its instrument.
 
     Raises:
-        ConfigError: a setting is unknown or invalid, or is given in both places with different
-            values.
+        ConfigError: a setting is unknown or invalid, or is set in both places with different values.
     """
     names = all_settings()
     for name in (*command, *script):

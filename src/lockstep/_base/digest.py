@@ -23,22 +23,21 @@ _CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type
 
 
 def digest(value: Any) -> str:
-    """The digest of a tensor, a number, or a structure of them: 32 hexadecimal digits.
+    """Returns the digest of a tensor, a number, or a structure of them: 32 hexadecimal digits.
 
     For tensors it covers dtype, shape and elements in index order, but neither strides nor device.
-    NaNs with equal bits are equal, and 0.0 differs from -0.0. For opaque objects only the type
-    counts, and for absolute paths only the last component, since data may be in different places on
-    different machines.
-    """
+    NaNs with identical bits are equal, and 0.0 differs from -0.0. For opaque objects only the type
+    is covered, and for absolute paths only the last component, since data may be in different
+    places on different machines."""
     hasher = hashlib.blake2b(digest_size=_SIZE)
     _add(hasher, value, ())
     return hasher.hexdigest()
 
 
 def sketch(value: Any) -> str:
-    """A digest of bounded cost: of long tensors, texts and lists only items at equal distances are
-    looked at, and of tensors on other devices than the CPU only the shape. Values that are
-    bit-identical have equal sketches; samples of one data set hardly ever do otherwise."""
+    """Returns a digest of bounded cost. Of long tensors, texts and lists it reads only items at
+    equal distances, and of tensors on other devices than the CPU only the shape. Bit-identical
+    values have equal sketches, and different samples of one dataset hardly ever do."""
     hasher = hashlib.blake2b(digest_size=_SIZE)
     _add_some(hasher, value, ())
     return hasher.hexdigest()
@@ -55,16 +54,17 @@ def squared_norm(tensor: Tensor) -> float:
 
 
 def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
-    """The sum of each tensor's bits as 64-bit integers, which wrap around instead of rounding, with
-    one transfer per device.
+    """Returns the sum of each tensor's bits as 64-bit integers, which wrap around instead of
+    rounding, with one transfer per device.
 
-    Some ten times as fast as ``digest``, and blind to elements that change places. (For narrower
-    integers PyTorch would first make a wide copy of the whole tensor.)"""
+    It is about ten times as fast as ``digest``, and does not detect elements that change places.
+    (For narrower integers PyTorch would first make a wide copy of the whole tensor.)"""
     return read_sums([bit_sum(tensor) for tensor in tensors])
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """The sum of one tensor's bits: a scalar on its device, which is not waited for."""
+    """Returns the sum of one tensor's bits: a scalar on its device, without waiting for the
+    device."""
     dense = tensor.detach()
     flat = _flat(dense if dense.layout == torch.strided else dense.to_dense())
     # The result must not depend on the alignment in memory, which may differ between ranks.
@@ -78,13 +78,13 @@ def bit_sum(tensor: Tensor) -> Tensor:
 
 
 def bit_sum_of_part(part: Tensor, begin: int, whole_bytes: int) -> Tensor:
-    """What a part of a tensor adds to its ``bit_sum``: those of all parts add up to it, whatever
-    the cut.
+    """Returns what a part of a tensor adds to its ``bit_sum``: the results for all parts add up to
+    it, for any cut.
 
     Args:
         part: consecutive elements of the tensor.
         begin: the number of bytes before them.
-        whole_bytes: of the tensor.
+        whole_bytes: the size of the tensor.
     """
     data = _flat(part.detach()).view(torch.uint8)
     end = begin + len(data)
@@ -110,7 +110,7 @@ def read_sums(sums: Sequence[Tensor]) -> list[int]:
 
 
 def _add_some(hasher: Any, value: Any, within: tuple[int, ...]) -> None:
-    """Update a hash with some of a value. ``within``: as for ``_add``."""
+    """Updates a hash with a part of a value. ``within``: as for ``_add``."""
     if isinstance(value, Tensor):
         _add_some_elements(hasher, value.detach())
     elif isinstance(value, numpy.ndarray) and value.dtype != object:
@@ -155,20 +155,20 @@ def _add_some_elements(hasher: Any, tensor: Tensor) -> None:
 
 
 def _spread(length: int) -> Sequence[int]:
-    """Positions at equal distances, the first and the last among them."""
+    """Returns positions at equal distances, including the first and the last."""
     most = _MOST_ITEMS
     return range(length) if length <= most else [number * (length - 1) // (most - 1) for number in range(most)]
 
 
 def _lattice(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Slices of an array that leave some ``_MOST_ELEMENTS`` of its elements, without a copy of the
-    others."""
+    """Returns slices of an array that select about ``_MOST_ELEMENTS`` of its elements, without
+    copying the others."""
     each = max(2, int(_MOST_ELEMENTS ** (1 / len(shape))))
     return tuple(slice(None, None, -(-length // each)) for length in shape)
 
 
 def _add(hasher: Any, value: Any, within: tuple[int, ...]) -> None:
-    """Update a hash with a value. ``within``: the ids of the containers of this value, to detect
+    """Updates a hash with a value. ``within``: the ids of the containers of this value, to detect
     cycles."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, Tensor):
@@ -231,6 +231,6 @@ def _add_tensor(hasher: Any, tensor: Tensor) -> None:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The elements in index order, with stride 1. (``reshape`` keeps the stride of a single
+    """Returns the elements in index order, with stride 1. (``reshape`` keeps the stride of a single
     element, such as that of a column of one row, and then its bytes cannot be viewed.)"""
     return tensor.resolve_conj().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,))

@@ -13,8 +13,8 @@ from lockstep._base.escape_control import escape_control
 
 
 def os_error_text(error: OSError) -> str:
-    """What the system says, without the error's number and path."""
-    if error.errno == errno.ELOOP:  # "Too many levels of symbolic links", although one is enough
+    """Returns the system's message for an ``OSError``, without its number and path."""
+    if error.errno == errno.ELOOP:  # the system's text blames the number of links
         return "a symbolic link leads in a circle"
     return error.strerror or str(error)
 
@@ -23,8 +23,8 @@ class LockstepError(Exception):
     """The base class of all errors that lockstep raises deliberately.
 
     Args:
-        code: a stable name of what is wrong, as ``world-size-above-shards``; empty: it has none.
-            Programs and tests match it, so that the message can be improved.
+        code: a stable name of the problem, such as ``world-size-above-shards``; empty: none. Programs
+            and tests match the code, so that the message can be improved.
     """
 
     def __init__(self, *args: object, code: str = "") -> None:
@@ -32,7 +32,7 @@ class LockstepError(Exception):
         self.code = code
 
     def __str__(self) -> str:
-        # the values in it may come from anybody's file
+        # Values in the message may come from a file of another user.
         return escape_control(super().__str__(), has_lines=True)
 
 
@@ -45,8 +45,8 @@ class UsageError(LockstepError, RuntimeError):
 
 
 class AbandonedError(UsageError):
-    """A call that all ranks must make, in the ``finally`` or ``except`` of an error that has left
-    the loop on this rank alone. That error is the cause: look at it first."""
+    """A call that all ranks must make, in the ``finally`` or ``except`` block of an error that has
+    left the loop on this rank only. That error is the cause: look at it first."""
 
 
 class MismatchError(LockstepError, RuntimeError):
@@ -54,12 +54,11 @@ class MismatchError(LockstepError, RuntimeError):
 
 
 class PartedError(MismatchError):
-    """Some ranks have left a loop that others go on with, so that they wait for each other for
-    ever.
+    """Some ranks left a loop that the others continue, so ranks would wait for each other forever.
 
     Args:
-        is_reported_here: whether this rank is the one that tells it, where each rank tells its own
-            errors.
+        is_reported_here: whether this rank reports the error, where each rank reports its errors
+            itself.
     """
 
     def __init__(self, message: str, *, is_reported_here: bool = True, code: str = "") -> None:
@@ -68,11 +67,11 @@ class PartedError(MismatchError):
 
 
 class DataError(LockstepError, ValueError):
-    """A loader, data set or batch cannot be split into shards, or cannot be read."""
+    """A loader, dataset or batch cannot be split into shards, or cannot be read."""
 
 
 class ModelError(LockstepError, RuntimeError):
-    """A model cannot be trained as it is."""
+    """A model cannot be trained without a change."""
 
 
 class LossError(LockstepError, ArithmeticError):
@@ -84,10 +83,10 @@ class CheckpointError(LockstepError, RuntimeError):
 
 
 class UnfitFileError(LockstepError, OSError):
-    """Something else is at a path than what is read or written there."""
+    """A path leads to another kind of file than the one that is read or written there."""
 
     def __str__(self) -> str:
-        # the number of the error would say something else
+        # Without the error number: OSError would add its own text for it.
         return escape_control(f"{self.filename}: {self.strerror}")
 
 
@@ -97,16 +96,15 @@ class PeerError(LockstepError, RuntimeError):
 
 
 class StrangerError(PeerError):
-    """What has connected in the place of a rank does not belong to this run. It is no consequence
-    of another rank's error."""
+    """A process that does not belong to this run has connected as one of its ranks. The error is
+    not a consequence of another rank's error."""
 
 
 class LaunchError(LockstepError, RuntimeError):
     """Worker processes could not be started, or one of them failed.
 
-    ``exit_status`` is the exit status for the command that launched them, and ``summary`` the error
-    in one line, without which rank it was.
-    """
+    ``exit_status`` is the exit status for the command that launched them. ``summary`` is the error
+    in one line, without the rank."""
 
     def __init__(self, message: str, exit_status: int = 1, summary: str = "", *, code: str = "") -> None:
         super().__init__(message, code=code)
@@ -115,8 +113,8 @@ class LaunchError(LockstepError, RuntimeError):
 
 
 def did_you_mean(name: object, valid: Iterable[str]) -> str:
-    """The one or two valid names that are most like an unknown one, as a clause; empty: none is
-    like it."""
+    """Returns the one or two valid names that are most similar to an unknown one, as a clause;
+    empty: none is similar."""
     import difflib  # for an error only: the launcher starts without it
 
     near = difflib.get_close_matches(name, list(valid), n=2) if isinstance(name, str) else []
@@ -143,5 +141,5 @@ for _public in (
     PeerError,
     LaunchError,
 ):
-    # whose ``__getattr__`` has them: so tracebacks print the names that users import
+    # ``lockstep.__getattr__`` provides these names, so tracebacks print what users import.
     _public.__module__ = "lockstep"

@@ -1,4 +1,4 @@
-"""Text that is safe to print: what it says is what a terminal shows."""
+"""Makes text safe to print, so that a terminal shows it instead of acting on it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ _OF_LINES = "\n\t"
 
 
 def escape_control(text: str, *, has_lines: bool = False) -> str:
-    """Write out control characters, as Python does in literals: ``\\x1b``, ``\\r``, ``\\u202e``.
+    """Escapes control characters like Python literals do: ``\\x1b``, ``\\r``, ``\\u202e``.
 
-    Strings in files may be anybody's, and a terminal acts on such characters: it clears lines, or
-    turns the direction of writing. What counts is ``str.isprintable``.
+    Strings in files may come from another user, and a terminal acts on such characters: it clears
+    lines, or turns the direction of writing. ``str.isprintable`` decides which characters are
+    escaped.
 
     Args:
-        text: anything.
-        has_lines: leave line feeds and tabs as they are.
+        text: any text.
+        has_lines: whether to keep line feeds and tabs.
     """
     if text.isprintable():
         return text

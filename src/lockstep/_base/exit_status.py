@@ -1,11 +1,18 @@
-"""How a script has ended, as far as an exit handler can know it.
+"""Determines how a script has exited, as far as an exit handler can know it.
 
-Python tells exit handlers nothing. An uncaught error can be found in ``sys.last_value``, but
-``SystemExit`` leaves no trace: it no longer exists when they are called. So the status is noted
-when the script asks for it (``sys.exit``, ``exit``, ``quit``, and by names that running modules
-have imported for them), and the frame of the main module says whether that came to its own end,
-whatever ``SystemExit`` was caught before. What remains unknown (``raise SystemExit(1)``) is said to
-be unknown."""
+Why it matters: a run whose script exits with status 0 is finished, and any other must be resumed by
+the same command. ``Team.close`` runs as an exit handler, and Python passes no status to exit
+handlers. An uncaught error is in ``sys.last_value``, but ``SystemExit`` leaves no trace: the
+exception no longer exists when exit handlers run.
+
+So two sources are combined:
+
+- ``sys.exit``, ``exit`` and ``quit`` are wrapped, and note the status that the script asks for.
+Names that running modules have imported for these functions are replaced, too. - The frame of the
+main module shows whether it returned: its last instruction is then the one that returns. That is
+certain even if the script caught an earlier ``SystemExit``.
+
+The rest (``raise SystemExit(1)``) is reported as unknown: ``ScriptEnd.UNKNOWN``."""
 
 from __future__ import annotations
 
@@ -24,7 +31,7 @@ _WAYS_OUT = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 
 
 class ScriptEnd(enum.Enum):
-    """How a script has ended."""
+    """The ways in which a script can exit."""
 
     WELL = "with status 0"
     FAILED = "with another status"
@@ -32,13 +39,13 @@ class ScriptEnd(enum.Enum):
 
 
 def is_success(code: object) -> bool:
-    """Whether a process that raises ``SystemExit`` with this code ends with status 0."""
+    """Returns whether a process that raises ``SystemExit`` with this code exits with status 0."""
     return code is None or (isinstance(code, int) and code == 0)
 
 
 def tell(code: object) -> None:
-    """The program of this process has ended, with this code of ``SystemExit``: from the launcher,
-    which has seen it."""
+    """Notes that the program of this process has finished with this code of ``SystemExit``. The
+    launcher, which has seen it, calls this."""
     global _told
     _told = is_success(code)
 
@@ -47,21 +54,20 @@ _told: bool | None = None
 
 
 _asked: bool | None = None
-"""Whether the status that the script has asked for last is that of a success; None: it has asked
-for none."""
+"""Whether the status that the script last asked for is a success; None: it has not asked."""
 _asked_at: tuple[str, int, str] | None = None
-"""The file, line and function of the script that have asked for it."""
+"""The file, line and function of the script that asked for the status."""
 _replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
-"""Where Python's functions were put by: the names of a module, one of them, what it named, and what
-it names now."""
+"""The names that were replaced: the module's variables, the name, the original function, and its
+replacement."""
 
 
 def note_exits() -> None:
-    """Note what the script asks ``sys.exit``, ``exit`` and ``quit`` for, from now on. May be called
-    again.
+    """Notes from now on which status the script passes to ``sys.exit``, ``exit`` and ``quit``. May
+    be called again.
 
-    ``sys.exit(main())`` looks the function up before it calls ``main``: so this is called when
-    lockstep is imported, too."""
+    ``sys.exit(main())`` looks ``sys.exit`` up before it calls ``main``, which may call ``join()``.
+    So this is also called when lockstep is imported."""
     running = _running_modules()
     for module, name in _WAYS_OUT:
         current = getattr(module, name, None)  # ``python -S`` has no exit and quit
@@ -87,7 +93,7 @@ def _noting(leave: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(leave, updated=())
     def noting(code: Any = None, /) -> Any:
         global _asked, _asked_at
-        # of another thread it ends that alone
+        # In another thread, sys.exit stops only that thread.
         if threading.current_thread() is threading.main_thread():
             _asked, _asked_at = is_success(code), _users_line(sys._getframe(1))
         return leave(code)
@@ -96,7 +102,7 @@ def _noting(leave: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asked_at() -> str:
-    """Where the script has called ``sys.exit`` last, as ``FILE:LINE in FUNCTION``; empty:
+    """Returns where the script last called ``sys.exit``, as ``FILE:LINE in FUNCTION``; empty:
     nowhere."""
     return "" if _asked_at is None else "{}:{} in {}".format(*_asked_at)
 
@@ -111,7 +117,7 @@ def _users_line(caller: FrameType) -> tuple[str, int, str] | None:
 
 
 class ExitStatus:
-    """Knows how the script ends, from its creation to ``end``."""
+    """An observer of how the script exits, from its creation to ``end``."""
 
     def __init__(self) -> None:
         global _asked, _asked_at
@@ -120,21 +126,21 @@ class ExitStatus:
         self._program = _program_frame()
 
     def end(self) -> None:
-        """Put Python's own functions back. May be called again."""
+        """Restores Python's functions. May be called again."""
         for names, name, original, noting in _replaced:
-            if names.get(name) is noting:  # else the script has put another there
+            if names.get(name) is noting:  # otherwise the script has replaced it
                 names[name] = original
         _replaced.clear()
 
     def now(self) -> ScriptEnd:
-        """How the script has ended; to be asked in an exit handler, for an error that has left no
-        ``sys.last_value``."""
+        """Returns how the script has exited. Call it in an exit handler, for an exit that has left
+        no ``sys.last_value``."""
         if _told is not None:
             return ScriptEnd.WELL if _told else ScriptEnd.FAILED
         if self._program is not None and _has_returned(self._program):
             return ScriptEnd.WELL
         error = sys.exc_info()[1]
-        if error is not None and multiprocessing.parent_process() is not None:  # until 3.12
+        if error is not None and multiprocessing.parent_process() is not None:  # until Python 3.12
             return ScriptEnd.WELL if _is_success(error) else ScriptEnd.FAILED
         if _asked is not None:
             return ScriptEnd.WELL if _asked else ScriptEnd.FAILED
@@ -146,7 +152,7 @@ def _is_success(error: BaseException) -> bool:
 
 
 def _running_modules() -> list[dict[str, Any]]:
-    """The names in each module that has a function under way, and in the main module."""
+    """Returns the variables of the main module, and of each module with a function on the stack."""
     modules = {id(vars(main)): vars(main)} if (main := sys.modules.get("__main__")) is not None else {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -156,8 +162,9 @@ def _running_modules() -> list[dict[str, Any]]:
 
 
 def _program_frame() -> FrameType | None:
-    """The frame of the main module, or in a child of multiprocessing that of its process's ``run``;
-    None: neither runs. (It holds no more than these do.)"""
+    """Returns the frame of the main module, or in a child of multiprocessing the frame of its
+    process's ``run``; None: neither is running. (The frame keeps no more objects alive than these
+    do.)"""
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else None
     run = getattr(type(multiprocessing.current_process()).run, "__code__", None)
     is_child = multiprocessing.parent_process() is not None
@@ -172,8 +179,8 @@ def _program_frame() -> FrameType | None:
 
 
 def _has_returned(frame: FrameType) -> bool:
-    """Whether a frame's last instruction is the one that returns: it came to its end, and no error
-    has left it."""
+    """Returns whether a frame's last instruction returned: the function finished without an
+    error."""
     return frame.f_lasti >= 0 and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 

@@ -1,8 +1,14 @@
-"""What is found by name if it is installed: the tools of this package, and what other packages add
-by entry points.
+"""Finds tools by name: the built-in ones, and the ones that other packages add by entry points.
 
-The engine and the launcher import no tool. They ask here for what has registered under one of these
-kinds."""
+The engine and the launcher import no tool, so that both work without the tools (tests/test_rings.py
+deletes them). They ask this module for what is registered under a kind::
+
+    engine ----- names("instruments"), load(...) ----> this table --- imports --> _tools/...
+    launcher --- names("observers"), load(...) ------> entry points ------------> other packages
+
+Names come first and imports later, for two reasons. The command line lists its commands without
+importing torch, which takes seconds. And an extension of another package may be broken:
+``load_for_runs`` turns its import error into a message that names the package to uninstall."""
 
 from __future__ import annotations
 
@@ -18,8 +24,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PREFIX = "lockstep."
-"""Other packages register under an entry point group of this and the kind: ``lockstep.commands``,
-say."""
+"""The prefix of entry point groups in which other packages register a kind, such as
+``lockstep.commands``."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "commands": {
@@ -56,32 +62,33 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "observers": {"explain": "lockstep._tools.explain.launching.observer:Explainer"},
     "process_observers": {"explain": "lockstep._tools.explain.launching.process:ProcessExplainer"},
 }
-"""What comes with this package, by kind and name: ``module:attribute``."""
+"""The extensions of this package, by kind and name: ``module:attribute``."""
 
 
 def names(kind: str) -> list[str]:
-    """The names registered for a kind, those of this package first, without importing what they
-    stand for."""
+    """Returns the names registered for a kind, this package's first, without importing the
+    extensions."""
     built_in = built_in_names(kind)
     return [*built_in, *(name for name in _others(kind) if name not in built_in)]
 
 
 def built_in_names(kind: str) -> list[str]:
-    """Those of this package, as far as it is there: it is complete without its tools."""
+    """Returns this package's names for a kind, if their modules are installed: the package is
+    complete without its tools."""
     return [name for name, where in BUILT_IN.get(kind, {}).items() if _exists(where)]
 
 
 def package_of(kind: str, name: str) -> str:
-    """The package that has registered a name that is not built in."""
+    """Returns the package that registered a name that is not built in."""
     distribution = _others(kind)[name].dist
     return "another package" if distribution is None else str(distribution.name)
 
 
 def load(kind: str, name: str) -> Any:
-    """Import what is registered for a kind under a name.
+    """Imports the extension registered for a kind under a name.
 
     Raises:
-        KeyError: nothing is.
+        KeyError: no extension has this name.
     """
     where = BUILT_IN.get(kind, {}).get(name)
     if where is None or not _exists(where):
@@ -91,7 +98,7 @@ def load(kind: str, name: str) -> Any:
 
 
 def load_for_runs(kind: str, name: str) -> Any:
-    """As ``load``, of what an installed package adds to every run.
+    """Like ``load``, for an extension that an installed package adds to every run.
 
     Raises:
         ConfigError: it cannot be imported.
@@ -110,16 +117,16 @@ def _others(kind: str) -> dict[str, EntryPoint]:
     packages: dict[str, list[EntryPoint]] = {}
     for place in sys.path:
         for package, points in _packages(place).items():
-            packages.setdefault(package, points)  # of two versions, that which is imported
+            packages.setdefault(package, points)  # of two versions, the first one: Python imports it
     return {point.name: point for points in packages.values() for point in points if point.group == PREFIX + kind}
 
 
 @functools.cache
 def _packages(place: str) -> dict[str, list[EntryPoint]]:
-    """What packages in a directory of ``sys.path`` register, by their names.
+    """Returns the entry points of the packages in one directory of ``sys.path``, by package.
 
-    That is slow: a worker knows it from the server that it is forked from, but for the directory of
-    its script."""
+    Cached per directory, because reading the metadata is slow. A worker inherits the cache of the
+    fork server, and reads only the directory of its script."""
     from importlib.metadata import distributions  # slow to import, too
 
     found = {}

@@ -1,8 +1,7 @@
-"""What objects hold: all that can be reached from an object or from the variables of a script, each
-with its path.
+"""Walks the graph of objects: everything that can be reached from an object or from the variables
+of a script, each with its path.
 
-Reading goes past properties, ``__getattr__`` and iterators, so that no code of the script runs.
-"""
+Reading avoids properties, ``__getattr__`` and iterators, so that no code of the script runs."""
 
 from __future__ import annotations
 
@@ -17,18 +16,18 @@ from typing import Any
 from lockstep._base.tracebacks.frames import owner
 
 Key = str | tuple[Any]
-"""A place in an object: the name of an attribute or variable, or an index or key of a container, in
+"""A place in an object: the name of an attribute or variable; or an index or key of a container, in
 a tuple."""
 
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), range, slice})
 _CODE = (type, types.BuiltinFunctionType, types.CodeType, types.GeneratorType, types.CoroutineType)
 _BUILTIN = frozenset({dict, list, tuple, set, frozenset, deque})
 _BESIDE = "|"
-"""Begins the name of a variable that a function uses: the script does not write the function's name
-before it."""
+"""The first character of the name of a variable that a function uses: the script does not write the
+function's name before it."""
 _REGISTRY = re.compile(r"\._(?:parameters|buffers|modules)\['([^']*)'\]|\._wrapped\b")
-"""Of a module, whose items are attributes; and of a prepared model, which passes on those of the
-script's."""
+"""The registries of a module, whose items are attributes; and the attribute of a prepared model
+that contains the script's model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,13 +36,13 @@ class Held:
 
     value: Any
     holder: Held | None
-    """What holds it; None: it is one of those where the search began."""
+    """The object that refers to it; None: the search began here."""
     key: Key
     """Its place in the holder."""
 
     @property
     def path(self) -> str:
-        """How the script may write it: ``trainer.ema.shadow['weight']``."""
+        """The expression that the script may write: ``trainer.ema.shadow['weight']``."""
         first = [self, *self.above][-1]
         text = "".join(f".{key}" if isinstance(key, str) else f"[{key[0]!r}]" for key in (first.key, *self.below(first)))
         text = text.rpartition(_BESIDE)[2].lstrip(".")
@@ -51,14 +50,14 @@ class Held:
 
     @property
     def above(self) -> Iterator[Held]:
-        """Its holder, the holder of that, and so on."""
+        """The holder, the holder's holder, and so on."""
         held = self.holder
         while held is not None:
             yield held
             held = held.holder
 
     def below(self, top: Held) -> tuple[Key, ...]:
-        """Its place, seen from a holder of its: as ``find`` takes it."""
+        """Returns its place as seen from one of its holders, in the form that ``find`` takes."""
         keys, held = list[Key](), self
         while held is not top and held.holder is not None:
             keys.append(held.key)
@@ -67,12 +66,12 @@ class Held:
 
 
 def root(value: Any) -> Held:
-    """Where to begin."""
+    """Returns a starting point for ``walk``."""
     return Held(value, None, "")
 
 
 def find(top: Held, place: Iterable[Key]) -> Held | None:
-    """What is at a place now; None: nothing."""
+    """Returns the object at a place; None: there is none."""
     for key in place:
         child = next((child for name, child in children(top.value) if name == key), None)
         if child is None:
@@ -82,17 +81,17 @@ def find(top: Held, place: Iterable[Key]) -> Held | None:
 
 
 def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, last: tuple[type, ...] = ()) -> Iterator[Held]:
-    """All objects in reach but plain values, the nearest first, each once. What is yielded may be
-    changed meanwhile.
+    """Yields all reachable objects except plain values, nearest first, each once. The caller may
+    change an object that was yielded.
 
     Args:
         enters: whether to search an object for more.
-        most: objects after which to give up.
-        last: kinds of objects that are rather found elsewhere than right where the search begins.
+        most: the number of objects after which to stop.
+        last: kinds of objects that are preferably found elsewhere than directly at the starting points.
     """
     begin = list(roots)
     waiting, later = deque(begin), list[Held]()
-    # kept: an id is unique only among living objects
+    # Keeps the objects alive: an id is unique only among living objects.
     seen = {id(held.value): held.value for held in begin}
     num_first = len(begin)
     while (waiting or later) and len(seen) <= most:
@@ -117,7 +116,7 @@ def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, las
 
 
 def children(value: Any) -> Iterable[tuple[Key, Any]]:
-    """What an object itself holds: each place, and what is in it."""
+    """Yields what an object refers to: each place, and the object there."""
     kind = type(value)
     if kind in _BUILTIN:
         return _items(value)
@@ -176,7 +175,7 @@ def _attributes(value: Any) -> Iterator[tuple[Key, Any]]:
 
 @functools.lru_cache(maxsize=1024)
 def _slots(kind: Any) -> tuple[str, ...]:
-    """The names of attributes that are in no ``__dict__``."""
+    """Returns the names of attributes that are in no ``__dict__``."""
     found = []
     for part in kind.__mro__:
         names = vars(part).get("__slots__", ())

@@ -1,9 +1,8 @@
-"""How a run directory is written to: what is below it is never reached through a symbolic link.
+"""Opens files of a run directory for writing, without following symbolic links below it.
 
-A run that was copied or unpacked, or whose directory others can write to, would else lead to files
-of whoever resumes it. The run directory itself, and what is above it, may be links: the user has
-named them.
-"""
+Why: a run may have been copied or unpacked, or other users may be able to write to its directory. A
+link in it could lead to any file of the user who resumes the run. The run directory and its parents
+may be links, because the user has named them."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ _ROOT = 0
 
 
 def check_named(path: Path) -> None:
-    """Check a path that is about to be used as a run directory, or as the directory of several.
+    """Checks a path before it is used as a run directory, or as the directory of several runs.
 
     Raises:
-        OSError: it is a symbolic link that another user has made, to what is not that user's; or no
-            directory.
+        OSError: it is a symbolic link of another user to a directory that is not that user's; or it is
+            not a directory.
     """
     with contextlib.suppress(FileNotFoundError):
         found = path.lstat()
@@ -38,37 +37,37 @@ def check_named(path: Path) -> None:
             what = "a symbolic link that leads to no directory" if is_link else f"{kind_of(found)}, and must be a directory"
             raise UnfitFileError(errno.ENOTDIR, f"it is {what}", str(path))
         if is_link and found.st_uid not in (os.geteuid(), _ROOT, path.stat().st_uid):
-            why = f"it is a symbolic link of another user (user id {found.st_uid}), who could lead it to any directory of yours"
+            why = f"it is a symbolic link of another user (user id {found.st_uid}), who could point it to your directories"
             raise UnfitFileError(errno.EPERM, why, str(path))
 
 
 def open_to_write(path: Path, flags: int, mode: int = 0o666, *, within: Path | None = None) -> int:
-    """A descriptor of a regular file that is to be written.
+    """Opens a regular file for writing, and returns its descriptor.
 
     Args:
         path: the file, which must not be a symbolic link.
         flags: as for ``os.open``.
-        mode: the permissions of a new file, less those of the umask.
-        within: a directory above it, below which no directory may be a symbolic link. None: its own
+        mode: the permissions of a new file, before the umask.
+        within: a parent directory, below which no directory may be a symbolic link. None: the file's
             directory.
 
     Raises:
-        OSError: it cannot be opened, or something else is there.
+        OSError: it cannot be opened, or is not a regular file.
     """
     with directory(path.parent, within=within or path.parent) as parent:
         return open_in(parent, path, flags, mode)
 
 
 def open_in(parent: int, path: Path, flags: int, mode: int) -> int:
-    """The same, in a directory of which ``parent`` is a descriptor: only the name in ``path``
-    counts."""
+    """Like ``open_to_write``, in a directory with the descriptor ``parent``: only the name in
+    ``path`` is used."""
     with _naming(path), contextlib.suppress(FileNotFoundError):
-        # opening a device may act on it
+        # First, because opening a device may have side effects.
         _check_plain(os.stat(path.name, dir_fd=parent, follow_symlinks=False), path)
     with _naming(path):
         fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=parent)
     try:
-        _check_plain(os.fstat(fd), path)  # it may have been replaced meanwhile
+        _check_plain(os.fstat(fd), path)  # again, because it may have been replaced
         os.set_blocking(fd, True)
     except OSError:
         os.close(fd)
@@ -78,15 +77,16 @@ def open_in(parent: int, path: Path, flags: int, mode: int) -> int:
 
 @contextmanager
 def directory(path: Path, *, within: Path, make: bool = False) -> Iterator[int]:
-    """A context with a descriptor of a directory, for functions that take ``dir_fd``.
+    """Yields the descriptor of a directory, for functions that take ``dir_fd``.
 
     Args:
         path: the directory.
-        within: a directory above it, or itself. Below, no part of the path may be a symbolic link.
-        make: make what is missing below.
+        within: a parent directory, or the directory itself. Below it, no part of the path may be a
+            symbolic link.
+        make: whether to create missing directories below it.
 
     Raises:
-        OSError: it is not there, or something else is.
+        OSError: it is missing, or is not a directory.
     """
     fd, reached = os.open(within, _DIRECTORY), within
     try:
@@ -149,7 +149,7 @@ def remove(path: Path, *, within: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors name the path, of which the system was given the last part alone."""
+    """Makes errors name the whole path, of which the system was passed only the last part."""
     try:
         yield
     except UnfitFileError:
@@ -168,5 +168,8 @@ def _check_plain(found: os.stat_result, path: Path) -> None:
 
 
 def _through_link(path: Path) -> UnfitFileError:
-    why = "it is a symbolic link, through which nothing is written: replace it by what it leads to (a run directory may be one)"
+    why = (
+        "it is a symbolic link, and lockstep does not write through links. Replace it with its target (only a run directory "
+        "itself may be a link)"
+    )
     return UnfitFileError(errno.EPERM, why, str(path))

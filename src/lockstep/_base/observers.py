@@ -1,5 +1,5 @@
-"""Calling what is registered for a kind of observers, and may be another package's: whom they
-observe matters more."""
+"""Calls the registered observers of a kind, which may belong to another package. Their errors never
+stop the process that they observe."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 
 class Observers(Generic[ObserverT]):
-    """One of each that is registered. One that cannot be made is reported, and left out; an
-    ``Exception`` that one raises when it is called is dropped.
+    """One instance of each registered observer. An observer that cannot be created is reported, and
+    left out. An ``Exception`` that an observer raises when it is called is dropped.
 
     Args:
-        kind: see ``extensions``.
-        args: those with which each is made.
+        kind: a kind of ``extensions``.
+        args: the arguments for creating each observer.
     """
 
     def __init__(self, kind: str, *args: Any) -> None:
-        # only here: looking for them takes time, while the fork server imports torch
+        # Imported here: the look-up takes time, and the fork server should import torch meanwhile.
         from lockstep._base import extensions
 
         self._all: list[ObserverT] = []
@@ -35,13 +35,13 @@ class Observers(Generic[ObserverT]):
                 say(f"WARNING: could not load {name!r} of lockstep.{kind}; continuing without it: {what}")
 
     def tell(self, what: Callable[[ObserverT], object]) -> None:
-        """Call a method of each: ``tell(lambda observer: observer.close())``."""
+        """Calls a method of each observer: ``tell(lambda observer: observer.close())``."""
         for each in self._all:
             with contextlib.suppress(Exception):
                 what(each)
 
     def ask(self, what: Callable[[ObserverT], T | None]) -> T | None:
-        """The first answer of a method that is not empty; None: all are."""
+        """Returns the first non-empty result of a method; None: all are empty."""
         for each in self._all:
             with contextlib.suppress(Exception):
                 if answer := what(each):

@@ -1,7 +1,6 @@
 """Command-line options, defined by the dataclass fields that they set.
 
-An option's help is the first paragraph of its docstring.
-"""
+The help of an option is the first paragraph of its docstring."""
 
 from __future__ import annotations
 
@@ -32,13 +31,13 @@ class Option:
     """The command-line option of a field."""
 
     names: tuple[str, ...]
-    """Its names on the command line; empty: ``--`` and the field's name."""
+    """The names on the command line; empty: ``--`` and the field's name."""
     group: str
     metavar: str
     choices: tuple[str, ...] = ()
     """The valid values, as its metavar shows them; empty: not a fixed list."""
     least: int | None = None
-    """The least valid whole number; None: it is none, or not limited."""
+    """The smallest valid whole number; None: not a number, or not limited."""
     most: int | None = None
 
 
@@ -51,20 +50,20 @@ def option(
     least: int | None = None,
     most: int | None = None,
 ) -> Any:
-    """A dataclass field that is also an option of ``lockstep run``. Its annotation gives the type:
-    ``bool`` makes a flag, a ``Sequence`` an option that may be repeated. For the other arguments
-    see ``Option``; ``check_options`` checks them."""
+    """Returns a dataclass field that is also an option of ``lockstep run``. Its annotation sets the
+    type: ``bool`` makes a flag, a ``Sequence`` an option that may be repeated. The other arguments
+    are the fields of ``Option``; ``check_options`` checks them."""
     valid = tuple(choices)
     described = Option(names=names, group=group, metavar=metavar or one_of(valid), choices=valid, least=least, most=most)
     return dataclasses.field(default=default, metadata={Option: described})
 
 
 def check_options(values: Any) -> None:
-    """Check the options of a dataclass's value against their descriptions: for its
+    """Checks the options of a dataclass instance against their descriptions. Call it in
     ``__post_init__``.
 
     Raises:
-        ConfigError: one is not among its choices, or not a whole number within its limits.
+        ConfigError: a value is not among its choices, or not a whole number within its limits.
     """
     for field in dataclasses.fields(values):
         value, described = getattr(values, field.name), field.metadata.get(Option)
@@ -82,14 +81,14 @@ def check_options(values: Any) -> None:
 
 
 def options_of(kind: type) -> dict[str, Option]:
-    """The options of a dataclass, by field."""
+    """Returns the options of a dataclass by field."""
     return {field.name: field.metadata[Option] for field in dataclasses.fields(kind) if Option in field.metadata}
 
 
 @functools.cache
 def help_of(kind: type) -> dict[str, str]:
-    """The help of a dataclass's options, by field. Python keeps no docstrings of fields, so the
-    source is read."""
+    """Returns the help of a dataclass's options by field. Python keeps no docstrings of fields, so
+    this parses the source."""
     try:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except OSError:  # there is no source
@@ -105,5 +104,5 @@ def help_of(kind: type) -> dict[str, str]:
 
 
 def one_of(names: Collection[str]) -> str:
-    """A metavar that lists the choices; empty if there are none."""
+    """Returns a metavar that lists the choices; empty if there are none."""
     return f"[{'|'.join(names)}]" if names else ""

@@ -1,10 +1,9 @@
-"""How files are opened that others may have put there: those of a run directory, and those that a
-user names.
+"""Opens files for reading that other users may have placed: files of a run directory, and files
+that a user names.
 
-What is read is a regular file of bounded size, so that no FIFO, device or sparse file makes a
-reader wait or fills its memory. It may be reached through symbolic links. (For what is written see
-``nofollow``.)
-"""
+Only regular files of bounded size are read, so that no FIFO, device or sparse file blocks the
+reader or fills its memory. The path may go through symbolic links. (``nofollow`` opens files for
+writing.)"""
 
 from __future__ import annotations
 
@@ -18,24 +17,24 @@ from pathlib import Path
 from lockstep._base.errors import UnfitFileError
 
 MOST_BYTES = 1 << 28
-"""Of a file that is read at once."""
+"""The largest file that is read as a whole, in bytes."""
 MOST_LINES_BYTES = 1 << 34
-"""Of a file that is read line by line: a journal of a hundred million steps."""
+"""The largest file that is read line by line, in bytes: an event log of a hundred million steps."""
 MOST_LINE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
 
 
 def open_to_read(path: Path, most_bytes: int | None = None) -> io.FileIO:
-    """A regular file, unbuffered.
+    """Opens a regular file, unbuffered.
 
     Raises:
-        OSError: it is missing, cannot be opened, is something else, or has more than
+        OSError: it is missing, cannot be opened, is not a regular file, or has more than
             ``most_bytes``.
     """
-    size_of(path)  # before it is opened: opening a device may act on it
+    size_of(path)  # first, because opening a device may have side effects
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     try:
-        _size(os.fstat(file.fileno()), path, most_bytes)  # it may have been replaced meanwhile
+        _size(os.fstat(file.fileno()), path, most_bytes)  # again, because it may have been replaced
     except OSError:
         file.close()
         raise
@@ -43,10 +42,11 @@ def open_to_read(path: Path, most_bytes: int | None = None) -> io.FileIO:
 
 
 def size_of(path: Path, most_bytes: int | None = None) -> int:
-    """The size in bytes of a regular file: to be called before a library opens it by its path.
+    """Returns the size of a regular file in bytes. Call it before a library opens the file by its
+    path.
 
     Raises:
-        OSError: it is missing, something else, or has more than ``most_bytes``.
+        OSError: it is missing, is not a regular file, or has more than ``most_bytes``.
     """
     try:
         found = path.stat()
@@ -90,7 +90,7 @@ def _size(found: os.stat_result, path: Path, most_bytes: int | None) -> int:
 
 
 def kind_of(found: os.stat_result) -> str:
-    """What is at a path, in words."""
+    """Returns a description of the file at a path."""
     kinds = {
         stat.S_ISREG: "a file",
         stat.S_ISLNK: "a symbolic link",

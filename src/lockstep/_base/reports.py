@@ -1,10 +1,12 @@
-"""What diagnosis has to tell of a run: words for the user and, for programs that watch runs, the
-same in fields.
+"""Reports on a run: text for the user and, for programs that watch runs, the same as fields.
 
-Whoever finds something publishes it: a rank, of its own run, or the launcher. Each report becomes
-one line of JSON in the file that ``lockstep run --reports FILE`` names, in one write, so that
-processes may share the file.
-"""
+The rank or launcher that finds something publishes it. Each report becomes one line of JSON in the
+file of ``lockstep run --reports FILE``, in one ``write``, so that processes may share the file:
+with O_APPEND, a
+local file system does not interleave such writes.
+
+``code`` and ``kind`` are stable, and the text is not: programs and tests match the first two, so
+that the text can be improved."""
 
 from __future__ import annotations
 
@@ -24,36 +26,38 @@ from lockstep._base.errors import ConfigError
 from lockstep._base.stopping import say
 
 REPORTS = "LOCKSTEP_REPORTS"
-"""The environment variable with the path of the file: ``lockstep run`` sets it for its workers; a
-user may, under another launcher."""
+"""The environment variable with the path of the file. ``lockstep run`` sets it for its workers;
+under another launcher, a user may."""
 
 WAITING = "waiting"
-"""Some ranks wait for others: ``ranks`` are those that keep them waiting, ``cause`` says by
-what."""
+"""Some ranks wait for others: ``ranks`` keep them waiting, and ``cause`` is what these do."""
 MISMATCH = "mismatch"
-"""The ranks have called collectives that do not belong together: see ``calls`` and ``places``."""
+"""The ranks have called collectives that do not belong together: ``calls`` and ``places`` list
+them."""
 PARTED = "parted"
-"""``ranks`` have left a loop that others go on with (``cause``: ``break``, ``return``,
-``sys.exit``, ``exception``, or ``continue`` past the loop over ``batch.shards``), or have come
-alone to what all ranks do together."""
+"""``ranks`` left a loop that the others continue (``cause``: ``break``, ``return``, ``sys.exit``,
+``exception``, or ``continue`` past the loop over ``batch.shards``), or are alone in a call that all
+ranks must make."""
 LOADER = "loader"
-"""``ranks`` wait for batches of their own loaders."""
+"""``ranks`` wait for batches of their loaders."""
 SLOW = "slow"
 """``ranks`` are slower than the others."""
 LINGERING = "lingering"
-"""The script of ``ranks`` is over, and something keeps their processes."""
+"""The script of ``ranks`` has finished, and something keeps their processes alive."""
 FAILED = "failed"
 """A rank has failed; ``cause`` is the type of the exception, or the signal."""
 ALONE = "alone"
-"""``ranks`` train, and have never met: each trains a model of its own. ``cause`` is the library
-that was to make them meet."""
+"""``ranks`` train separate models, because they never connected. ``cause`` is the library that
+should have connected them."""
 SAME_FILE = "same_file"
 """``ranks`` have each saved one file, which may be damaged."""
 REFUSED = "refused"
-"""A command was refused with an error; ``cause`` is its type, ``code`` says what is wrong."""
+"""A command was refused with an error: ``cause`` is its type, and ``code`` identifies the
+problem."""
 NOTICE = "notice"
-"""Something about a run that the user may want to change; ``code`` says what."""
+"""A notice about a run that the user may want to change: ``code`` identifies it."""
 KINDS = (WAITING, MISMATCH, PARTED, LOADER, SLOW, LINGERING, FAILED, ALONE, SAME_FILE, REFUSED, NOTICE)
+"""All kinds of reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +65,24 @@ class Report:
     """One finding."""
 
     kind: str
-    """One of ``KINDS``."""
+    """The kind of report, one of ``KINDS``."""
     text: str
-    """For the user: lines of text."""
+    """The text for the user, in lines."""
     ranks: tuple[int, ...] = ()
-    """The ranks that it is about; empty: it is not known which."""
+    """The ranks that the report is about; empty: unknown."""
     cause: str = ""
-    """What is wrong with them, in one stable word; empty: unknown."""
+    """The problem of these ranks, as one stable word; empty: unknown."""
     code: str = ""
-    """A stable name of this message, as ``LockstepError.code``; empty: it has none."""
+    """The stable name of this message, like ``LockstepError.code``; empty: none."""
     places: Mapping[int, str] = field(default_factory=dict)
-    """Where each rank is in the user's code, as ``FILE:LINE in FUNCTION``, as far as known."""
+    """The place of each rank in the user's code, as ``FILE:LINE in FUNCTION``, where known."""
     calls: Mapping[int, str] = field(default_factory=dict)
-    """The collective in which each rank waits, as far as known."""
+    """The collective in which each rank waits, where known."""
     is_warning: bool = True
-    """False: it may be well as it is, as of a rank that polls for what may yet come."""
+    """Whether it is a warning. False: the run may be healthy, for example if a rank polls for an
+    event."""
     seconds: float | None = None
-    """For how long it has been so; None: unknown."""
+    """The duration of the condition so far; None: unknown."""
 
 
 class Notice(NamedTuple):
@@ -90,19 +95,19 @@ class Notice(NamedTuple):
 
 
 def publish(report: Report) -> None:
-    """Tell the user of it, and note it."""
+    """Prints a report for the user, and notes it."""
     note(report)
     say(f"WARNING: {report.text}" if report.is_warning else report.text)
 
 
 def warn(text: str, *, code: str) -> None:
-    """Print a warning, and note it under its code."""
+    """Prints a warning, and notes it under its code."""
     publish(Report(kind=NOTICE, text=text, code=code))
 
 
 def note(report: Report) -> None:
-    """Append it to the file of this launch, if there is one. A file that cannot be written is no
-    reason to stop a run."""
+    """Appends a report to the file of this launch, if there is one. A file that cannot be written
+    does not stop a run."""
     if not (path := os.environ.get(REPORTS)):
         return
     line = {"time_s": time.time(), "host": socket.gethostname(), "pid": os.getpid(), **asdict(report)}
@@ -115,8 +120,7 @@ def note(report: Report) -> None:
 
 
 def num_noted() -> int:
-    """The size of the file of this launch, in bytes; 0: there is none, or it cannot be read
-    again."""
+    """Returns the size of this launch's file in bytes; 0: there is none, or it cannot be read."""
     with contextlib.suppress(OSError, KeyError):
         found = Path(os.environ[REPORTS]).stat()
         return found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -124,8 +128,8 @@ def num_noted() -> int:
 
 
 def is_noted(report: Report, since: int) -> bool:
-    """Whether the same was noted already, by any process, behind so many bytes of the file: of the
-    same ranks, with the same cause. It may have lasted longer since."""
+    """Returns whether any process has noted the same report after this position of the file: of the
+    same ranks, with the same cause. The duration may differ."""
     if num_noted() <= since:
         return False
     with contextlib.suppress(OSError, KeyError, ValueError), Path(os.environ[REPORTS]).open("rb") as file:
@@ -138,10 +142,11 @@ def is_noted(report: Report, since: int) -> bool:
 
 @contextmanager
 def recorded_in(path: Path | None) -> Iterator[None]:
-    """A context in which this process, and those that it starts, record their reports in a file.
+    """A context in which this process, and the processes that it starts, record their reports in a
+    file.
 
     Args:
-        path: of the file, to which lines are added; None: where the environment says, if it does.
+        path: the file, to which lines are appended; None: the one in the environment, if any.
 
     Raises:
         ConfigError: it cannot be written.

@@ -1,8 +1,8 @@
-"""JSON from files of a run directory, with checked types: a file may be damaged, of another
-version, or somebody else's.
+"""Parses JSON of files in a run directory, with checked types: a file may be damaged, from another
+version, or written by another user.
 
-The types are those of the dataclasses and typed dictionaries that readers use anyway, so each
-format is described once."""
+The types are the dataclasses and typed dictionaries that readers use anyway, so that each format is
+described once."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _TOO_DEEP = "it is nested too deeply"
 MOST_RANKS = 1 << 20
 
 Count = Annotated[int, lambda number: 0 <= number < 1 << 48]
-"""A number of steps, bytes, samples and the like."""
+"""The type of numbers of steps, bytes, samples and the like."""
 Ranks = Annotated[int, lambda number: 1 <= number <= MOST_RANKS]
-"""A number of processes, over which readers iterate."""
+"""The type of numbers of processes, over which readers iterate."""
 Seconds = Annotated[float, lambda number: abs(number) < 1e11]
-"""A duration, or seconds since 1970, which the calendar can show."""
+"""The type of durations, and of seconds since 1970, that the calendar can show."""
 
 
 def parse(data: bytes | str) -> Any:
-    """The JSON value in a text. Numbers that are not finite, or do not fit into 64 bits, are read
-    as null.
+    """Returns the JSON value in a text. Numbers that are not finite, or do not fit into 64 bits,
+    are read as null.
 
     Raises:
         ValueError: it is not JSON, or nested too deeply.
@@ -47,7 +47,7 @@ def parse(data: bytes | str) -> Any:
 
 
 def _check_depth(data: bytes | str, value: Any) -> None:
-    """What the reader in C can take, later ones that recurse cannot."""
+    """Refuses what the parser in C can read, but recursive readers cannot."""
     brackets = data.count(b"[") + data.count(b"{") if isinstance(data, bytes) else data.count("[") + data.count("{")
     if brackets <= _MOST_NESTED:  # of nearly all, in a fraction of the time of parsing
         return
@@ -74,11 +74,11 @@ def _finite(digits: str) -> float | None:
 
 
 def check(value: T, name: str = "") -> T:
-    """A dataclass made from JSON, if all its fields, and theirs, are of the types that they are
-    declared with.
+    """Returns a dataclass made from JSON, after checking that all its fields, and theirs, have the
+    declared types.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a field has another type.
     """
     kind: Any = type(value)
     for field, test in _fields(kind).items():
@@ -88,7 +88,8 @@ def check(value: T, name: str = "") -> T:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value read from JSON is of a type: of a generic one with all it contains."""
+    """Returns whether a value read from JSON has a type: for a generic type, with all that it
+    contains."""
     return _fits(kind)(value)
 
 
@@ -96,8 +97,8 @@ Test = Callable[[Any], bool]
 
 
 def _fields(kind: Any) -> dict[str, Test]:
-    """The tests for the fields of a dataclass. (A cached function itself takes no types, as far as
-    mypy knows.)"""
+    """Returns the tests for the fields of a dataclass. (mypy does not accept a type as the argument
+    of the cached function.)"""
     return _fields_once(kind)
 
 

@@ -1,12 +1,20 @@
-"""Preemption by SIGTERM, or by SIGUSR1, which Slurm's ``--signal=USR1@120`` sends before the time
-limit; and Ctrl-C.
+"""Stops a run on request: preemption by SIGTERM or SIGUSR1 (which Slurm's ``--signal=USR1@120``
+sends before the time limit), and Ctrl-C.
 
-A training run does not end at once. It finishes a step on which its ranks agree, saves a
-checkpoint, and exits with ``REQUEUE_STATUS``, or ``INTERRUPTED_STATUS`` after Ctrl-C; the same
-command resumes it. A second signal ends it at once. ``StopWatch`` records the signal in a process,
-the ranks agree (``checkpoint.schedule``), ``recovery.saving`` saves and raises ``Stopped``, and the
-launcher, which forwards the signal, waits for that (``launch.supervise``).
-"""
+A training run does not exit immediately. It finishes a step on which its ranks agree, saves a
+checkpoint, and exits with ``REQUEUE_STATUS``, or ``INTERRUPTED_STATUS`` after Ctrl-C. The same
+command resumes it. A second signal exits immediately::
+
+    signal --> StopWatch       records it in one process (this module)
+                  |
+               the ranks agree on a step       (checkpoint.schedule)
+                  |
+               save, then raise Stopped        (recovery.saving)
+                  |
+               the launcher, which forwards the signal, waits for this (launch.supervise)
+
+Why the ranks must agree: each rank receives the signal at another point of its loop, or not at all.
+If one rank stopped at a step by itself, the others would wait for it in their next exchange."""
 
 from __future__ import annotations
 
@@ -26,57 +34,56 @@ from lockstep._base.escape_control import escape_control
 
 REQUEUE_STATUS = 75
 """The exit status of a run that was preempted and saved, and should be started again. It is
-EX_TEMPFAIL of ``sysexits.h``, "try again later", and not otherwise used by Python, shells, or
-lockstep (1, 2, 128 + a signal).
+EX_TEMPFAIL of ``sysexits.h`` ("try again later"), which Python, shells and lockstep do not use
+otherwise (1, 2, 128 + a signal).
 
 Job schedulers can act on it: Slurm (``RequeueExit=75`` in slurm.conf), LSF (``bsub -Q 75``),
 HTCondor (``checkpoint_exit_code = 75``), systemd (``RestartForceExitStatus=75``), or a shell:
-``until lockstep run train.py; do [ $? = 75 ] || break; done``.
-"""
+``until lockstep run train.py; do [ $? = 75 ] || break; done``."""
 
 INTERRUPTED_STATUS = 128 + signal.SIGINT
-"""The exit status of a run that was saved after Ctrl-C: nothing starts it again by itself."""
+"""The exit status of a run that was saved after Ctrl-C. Nothing restarts it automatically."""
 
 UNSAVED_STATUS = 74
-"""The exit status of a run that was asked to stop, and whose checkpoint could not be written
-(EX_IOERR): it resumes from the one before."""
+"""The exit status of a run that was asked to stop and whose checkpoint could not be written
+(EX_IOERR). It resumes from the previous checkpoint."""
 
 UNSAVED_END_STATUS = 73
-"""The exit status of a run that came to its end, and whose last checkpoint or best weights could
-not be written (EX_CANTCREAT of ``sysexits.h``): the same command resumes it from the checkpoint
-before."""
+"""The exit status of a run that finished, but whose last checkpoint or best weights could not be
+written (EX_CANTCREAT of ``sysexits.h``). The same command resumes it from the previous checkpoint.
+"""
 
 AUDIT_STATUS = 76
-"""The exit status of a run in which an audit has found a wrong result (EX_PROTOCOL of
-``sysexits.h``: a machine gave what is not possible). Nothing was saved after it, and nothing starts
-it again."""
+"""The exit status of a run in which an audit found a wrong result (EX_PROTOCOL of ``sysexits.h``).
+Nothing was saved after it, and nothing restarts it automatically."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals on which a run saves a checkpoint and exits. (On SIGINT, too, but only while steps would
+"""The signals on which a run saves a checkpoint and exits. (SIGINT too, but only while steps would
 be lost.)"""
 
 SAME_S = 2.0
 """Seconds within which further signals count as the first one: Slurm may send it to every process
-of a job, launchers forward it, and some clusters send both kinds. Only a later one is a second
-signal."""
+of a job, launchers forward it, and some clusters send both kinds. Only a later signal is a second
+one."""
 
 _LAST = -1000
 """The priority of an exit handler that multiprocessing calls after all others."""
 
 _SAME_PRESS_S = 0.1
-"""The same for Ctrl-C, which a user may press twice in a second. (``timeout -s INT`` sends it twice
-in a row.)"""
+"""The same time for Ctrl-C, which a user may press twice in a second. (``timeout -s INT`` sends it
+twice in a row.)"""
 
 
 def is_same(number: int, after_s: float) -> bool:
-    """Whether a signal that comes so many seconds after another counts as the same request."""
+    """Returns whether a signal counts as the same request as another one that came so many seconds
+    before."""
     return after_s <= (SAME_S if number in SIGNALS else _SAME_PRESS_S)
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, installed from any language."""
+    """Returns whether a process has a handler for a signal, installed from any language."""
     with contextlib.suppress(OSError, ValueError):  # it has ended
-        # By hand, for psutil knows nothing of signal masks.
+        # Read by hand, because psutil does not report signal masks.
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             name, _, bits = line.partition(":")
             if name == "SigCgt":
@@ -92,16 +99,15 @@ def is_left_alone(number: int) -> bool:
 
 
 class Stopped(SystemExit):
-    """Raised on every rank between two steps when the run was asked to stop, after it was saved (or
-    could not be).
+    """Raised on every rank between two steps when the run was asked to stop, after the run was
+    saved (or could not be saved).
 
-    As with any SystemExit, ``finally`` blocks run.
-    """
+    Like for any SystemExit, ``finally`` blocks run."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
         self.status = status
-        """``REQUEUE_STATUS``, ``INTERRUPTED_STATUS`` or ``UNSAVED_STATUS``."""
+        """The exit status: ``REQUEUE_STATUS``, ``INTERRUPTED_STATUS`` or ``UNSAVED_STATUS``."""
 
 
 class Interrupted(Stopped, KeyboardInterrupt):
@@ -110,58 +116,58 @@ class Interrupted(Stopped, KeyboardInterrupt):
 
 
 class Ended(SystemExit):
-    """Raised by an instrument, on every rank after the same step, that has seen all it was there
-    for: the script ends with status 0, and its run as it is."""
+    """Raised by an instrument, on every rank after the same step, when it has observed everything
+    it needs: the script exits with status 0, and its run is not changed further."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 class AuditFailed(SystemExit):
-    """Raised on every rank in a step in which an audit has found a wrong result, after that was
-    said."""
+    """Raised on every rank in a step in which an audit found a wrong result, after that was
+    reported."""
 
     def __init__(self, headline: str) -> None:
         super().__init__(AUDIT_STATUS)
         self.headline = headline
-        """What was found, in a few words."""
+        """A short summary of the result."""
 
 
 def ignore_interrupts() -> None:
-    """Ignore SIGINT from now on: every rank is about to exit by itself, and a launcher interrupts
-    the others as soon as the first one has."""
+    """Ignores SIGINT from now on: every rank is about to exit, and a launcher interrupts the others
+    as soon as the first one has exited."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Launcher(Protocol):
-    """What a process that ``lockstep run`` has started tells it, and asks of it."""
+    """The messages between a process that ``lockstep run`` has started and its launcher."""
 
     def watches(self, numbers: Sequence[int]) -> None:
-        """From now on this process saves its run by itself on these signals, which are left to
-        it."""
+        """Reports that this process handles these signals itself from now on, by saving its run."""
 
     def is_ending(self) -> bool:
-        """Whether the launch is being ended: then SIGINT asks this process to end at once."""
+        """Returns whether the launch is being stopped: then SIGINT asks this process to exit
+        immediately."""
 
     def stuck(self, report: str, how: str, status: int) -> bool:
-        """This process ends, with this status, since its step cannot be finished. Returns whether
-        the launcher reports it."""
+        """Reports that this process exits, with this status, because its step cannot be finished.
+        Returns whether the launcher prints the report."""
 
     def unsaved(self) -> bool:
-        """The end of this process's run could not be saved. Returns whether the launcher reports
-        it, and ends with ``UNSAVED_END_STATUS``."""
+        """Reports that the end of this process's run could not be saved. Returns whether the
+        launcher prints that, and exits with ``UNSAVED_END_STATUS``."""
 
 
 class StopWatch:
-    """Records that this process was asked to stop, from ``begin`` to ``end``.
+    """A record of whether this process was asked to stop, from ``begin`` to ``end``.
 
-    Works only in the main thread, where Python handles signals, and only for signals with their
-    default action: those that the script handles or ignores are left alone. Forked processes do not
-    inherit the handlers.
+    It works only in the main thread, where Python handles signals, and only for signals with their
+    default action: signals that the script handles or ignores are not watched. Forked processes do
+    not inherit the handlers.
 
     Args:
-        speaks: whether to report a signal on standard error at once. (One of several ranks does.)
+        speaks: whether to report a signal on standard error immediately. (One of several ranks does.)
     """
 
     def __init__(self, *, speaks: bool) -> None:
@@ -169,7 +175,7 @@ class StopWatch:
         """The first signal received."""
         self._speaks = speaks
         self._defaults: dict[int, Any] = {}
-        """Of the watched signals."""
+        """The previous handlers of the watched signals."""
         self._came_at = 0.0
         self._exit_status: int | None = None
         self._early = _EarlySignals()
@@ -181,11 +187,11 @@ class StopWatch:
             self._watch([number for number in SIGNALS if is_left_alone(number)])
 
     def begin_interrupts(self) -> None:
-        """Watch SIGINT, too: from now on Ctrl-C would lose steps. May be called again, and outside
+        """Watches SIGINT too: from now on Ctrl-C would lose steps. May be called again, and outside
         the main thread.
 
-        In a notebook or an interactive session Ctrl-C stays Python's, and so does one that the
-        script handles or ignores."""
+        In a notebook or an interactive session Python handles Ctrl-C, and a handler of the script
+        takes precedence."""
         if (
             self._defaults
             and signal.SIGINT not in self._defaults
@@ -193,11 +199,11 @@ class StopWatch:
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler
             and not hasattr(sys, "ps1")
         ):
-            self._early.forget()  # what came before was handled by Python
+            self._early.forget()  # Python has handled earlier signals
             self._watch([signal.SIGINT])
 
     def end_interrupts(self) -> None:
-        """The training loop is over, and saved: Ctrl-C is Python's again."""
+        """Returns Ctrl-C to Python, after the training loop was finished and saved."""
         if signal.SIGINT in self._defaults and self.received is None:
             self._restore(signal.SIGINT)
             self._tell()
@@ -219,20 +225,21 @@ class StopWatch:
         if threading.current_thread() is not threading.main_thread():
             return
         default = self._defaults.pop(number)
-        # else the script has put another there meanwhile
+        # Otherwise the script has installed another handler meanwhile.
         if signal.getsignal(number) == self._note:
-            # (Python itself would take its own handlers away before it has ended.)
+            # Ignored while exiting: Python removes its handlers before the process has exited, and a
+            # signal in between would change the exit status.
             signal.signal(number, default if self._exit_status is None else signal.SIG_IGN)
 
     def exit_with(self, status: int) -> None:
-        """Set the exit status once all ranks have saved. A second signal still ends the process at
-        once, but with this status: when the first rank has ended, launchers may signal the others
+        """Sets the exit status once all ranks have saved. A second signal still exits immediately,
+        but with this status: when the first rank has exited, launchers may signal the others
         (``srun --kill-on-bad-exit`` does)."""
         self._exit_status = status
 
     def end(self) -> None:
-        """Remove the handlers; a process that is stopping as requested ignores the signals from now
-        on. May be called again."""
+        """Removes the handlers. A process that is stopping as requested ignores the signals from
+        now on. May be called again."""
         global _active
         if _active is self:
             _active = None
@@ -241,7 +248,7 @@ class StopWatch:
         self._early.end()
 
     def say(self, number: signal.Signals, rank: int = 0) -> None:
-        """Report that a rank has received a signal and what will happen, once, if this rank
+        """Prints once that a rank received a signal, and what happens next, if this rank
         ``speaks``."""
         if not self._speaks:
             return
@@ -259,15 +266,15 @@ class StopWatch:
             )
 
     def asked(self) -> signal.Signals | None:
-        """The signal on which this process is to stop, also while its main thread is in C code and
-        cannot handle it. May be called from any thread."""
+        """Returns the signal on which this process should stop, even while its main thread is in C
+        code and cannot handle it. May be called from any thread."""
         return self.received or next((signal.Signals(each) for each in self._early.came() if each in self._defaults), None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if number == signal.SIGINT and _launcher is not None and _launcher.is_ending():
-            # The loader that is left now would wait 5 s for a worker that does not answer; and
-            # PyTorch's handler would raise an error for each that is killed.
+            # Without this, the loader would wait 5 s for each worker that does not respond, and
+            # PyTorch's SIGCHLD handler would raise an error for each worker that is killed.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _kill_children()
             signal.default_int_handler(number, frame)
@@ -284,15 +291,18 @@ class StopWatch:
 
 
 class _EarlySignals:
-    """The signals of this process, known as soon as they arrive. Python calls a handler only
-    between two instructions of the main thread, which may wait for other ranks in C code."""
+    """The signals of this process, known as soon as they arrive.
+
+    Python calls a handler only between two instructions of the main thread, which may wait for
+    other ranks in C code. ``signal.set_wakeup_fd`` makes the C-level handler write the number to a
+    pipe, which any thread can read."""
 
     def __init__(self) -> None:
         self._read_fd = self._write_fd = -1
         self._came: list[int] = []
 
     def begin(self) -> None:
-        """May be called again. Does nothing if the script has use for Python's one such descriptor
+        """May be called again. Does nothing if the script uses Python's only wakeup descriptor
         itself."""
         if self._read_fd >= 0:
             return
@@ -303,20 +313,20 @@ class _EarlySignals:
             self._close()
 
     def came(self) -> list[int]:
-        """Their numbers, in order."""
+        """Returns the numbers of the signals, in order."""
         if self._read_fd >= 0:
-            # there is nothing, or the script has closed the descriptor
+            # The pipe is empty, or the script has closed the descriptor.
             with contextlib.suppress(OSError):
                 self._came += os.read(self._read_fd, 4096)
         return self._came
 
     def forget(self) -> None:
-        """Forget those that came up to now."""
+        """Forgets the signals received so far."""
         self.came().clear()
 
     def end(self) -> None:
-        """May be called again. Descriptors that a script has closed may be others' by now, so these
-        stay open."""
+        """Restores the wakeup descriptor. May be called again. The pipe stays open: a script may
+        have closed its descriptors, whose numbers may now belong to other files."""
         if self._read_fd >= 0 and threading.current_thread() is threading.main_thread():
             ours = signal.set_wakeup_fd(-1)
             if ours not in (-1, self._write_fd):
@@ -332,16 +342,16 @@ _shows_bar = False
 
 
 def note_bar(*, is_shown: bool) -> None:
-    """Note whether this process shows a progress bar: it does not end its line, and is drawn again
-    and again."""
+    """Notes whether this process shows a progress bar, which does not end its line and is redrawn
+    repeatedly."""
     global _shows_bar
     _shows_bar = is_shown
 
 
 def say(words: str) -> None:
-    """Write a line to standard error, bypassing Python's streams, which may be in use when a signal
-    arrives. On a terminal it takes the place of a progress bar, and of the ``^C`` behind that, so
-    that the bar is drawn again below."""
+    """Writes a line to standard error, bypassing Python's streams, which may be in use when a
+    signal arrives. On a terminal it replaces a progress bar and the ``^C`` after it; the bar is
+    redrawn below."""
     with contextlib.suppress(OSError):
         erase = "\r\x1b[2K" if _shows_bar and os.isatty(2) else ""
         os.write(2, f"{erase}lockstep: {escape_control(words, has_lines=True)}\n".encode())
@@ -354,21 +364,21 @@ def _kill_children() -> None:
 
 
 def _end_at_once(number: int) -> None:
-    """End this process as if the signal were not handled."""
+    """Exits as if the signal were not handled."""
     _kill_children()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
-    """End this process, whose step cannot be finished, from another thread than the main one, which
-    waits in C code.
+    """Exits this process, whose step cannot be finished, from another thread than the main one,
+    which waits in C code.
 
     Args:
         report: which ranks wait for which others.
-        how: why the run ends, and what was saved.
+        how: why the run is stopped, and what was saved.
         status: the exit status.
-        speaks: whether this process is the one that reports it, if there is no launcher.
+        speaks: whether this process prints the report, if there is no launcher.
     """
     tell_stuck(report, how, status, speaks=speaks)
     _kill_children()
@@ -376,33 +386,35 @@ def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
 
 
 def tell_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
-    """Tell why this process, which is about to end, cannot go on: see ``end_stuck``."""
+    """Reports why this process, which is about to exit, cannot continue. Its arguments are
+    explained at ``end_stuck``."""
     if (_launcher is None or not _launcher.stuck(report, how, status)) and speaks:
         say(f"error: {report}\n\n{how}")
 
 
 def end_unsaved(words: str) -> None:
-    """This process is to exit with ``UNSAVED_END_STATUS`` when its script, which has trained to its
-    end, is over.
+    """Makes this process exit with ``UNSAVED_END_STATUS`` when its script, which has trained to the
+    end, has finished.
 
     Args:
-        words: said last, unless the launcher does; empty: another rank says it.
+        words: printed last, unless the launcher prints it; empty: another rank does.
     """
     global _last_words
     if _launcher is None or not _launcher.unsaved():
-        # Only here: its exit handler is to be registered in a worker, and not before that in the
-        # server which forks it.
+        # Imported here: importing it registers an exit handler, which must be registered in the
+        # worker and not in the fork server.
         from multiprocessing.util import Finalize
 
         _last_words = words
-        # At the end of the exit handler of multiprocessing: PyTorch has imported that before the
-        # script registers its own handlers, and those that are registered first are called last.
+        # At the end of multiprocessing's exit handler. PyTorch imports multiprocessing before the
+        # script registers handlers, and exit handlers run in reverse order of registration, so this
+        # runs after all handlers of the script.
         Finalize(None, _leave_unsaved, exitpriority=_LAST)
 
 
 def _leave_unsaved() -> None:
-    """An exit handler. Python has no way to set the status there, except to end at once."""
-    # a script that fails has its own status
+    """An exit handler. Python cannot set the exit status there except by exiting immediately."""
+    # A script that fails keeps its exit status.
     if _last_words is None or getattr(sys, "last_value", None) is not None:
         return
     for stream in (sys.stdout, sys.stderr):
@@ -419,13 +431,13 @@ _launcher: Launcher | None = None
 
 
 def under(launcher: Launcher) -> None:
-    """This process was started by a launcher of lockstep's."""
+    """Notes that this process was started by a launcher of lockstep."""
     global _launcher
     _launcher = launcher
 
 
 def is_launched() -> bool:
-    """Whether this process was started by a launcher of lockstep's."""
+    """Returns whether this process was started by a launcher of lockstep."""
     return _launcher is not None
 
 
@@ -440,13 +452,12 @@ os.register_at_fork(after_in_child=_in_forked_process)
 
 
 def leave_signals_to_parent() -> None:
-    """Make a loader worker ignore signals that ask the run to stop, which may be sent to each of
-    its processes.
+    """Makes a loader worker ignore signals that ask the run to stop, which may be sent to each
+    process of the run.
 
-    A SIGTERM from its parent still ends it, as PyTorch ends unresponsive workers. (Only a thread
-    that waits for a signal learns its sender, so the signals are blocked, also in programs started
-    from here.)
-    """
+    A SIGTERM from its parent still stops it, because PyTorch stops unresponsive workers in this
+    way. Only a thread that waits for a signal learns its sender, so the signals are blocked here,
+    and also in programs started from here."""
     numbers = (signal.SIGINT, *SIGNALS)  # a terminal sends Ctrl-C to all of its processes
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     # with a fork server, not the process that forked it

@@ -1,5 +1,5 @@
-"""The names of trackers, to which a run's values can be written besides its journal:
-``tensorboard``, or modules of wandb's shape."""
+"""The names of experiment trackers, to which a run's values can be written in addition to its event
+log: ``tensorboard``, or modules with wandb's interface."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ OFF, TENSORBOARD = "off", "tensorboard"
 
 
 def check_track(value: Any) -> tuple[str, ...] | None:
-    """``RunConfig.track`` in canonical form: names, each with a project if one is given, as in
-    ``wandb:birds``.
+    """Returns ``RunConfig.track`` in canonical form: names, each with its project if one is set, as
+    in ``wandb:birds``.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it has another form.
     """
     if value is None:
         return None
@@ -32,7 +32,7 @@ def check_track(value: Any) -> tuple[str, ...] | None:
 
 
 def without_services(track: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """``RunConfig.track`` without the trackers that write outside of the run directory."""
+    """Returns ``RunConfig.track`` without the trackers that write outside of the run directory."""
     if track is None:
         return None
     return (TENSORBOARD,) if TENSORBOARD in track else (OFF,)

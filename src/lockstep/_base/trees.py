@@ -23,11 +23,11 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def mapped(tree: Any, leaf: Callable[[Any], Any], key: Callable[[Any], Any] | None = None) -> Any:
-    """A new tree with ``leaf(value)`` in the place of each value that is no container of the types
-    above, and ``key(value)`` in the keys of dicts (``leaf``, if there is none).
+    """Returns a new tree with ``leaf(value)`` instead of each value that is not a container of the
+    types above, and ``key(value)`` in the keys of dicts (``leaf`` if there is no ``key``).
 
-    The containers are of the same types, exactly: a deque keeps its length, a defaultdict its
-    factory."""
+    The containers have exactly the same types: a deque keeps its length, a defaultdict its factory.
+    """
     kind, of_key = type(tree), leaf if key is None else key
     if kind in MAPPINGS:
         made = copy.copy(tree)
@@ -41,7 +41,7 @@ def mapped(tree: Any, leaf: Callable[[Any], Any], key: Callable[[Any], Any] | No
 
 
 def is_circular(tree: Any, within: tuple[int, ...] = ()) -> bool:
-    """Whether a container is, somewhere, in itself."""
+    """Returns whether a container contains itself, directly or indirectly."""
     kind = type(tree)
     if kind not in MAPPINGS and kind not in SEQUENCES:
         return False

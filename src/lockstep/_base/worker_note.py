@@ -1,5 +1,5 @@
-"""What a loader worker notes for its rank as it goes: known even if it is stopped in the next
-moment."""
+"""What a loader worker notes for its rank while it works. The rank can read it even if the worker
+is stopped in the next moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of one process, assembled: the only module that knows all of it."""
+"""Assembles the engine of one process. Only this module knows all of its parts."""
 
 from __future__ import annotations
 
@@ -68,37 +68,40 @@ from lockstep._world.kernels import NOTICE, DeterministicKernels, needs_determin
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """The run that a team belongs to."""
+    """The run that a team belongs to, as ``join`` has agreed on it."""
 
     run_dir: Path
+    """The run directory."""
     birth: FixedSettings
+    """The settings that cannot change during the run."""
     checkpoint: Checkpoint | None
     """The checkpoint to resume from; None: start at step 0."""
     lock: RunLock | None
-    """Held by rank 0; None on other ranks."""
+    """The lock of the run directory, on rank 0; None on other ranks."""
     token: str
-    """Identifies this launch; the same on every rank."""
+    """The identifier of this launch, the same on every rank."""
     is_new: bool
     """Whether no launch has used the run directory before. Valid on rank 0 only."""
     shards_given: bool
-    """Whether the script or the command line gave V. If not, it is the number of processes of the
+    """Whether the script or the command line set V. If not, V is the number of processes of the
     run's first launch."""
     notices: Sequence[str] = ()
     """Lines that rank 0 prints at the start."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """See ``instrument.Run``, as the next one."""
+    """The settings that the script passes, for ``instrument.Run``."""
     asked: Mapping[str, Any] = field(default_factory=dict)
+    """The requests of the command that started this run by instrument, for ``instrument.Run``."""
     on_terminal: bool = False
     """Whether the output goes to a terminal."""
 
 
 class Engine:
-    """What runs steps in this process: builds all of it, and wires it together.
+    """All parts that run steps in this process, created and connected.
 
     Args:
         config: the run's settings, with every default resolved.
         transport: the process group's backend and network interface.
-        instruments: their listeners are notified as well.
+        instruments: sources of more listeners.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Engine:
             raise
 
     def _build_records(self) -> None:
-        """What is kept of a run: its journal, its state, and its checkpoints."""
+        """Creates what is kept of a run: its event log, its state, and its checkpoints."""
         config, context, checkpoint = self.config, self.context, self.context.checkpoint
         self.stop_watch = StopWatch(speaks=self.is_main)
         self.trackers = self._open_trackers() if self.is_main else Trackers()
@@ -158,7 +161,7 @@ class Engine:
         self.divergence = DivergenceCheck(self.fingerprint, self.collectives)
 
     def _build_loop(self) -> None:
-        """What takes steps."""
+        """Creates the parts that run steps."""
         config, collectives = self.config, self.collectives
         assert config.shards is not None
         assert config.seed is not None
@@ -215,10 +218,10 @@ class Engine:
         )
 
     def _build_listeners(self) -> None:
-        """The engine's own, within a stage in the order in which they are notified."""
+        """Registers the engine's listeners; within a stage, they are notified in this order."""
         config, world, context, clock = self.config, self.world, self.context, self.clock
         warns = self.is_main and config.interval != "off"
-        # whose own collectives cannot be told from the script's
+        # Its collectives could not be distinguished from the script's.
         gathers = self.sync.forward_is_collective
         self.at_exit = AtExit()
         self._display = choose_display(
@@ -250,7 +253,7 @@ class Engine:
         self.listeners.add(listener for listener in candidates if listener is not None)
 
     def _begin(self, instruments: Sequence[Instrument]) -> None:
-        """Write the beginning of the run, and notify the listeners of instruments from now on."""
+        """Writes the beginning of the run, and registers the listeners of instruments."""
         checkpoint, context = self.context.checkpoint, self.context
         self.journal.write("start", **self._started, inode=context.run_dir.stat().st_ino)
         if checkpoint is not None:
@@ -320,9 +323,9 @@ class Engine:
         return None if config.shards == 1 else SplitRemarks(config.shards, say)
 
     def record(self, kind: str, epoch: int, step: int, values: dict[str, float], apart: Sequence[str] = ()) -> None:
-        """Write the values of a ``step``, or the results of an evaluation (``evaluate``), to the
-        journal and the trackers. ``apart``: names of those of a step that were logged apart from
-        it."""
+        """Writes the values of a ``step``, or the results of an evaluation (``evaluate``), to the
+        event log and the trackers. ``apart``: the names of values that were logged outside of the
+        step."""
         if values:
             self.journal.write(kind, epoch=epoch, step=step, values=values, **({"apart": list(apart)} if apart else {}))
             self.trackers.write(kind, step, values, apart)

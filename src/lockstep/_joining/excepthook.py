@@ -1,4 +1,5 @@
-"""What a launcher of lockstep's says of an uncaught error, where there is none."""
+"""Prints and explains an uncaught error like a launcher of lockstep does, in a process without such
+a launcher."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from lockstep._world.machine.open_files import free_spare, hold_spare
 
 
 def install_excepthook() -> None:
-    """Have an uncaught error be shown and explained as ``lockstep run`` does; not where the
-    launcher or the script has a hook of its own for them."""
+    """Installs a hook that prints and explains an uncaught error like ``lockstep run`` does, unless
+    the launcher or the script has installed a hook."""
     if sys.excepthook is sys.__excepthook__:
         hold_spare()
         sys.excepthook = _report

@@ -1,13 +1,13 @@
-"""The seam between the engine and what looks at a run from inside: instruments.
+"""The seam between the engine and tools that observe a run from inside: instruments.
 
 An instrument is the part of a tool, or of another package, that works within a training. It
-registers a class under a name of its own, in ``lockstep._base.extensions`` if it comes with this
-package, and else by an entry point of the group ``lockstep.instruments``. ``join()`` creates one of
-each on every rank, and the engine knows none of them.
+registers a class under a name, in ``lockstep._base.extensions`` if it belongs to this package,
+otherwise by an entry point of the group ``lockstep.instruments``. ``join()`` creates one of each on
+every rank, and the engine knows none of them.
 
-One that has options registers a dataclass of them under the same name for ``lockstep.options``,
-whose fields are made by ``lockstep.options.option``. They are then given like all settings: by
-``lockstep run``, its ``--config``, and ``join()``."""
+An instrument with options registers a dataclass of them under the same name for
+``lockstep.options``, whose fields are made by ``lockstep.options.option``. They are then set
+like all settings: by ``lockstep run``, its ``--config``, and ``join()``."""
 
 from __future__ import annotations
 
@@ -42,31 +42,32 @@ if TYPE_CHECKING:  # so that an instrument can be imported without torch
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run offers its instruments."""
+    """The parts of a run that its instruments may use."""
 
     config: RunConfig
     """The run's settings, with every default resolved."""
     world: World
     devices: tuple[torch.device, ...]
-    """Those of this process."""
+    """The devices of this process."""
     run_dir: Path
+    """The run directory."""
     birth: FixedSettings
-    """What must not change during the run."""
+    """The settings that cannot change during the run."""
     token: str
-    """Identifies this launch; the same on every rank."""
+    """The identifier of this launch, the same on every rank."""
     after: int
-    """The step after which this launch resumes; 0: it begins."""
+    """The step after which this launch resumes; 0: the run begins."""
     given: Mapping[str, Any]
-    """The settings that the script gives itself."""
+    """The settings that the script passes to ``join``."""
     asked: Mapping[str, Any]
-    """What the command that has started this run asks, by instrument; empty: the run is one of the
-    user's own."""
+    """The requests of the command that started this run, by instrument; empty: the user started the
+    run."""
     hosts: tuple[str, ...]
     """The host of each rank."""
     collectives: Collectives
-    """Over all ranks."""
+    """Collectives over all ranks."""
     journal: EventWriter
-    """Rank 0 writes it; on other ranks it takes what it is given, and writes nothing."""
+    """The writer of the event log. Rank 0 writes it; other ranks discard what they pass."""
 
     # Parts of the engine, for instruments that come with this package: these may change with any
     # version.
@@ -88,49 +89,47 @@ class Run:
 
 class Instrument:
     """Base class of instruments, with methods that do nothing. They are called on every rank, in
-    the order given here.
+    the order of this class.
 
     Args:
-        asked: what the command that has started this run asks of this instrument, as it has given
-            it to ``lockstep._world.environment.mode``; None: nothing, so this is one of the user's
-            own runs.
+        asked: the request of the command that started this run to this instrument, as passed to
+            ``lockstep._world.environment.mode``; None: there is none, so the user started the run.
     """
 
     options: Any = None
-    """Its options: an instance of the dataclass that has registered under its name for
-    ``lockstep.options``. Set once ``given`` has been called."""
+    """The options of the instrument: an instance of the dataclass that is registered under its name
+    for ``lockstep.options``. Set after ``given`` was called."""
 
     def __init__(self, asked: Any = None) -> None:
         self.asked = asked
 
     def given(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings to take for those that the script gives ``join``."""
+        """Returns the settings to use instead of the ones that the script passes to ``join``."""
         return settings
 
     def settings(self, config: RunConfig) -> RunConfig:
-        """The settings of this launch, in place of what the script and the command line give
-        together."""
+        """Returns the settings of this launch, based on the combined settings of the script and the
+        command line."""
         return config
 
     def listeners(self, run: Run) -> Iterable[Listener]:
-        """Who is to be notified of the run's steps. May communicate, if it does so on every
-        rank."""
+        """Returns the listeners to notify of the run's steps. May communicate, if it does so on
+        every rank."""
         return ()
 
     def notices(self, run: Run) -> Iterable[str]:
-        """Lines to print as the run begins. Called on rank 0 alone."""
+        """Returns lines to print when the run begins. Called on rank 0 only."""
         return ()
 
 
 def make_instruments(asked: Mapping[str, Any]) -> dict[str, Instrument]:
-    """One of each installed instrument, by name.
+    """Creates one of each installed instrument, and returns them by name.
 
     Args:
-        asked: see ``Run``.
+        asked: the requests by instrument, as in ``Run``.
 
     Raises:
-        ConfigError: an instrument that something is asked of is not installed, or one cannot be
-            imported.
+        ConfigError: a requested instrument is not installed, or one cannot be imported.
     """
     names = extensions.names("instruments")
     for name in asked:

@@ -54,8 +54,9 @@ _num_joined = 0
 
 
 def _with_settings(function: Callable[..., Team]) -> Callable[..., Team]:
-    """Give ``join`` the signature that ``help()`` shows. (The options of tools are in it for type
-    checkers, in ``lockstep._tools.arguments``: importing this imports no tool.)"""
+    """Sets the signature of ``join`` that ``help()`` shows. (For type checkers,
+    ``lockstep._tools.arguments`` adds the options of tools; importing this module imports no tool.)
+    """
     signature = inspect.signature(function)
     *own, others = signature.parameters.values()
     settings = inspect.signature(RunConfig).parameters.values()
@@ -64,7 +65,7 @@ def _with_settings(function: Callable[..., Team]) -> Callable[..., Team]:
 
 
 def joined_team() -> Team | None:
-    """The team of the run that this process takes part in; None: it takes part in none."""
+    """Returns the team of the run that this process takes part in; None: it takes part in none."""
     return None if _joined is None or _joined.is_closed else _joined
 
 
@@ -77,9 +78,9 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     device, sets the number of threads and the random streams, and opens the run directory.
 
     Args:
-        rank: the rank of this process, if it was started by hand. None: given by the launcher, or
+        rank: the rank of this process, if it was started by hand. None: set by the launcher, or
             by the environment variable RANK.
-        world_size: the number of processes; required if and only if ``rank`` is given.
+        world_size: the number of processes; required if and only if ``rank`` is passed.
         settings: fields of ``RunConfig``, and options of tools, as for ``lockstep run``.
 
     Raises:
@@ -104,7 +105,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     explicit = {**settings, **environment.settings}
     config, options = merge_settings(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
-        # the script's seed becomes the run's: another seed means another run
+        # The script's seed becomes the run's, so that another seed means another run.
         explicit["seed"] = seed
         config = dataclasses.replace(config, seed=seed)
     for name, instrument in instruments.items():
@@ -142,7 +143,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         engine = Engine(config, world, devices, transport, context, list(instruments.values()))
         team = Team(engine)
     except BaseException:
-        # the traceback would keep the group alive, and with it Gloo's thread and socket
+        # Otherwise the traceback would keep the group alive, and with it Gloo's thread and socket.
         collectives.release()
         close_group(failed=True)
         raise
@@ -169,7 +170,7 @@ def _agree(
     device: str,
     collectives: Collectives,
 ) -> tuple[RunConfig, RunContext]:
-    """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
+    """Makes all ranks use the settings of the run's birth, which rank 0 reads or writes."""
     check_software(world, collectives)
     given = {name: value for values in (config, *options.values()) for name, value in dataclasses.asdict(values).items()}
     if STRATEGIES[config.strategy].promises_bits and "numerics" not in config.allow:
@@ -237,7 +238,7 @@ def _open(
     world: World,
     device: str,
 ) -> OpenRun:
-    """Find or create the run, on rank 0, while the others wait."""
+    """Finds or creates the run, on rank 0, while the others wait."""
     num_shards = config.shards or world.world_size
     block(0, world.world_size, num_shards)  # more processes than shards is an error
     born_with = FixedSettings(

@@ -1,5 +1,20 @@
-"""Determining the run of a launch: a new one, or an interrupted one and the checkpoint from which
-it resumes."""
+"""Finds the run of a launch: a new one, or an interrupted one and the checkpoint from which it
+resumes.
+
+The user repeats a command and expects the run to continue, without naming it. So the launch looks
+through the earlier runs of the same script, newest first::
+
+    for each run of the script:
+        of another command, or unreadable    skip it (with a notice)
+        finished                             stop: older interrupted runs are superseded
+        interrupted, settings differ         skip it (with a notice)
+        interrupted, in use                  skip it
+        interrupted                          resume from its newest intact checkpoint
+    none: create the next free runs/SCRIPT-N
+
+Two rules prevent a wrong resume. A setting that was set explicitly must equal the run's birth,
+since results depend on it. And every path holds the lock of the directory before it reads or writes
+there, so that two launches cannot both resume one run."""
 
 from __future__ import annotations
 
@@ -43,35 +58,36 @@ class OpenRun:
     """The checkpoint from which it resumes; None: start at step 0."""
     lock: RunLock
     is_new: bool
+    """Whether no launch has used the directory before."""
     notices: list[Notice] = field(default_factory=list)
     """Lines to print on rank 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """The request of this launch."""
+    """What this launch asks for: its settings, command and processes."""
 
     config: RunConfig
     explicit: Mapping[str, Any]
-    """The settings that were given explicitly, on the command line or in the script."""
+    """The settings that were set explicitly, on the command line or in the script."""
     born_with: FixedSettings
     """The birth of a new run with the settings of this launch."""
     command: Command
     world: World
 
     def must_start_fresh(self, path: Path) -> bool:
-        """Whether the run in a directory must not be resumed. (A restart resumes what this launch
-        has begun.)"""
+        """Returns whether the run in a directory must not be resumed. (A restart resumes the run
+        that this launch has begun.)"""
         return self.config.fresh and not self.has_begun(path)
 
     @property
     def is_named(self) -> bool:
-        """Whether the run that it began before a restart can be distinguished from those of other
-        launches."""
+        """Whether the run that this launch began before a restart can be distinguished from runs of
+        other launches."""
         return bool(self.world.launch and self.world.restart) or bool(self.world.job and self.world.job.restart)
 
     def has_begun(self, path: Path) -> bool:
-        """Whether the run in a directory is that of this launch, or of this Slurm job, before a
+        """Returns whether this launch, or this Slurm job, began the run in a directory before a
         restart."""
         job = self.world.job
         if job is not None and job.restart > 0 and last_job(path) == job.name:
@@ -80,8 +96,8 @@ class LaunchRequest:
         return self.world.restart > 0 and last_launch(path) == self.world.launch
 
     def lock(self, path: Path, *, leave_no_name: bool = False, patience_s: float | None = None) -> RunLock:
-        """Lock a directory for this launch. The lock records its name, by which a restart finds its
-        run.
+        """Locks a directory for this launch. The lock records the launch's name, by which a restart
+        finds its run.
 
         Raises:
             ConfigError: it is in use.
@@ -172,13 +188,13 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Whether a directory contains files that a new run must not be mixed with."""
+    """Returns whether a directory contains files that must not be mixed with a new run."""
     return any(entry.name != "lock" for entry in path.iterdir())
 
 
 def _state_of(path: Path, launch: LaunchRequest, notices: list[Notice]) -> str | None:
-    """The state of an earlier run of this command; None: it is of another command, or cannot be
-    resumed."""
+    """Returns the state of an earlier run of this command; None: it belongs to another command, or
+    cannot be resumed."""
     store = Store(path)
     newest = store.newest()
     is_saved = newest is not None or store.has_unfinished()
@@ -224,7 +240,7 @@ def _note(notices: list[Notice], code: str, why: str) -> None:
 
 
 def _try_resume(path: Path, launch: LaunchRequest, notices: list[Notice]) -> OpenRun | None:
-    """Resume an interrupted run of this command, if possible."""
+    """Resumes an interrupted run of this command, if possible."""
     try:
         contents = read_fixed_settings(path)
         assert contents is not None
@@ -258,8 +274,8 @@ def _is_finished(checkpoint: Path) -> bool:
 
 
 def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[Notice]) -> OpenRun | None:
-    """The run in a directory; None: there is none. Its settings are those of its newest checkpoint,
-    which has a checksum; until there is one, those of ``birth.json``."""
+    """Returns the run in a directory; None: there is none. Its settings are taken from its newest
+    checkpoint, which has a checksum; until there is one, from ``birth.json``."""
     store = Store(path)
     store.clean()
     sound = store.newest_sound(lambda text: notices.append(Notice("checkpoint-damaged", text)))
@@ -270,7 +286,7 @@ def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[Noti
         birth = _reconcile(path, contents[0], launch)
         return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
     directory, manifest = sound
-    # A setting that the version which wrote it did not know is as this launch would have it.
+    # A checkpoint of an older version lacks newer settings: use this launch's.
     known = launch.born_with.as_json() | dict(manifest.birth)
     born = FixedSettings(**{each.name: known[each.name] for each in fields(FixedSettings)})
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))

@@ -96,8 +96,8 @@ class Team(Collectives):
         """Within the block, the environment variables by which a launcher tells a process its rank
         (RANK, WORLD_SIZE and the like, of each launcher that lockstep knows) are not set. Local.
 
-        For a library that drives training on top of lockstep, and that would open a process group
-        of its own: it finds a single process, on every rank. Processes that are started within the
+        For a library that drives training on top of lockstep and would open another process group:
+        it finds a single process, on every rank. Processes that are started within the
         block do not have the variables, either."""
         with hidden_launcher():
             yield
@@ -135,12 +135,12 @@ class Team(Collectives):
         stands for the user's, with the same names, methods and attributes. So does a loss module
         that has buffers only. Optimizers, schedules and ``AveragedModel`` are returned themselves.
         A ``DataLoader``, or any iterable of ready batches, becomes a loader that yields one
-        ``Batch`` per step, holding this process's shards. Evaluation loaders are not prepared: see
+        ``Batch`` per step, with this process's shards. Evaluation loaders are not prepared: see
         ``evaluate``.
 
         Returns:
-            The prepared objects in the order given: a tuple, or the object itself if there is only
-            one. For an object that was prepared before, what stands for it since then.
+            The prepared objects in the same order: a tuple, or the object itself if there is only
+            one. For an object that was already prepared, its prepared object.
 
         Raises:
             UsageError: an object is of a kind that cannot be prepared.
@@ -172,7 +172,7 @@ class Team(Collectives):
             ``value``.
 
         Raises:
-            UsageError: the name is taken, or the value is of another kind.
+            UsageError: the name is already used, or the value is of another kind.
         """
         if name in self._engine.state.registered:
             raise UsageError(
@@ -183,7 +183,7 @@ class Team(Collectives):
         return value
 
     def state(self, **values: Any) -> ScriptState:
-        """Create a namespace for values of the script's own, such as the best accuracy so far or a
+        """Create a namespace for values of the script, such as the best accuracy so far or a
         counter: it is saved in every checkpoint and restored on resume.
 
         ::
@@ -194,15 +194,15 @@ class Team(Collectives):
                 state.best, state.bad = (accuracy, 0) if accuracy > state.best else (state.best, state.bad + 1)
 
         Every rank must call it, before the training loop, and assign the same values, outside of
-        ``batch.shards``. A name that was not given here cannot be assigned.
+        ``batch.shards``. Only names that are passed here can be assigned.
 
         Args:
             values: the initial values, by name: numbers, text, None, tensors, and lists or dicts of
                 them. No other call of ``state`` or ``register`` may have the same name.
 
         Raises:
-            UsageError: a name is taken.
-            ConfigError: a checkpoint cannot hold a value. (Also raised when such a value is
+            UsageError: a name is already used.
+            ConfigError: a checkpoint cannot contain a value. (Also raised when such a value is
                 assigned.)
         """
         state = ScriptState(values, self._phases.check_outside)
@@ -213,8 +213,8 @@ class Team(Collectives):
     @property
     def in_audit(self) -> bool:
         """Whether this shard runs without effect: an audit computes it again, or ``lockstep replay
-        --blame`` its samples. Code inside ``batch.shards`` that keeps counts of its own, or writes
-        files, should skip them then."""
+        --blame`` its samples. Code inside ``batch.shards`` that counts something, or writes files,
+        should skip that."""
         return self._phases.is_aside
 
     def per_shard(self, name: str, start: Any) -> PerShard:
@@ -231,8 +231,8 @@ class Team(Collectives):
                 dict of them.
 
         Raises:
-            UsageError: the name is taken.
-            ConfigError: a checkpoint cannot hold the value. (Also raised when such a value is
+            UsageError: the name is already used.
+            ConfigError: a checkpoint cannot contain the value. (Also raised when such a value is
                 assigned.)
         """
         per_shard = PerShard(
@@ -264,13 +264,13 @@ class Team(Collectives):
 
     @property
     def best_metric(self) -> float | None:
-        """The best metric given to ``best`` so far; None: there is none. Restored on resume, and
+        """The best metric passed to ``best`` so far; None: there is none. Restored on resume, and
         the same on every rank."""
         return self._engine.state.best
 
     @property
     def best_epoch(self) -> int:
-        """The epoch, from 0, in which ``best`` was given ``best_metric``; -1: there is none. For
+        """The epoch, from 0, in which ``best_metric`` was passed to ``best``; -1: there is none. For
         early stopping::
 
             team.best(accuracy)
@@ -337,21 +337,20 @@ class Team(Collectives):
         return self._loop.epochs(num_epochs)
 
     def hosted_epochs(self, num_epochs: int) -> HostedEpochs:
-        """A loop over epochs for a host: a library that drives training by a loop of its own, and
-        tells this object where its epochs begin and end. Every rank must call it, with everything
-        prepared and registered.
+        """A loop over epochs for a host: a library that drives training by another loop, and
+        notifies this object where its epochs begin and end. Every rank must call it, with
+        everything prepared and registered.
 
-        When it returns, the run has been restored, once and for good. (In a script's own loop,
-        ``epochs`` restores it again at the beginning of the pass, behind the code of the script
-        that comes before it.) See ``HostedEpochs``. The epoch's training loader is told by
-        ``loader.finish()`` that its pass is over.
-        """
+        When it returns, the run has been restored completely. (In a script's loop, ``epochs``
+        restores it again at the beginning of the pass, after the code of the script that precedes
+        it.) ``HostedEpochs`` describes the calls. ``loader.finish()`` notifies the epoch's training
+        loader that its pass has finished."""
         return self._loop.hosted_epochs(num_epochs)
 
     def backward(
         self, loss: Tensor, weight: float | Tensor | None = None, *, reduction: str | None = None, **options: Any
     ) -> None:
-        """Run the backward pass of one shard, in place of ``loss.backward()``. Call it inside
+        """Run the backward pass of one shard, instead of ``loss.backward()``. Call it inside
         ``batch.shards``.
 
         At the end of the phase, ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks is added
@@ -425,12 +424,13 @@ class Team(Collectives):
             model: a model or several, which are in evaluation mode inside the block.
             loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the
                 original one is used.
-            metrics: objects for ``batch.update``; needed if a process may get no batch.
+            metrics: objects for ``batch.update``; required if a process may get no batch.
             share: whether results of single batches are read on all processes: ``batch.share`` and
-                ``batch.shared``. Then as many batches as there are processes are computed at once,
-                in the loop over the shards of the first. So a batch must not be computed with what
-                was shared of the one before, nor with a counter of the outer loop: ``batch.number``
-                and ``batch.num_samples``, read inside ``batch.shards``, are those of the samples.
+                ``batch.shared``. As many batches as there are processes are then computed at the
+                same time, in the loop over the shards of the first one. So a batch must not depend
+                on results shared by the previous batch, nor on a counter of the outer loop:
+                ``batch.number`` and ``batch.num_samples``, read inside ``batch.shards``, belong to
+                the samples.
         """
         self._loop.before_evaluation("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
@@ -464,7 +464,7 @@ class Team(Collectives):
         wait.
         """
         self._phases.check_outside("team.save()")
-        # fsdp: gather one tensor at a time, and keep it where it is written
+        # fsdp: gather one tensor at a time, and keep it only on rank 0, to limit memory.
         if self._engine.sync.forward_is_collective:
             value = map_tensors(self._whole_on_main, value)
         if self.is_main:
@@ -499,7 +499,7 @@ class Team(Collectives):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the run is over for this process."""
+        """Whether this process has left the run."""
         return self._closed
 
     def close(self) -> None:
@@ -523,7 +523,7 @@ class Team(Collectives):
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and is_success(error.code))
         went_well = went_well and (not at_exit or self._ended_well())
-        # After a failure the other ranks may be gone, or never arrive.
+        # After a failure the other ranks may have exited, or never arrive: do not communicate.
         failed = self._loop.script_failed() or not went_well or self._engine.saver.has_stopped
         try:
             is_saved = self._loop.close(failed=failed)
@@ -540,7 +540,7 @@ class Team(Collectives):
                 )
         except BaseException as error:
             failed = True
-            # At once: a launcher ends the other ranks as soon as the first one has ended.
+            # Report immediately: a launcher stops the other ranks as soon as the first one has exited.
             if at_exit and isinstance(error, PartedError):
                 how = f"The run was stopped; the same command {self._loop.how_it_resumes()}."
                 tell_stuck(str(error), how, 1, speaks=error.is_reported_here)
@@ -548,7 +548,7 @@ class Team(Collectives):
                 say(f"error: {error}")
             raise
         finally:
-            # at exit a signal comes too late, and must not change the exit status
+            # At exit, a signal is too late, and must not change the exit status.
             if failed or not at_exit:
                 self._engine.stop_watch.end()
             self._exit_status.end()
@@ -556,9 +556,9 @@ class Team(Collectives):
             self._engine.close(self.step, failed=failed or self._loop.left_by_error is not None)
 
     def _ended_well(self) -> bool:
-        """Whether the script that is now over ended with status 0. What is not known counts only
-        where all epochs were trained: to resume a run in vain costs little, and one that is taken
-        for finished loses what was to be trained."""
+        """Returns whether the script, which has finished, exited with status 0. An unknown status
+        counts as success only if all epochs were trained: to resume a finished run costs little,
+        but a run that is wrongly taken as finished loses the rest of its training."""
         if hasattr(sys, "ps1"):  # a notebook or interactive session, which ends as its user likes
             return True
         end = self._exit_status.now()
@@ -574,10 +574,10 @@ class Team(Collectives):
         try:
             self._close(at_exit=True)
         except BaseException as error:
-            if isinstance(error, _OF_ALL_RANKS):  # rank 0 has said it
+            if isinstance(error, _OF_ALL_RANKS):  # rank 0 has printed it
                 FailureRecord(summary=str(error).partition("\n")[0], report=f"error: {error}").write(failure_file())
             else:
-                # silent while the launcher ends all ranks
+                # Prints nothing while the launcher stops all ranks.
                 sys.excepthook(type(error), error, error.__traceback__)
             with contextlib.suppress(OSError):
                 sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""What is shown of an error: its message, where in the user's own code it arose, and what caused it
-there. Pure.
+"""Builds what is shown of an error: its message, where in the user's code it was raised, and what
+caused it there. Pure.
 
-The frames of lockstep, PyTorch and other libraries are left out: LOCKSTEP_TRACEBACK=full shows
+The frames of lockstep, PyTorch and other libraries are left out; LOCKSTEP_TRACEBACK=full shows
 them."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lockstep._base.tracebacks.frames import Frame, owner, short_path
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, and those from which or during whose handling it was raised, as tracebacks
-    show them: the oldest last."""
+    """Yields the exception, and those from which or during whose handling it was raised, in the
+    order in which tracebacks show them: the oldest last."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -34,11 +34,11 @@ def message_of(error: object) -> str:
 
 
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
-"""Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of
-the other side."""
+"""Additions of Gloo to its errors: a line of its source, and advice to look into the logs of the
+other side."""
 _WRAPPED = re.compile(r"Caught \w+ in (.+)\.\nOriginal Traceback")
-"""How PyTorch raises an exception of a loader worker, a thread or a replica: its traceback is the
-message."""
+"""The form in which PyTorch raises an exception of a loader worker, a thread or a replica: its
+traceback is the message."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):\n", re.MULTILINE)
 _NEXT = re.compile(r"\n\n(?=The above exception was the direct cause|During handling of the above exception)")
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
@@ -46,7 +46,7 @@ _POINTERS = re.compile(r"\n +[~^]+ *$", re.MULTILINE)
 """Lines of a traceback that point at a part of the line above."""
 
 _MOST = 20
-"""Frames of one exception that are shown."""
+"""The largest number of frames that are shown of one exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +54,15 @@ class _Link:
     """An exception of a chain."""
 
     cause: str
-    """The words that introduce it as a cause: its type, and where that was."""
+    """The clause that introduces it as a cause: its type, and where it was raised."""
     message: str
     frames: list[tuple[Frame, str]]
-    """Outermost first, each with its lines of the traceback."""
+    """The frames, outermost first, each with its lines of the traceback."""
     notes: str = ""
 
     def own(self) -> str:
-        """The user's frames. Pointers into a line are kept where the error arose: elsewhere, the
-        next frame says as much."""
+        """Returns the user's frames. Pointers into a line are kept where the error was raised; in
+        other frames, the next frame shows the same."""
         *before, last = self.frames or [(("<>", 0, ""), "")]
         own = [_POINTERS.sub("", text) for frame, text in before if owner(frame[0]) == "user"]
         own += [last[1]] if owner(last[0][0]) == "user" else []
@@ -77,8 +77,8 @@ def without_noise(text: str) -> str:
 
 
 def plain_message(error: BaseException) -> str:
-    """The message; where PyTorch raises an exception again, with its traceback as the message, that
-    of the exception itself."""
+    """Returns the message. Where PyTorch raises an exception again, with its traceback as the
+    message, returns the message of the original exception."""
     message = without_noise(message_of(error))
     if (wrapped := _WRAPPED.match(message)) is None:
         return message
@@ -86,15 +86,15 @@ def plain_message(error: BaseException) -> str:
 
 
 def first_line(message: str) -> str:
-    """The first line of a message, and whether it goes on."""
+    """Returns the first line of a message, with ``...`` if there are more."""
     first, *more = message.strip().splitlines() or [""]
     return f"{first} ..." if more else first
 
 
 def excerpt(error: BaseException) -> str:
-    """The user's own frames, those where the error was raised first, and then those of its causes;
-    empty if none is the user's: then the whole traceback is to be shown. The message of the error
-    itself is left to the caller."""
+    """Returns the user's frames: first those where the error was raised, then those of its causes.
+    Empty if no frame is the user's: then show the whole traceback. The caller shows the error's
+    message."""
     errors = list(chain(error))
     if any(isinstance(each, BaseExceptionGroup) for each in errors):  # a group is a tree
         return ""
@@ -108,7 +108,7 @@ def excerpt(error: BaseException) -> str:
 
 
 def _raised_at(link: _Link, error: BaseException) -> str:
-    """Where a library has raised the error. An error of lockstep's own is complete without."""
+    """Returns where a library raised the error. An error of lockstep is complete without it."""
     if isinstance(error, LockstepError) or not link.frames or owner(link.frames[-1][0][0]) == "user":
         return ""
     file, line, name = link.frames[-1][0]
@@ -116,7 +116,8 @@ def _raised_at(link: _Link, error: BaseException) -> str:
 
 
 def _links(error: BaseException) -> Iterator[_Link]:
-    """The exception, and the newest first those of which its message is a traceback."""
+    """Yields the exception and then, newest first, the exceptions of which its message is a
+    traceback."""
     message, stack = message_of(error), traceback.extract_tb(error.__traceback__)
     texts = ["".join(traceback.format_list([frame])) for frame in stack]
     frames = [((frame.filename, frame.lineno or 0, frame.name), text) for frame, text in zip(stack, texts, strict=True)]

@@ -1,4 +1,4 @@
-"""Whose code a frame of a stack is in."""
+"""Determines whose code a frame of a stack belongs to."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("to
 _STANDARD = str(Path(os.__file__).parent) + "/"
 
 UNSEEN = f"{OURS}_tools/explain/recorded_calls.py"
-"""Where calls are noted, between a script's frames and PyTorch's, in which nothing ever is the
-matter."""
+"""The file in which calls are noted, between a script's frames and PyTorch's. Errors never
+originate there."""
 
 Frame = tuple[str, int, str]
 """File, line, and function."""
 
 
 def without_unseen(error: BaseException) -> None:
-    """Take the frames that only note calls out of an exception's traceback."""
+    """Removes the frames that only note calls from an exception's traceback."""
     trace = error.__traceback__
     while trace is not None:
         while trace.tb_next is not None and trace.tb_next.tb_frame.f_code.co_filename == UNSEEN:
@@ -44,8 +44,8 @@ def owner(file: str) -> str:
 
 
 def package_of(file: str) -> str:
-    """The name of the package that a file is of: ``torch``, ``lockstep``, ``Python``; of a user's
-    file: empty."""
+    """Returns the name of the package to which a file belongs: ``torch``, ``lockstep``, ``Python``;
+    empty for a user's file."""
     if file.startswith(OURS):
         return "lockstep"
     return Path(package).stem if (package := _package(file)) else "" if owner(file) == "user" else "Python"
@@ -59,14 +59,15 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def short_path(file: str) -> str:
-    """A file's path from its package on, if it is installed, lockstep's or Python's; else whole."""
+    """Returns a file's path from its package on, if it is installed, lockstep's or Python's;
+    otherwise the whole path."""
     home = f"{Path(_package(file) or OURS).parent}/"
     return file.removeprefix(home if file.startswith(home) else _STANDARD)
 
 
 @functools.cache
 def _package(file: str) -> str:
-    """An installed file's package: the path up to its first name in the directory of packages;
-    empty: it is not installed."""
+    """Returns the package of an installed file: the path up to the first name in the directory of
+    packages; empty: it is not installed."""
     place, marker, rest = next((parts for name in _LIBRARIES if (parts := file.partition(name))[1]), ("", "", ""))
     return place + marker + rest.partition("/")[0] if marker else ""

@@ -1,4 +1,4 @@
-"""Compares the resources that Slurm allotted to the job with those that the run uses."""
+"""Compares the resources that Slurm allotted to the job with the resources that the run uses."""
 
 from __future__ import annotations
 

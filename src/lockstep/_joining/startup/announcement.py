@@ -1,5 +1,5 @@
-"""The description of a run at its start: for its journal, and for the user at the first training
-loader, with what in the allotted resources does not fit."""
+"""Describes a run at its start: for its event log, and for the user at the first training loader,
+with the allotted resources that do not fit."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from lockstep._world.machine.sizes import counted
 
 
 class Announcement(Listener):
-    """Prints it, on rank 0.
+    """A listener that prints the description, on rank 0.
 
     Args:
-        shards_given: whether V was given, or the run has it from an earlier launch.
+        shards_given: whether V was set, or the run has it from an earlier launch.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Announcement(Listener):
 
     @override
     def made_loader(self, loader: Any, number: int) -> None:
-        """Print it, once."""
+        """Prints the description, once."""
         if number > 1:
             return
         line = first_line(loader, self._config, self._world, len(self._devices))
@@ -85,7 +85,7 @@ class Announcement(Listener):
 def start_event(
     config: RunConfig, world: World, device: torch.device, transport: Transport, hosts: Sequence[str]
 ) -> dict[str, Any]:
-    """The fields of the journal's event ``start``. ``hosts``: the host name of each rank."""
+    """Returns the fields of the event ``start``. ``hosts``: the host name of each rank."""
     return {
         **_program(),
         "launcher": world.launcher,
@@ -109,7 +109,8 @@ def start_event(
 
 
 def _program() -> dict[str, Any]:
-    """What this process runs, and where: what ``lockstep replay`` needs to run it again."""
+    """Returns what this process runs, and where. ``lockstep replay`` needs it to run the script
+    again."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     file = Path(getattr(main, "__file__", None) or "")
@@ -125,8 +126,8 @@ def _program() -> dict[str, Any]:
 
 
 def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -> str:
-    """The line that says how the loader's batches are split into shards and assigned to
-    processes."""
+    """Returns the line that describes how the loader's batches are split into shards and assigned
+    to processes."""
     devices = f" and {num_devices} devices" if num_devices > 1 else ""
     return (
         f"{_batch_words(loader, config.shards or 1)} on {counted(world.world_size, 'process', 'processes')}, "
@@ -135,8 +136,7 @@ def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -
 
 
 def chosen_shards(world_size: int) -> str:
-    """The clause that says what it means that V was given nowhere, and so is the number of
-    processes."""
+    """Returns the clause about a V that was not set, and is therefore the number of processes."""
     better = max(8, 1 << (world_size - 1).bit_length())
     if world_size == 1:
         return (

@@ -83,12 +83,12 @@ def check_run_dir_shared(run_dir: Path, token: str, world: World, collectives: C
 
 
 def check_not_imported() -> None:
-    """Check that ``join`` was not called while ``multiprocessing`` imports the script: ``spawn``
-    and ``forkserver`` do so in each process that they start, a loader's workers among them, to find
+    """Checks that ``join`` was not called while ``multiprocessing`` imports the script: ``spawn``
+    and ``forkserver`` do so in each process that they start, including a loader's workers, to find
     the functions and classes that these need.
 
     Raises:
-        UsageError: it was. The process would wait for the others of a run that it is no part of.
+        UsageError: it was. The process would wait for the others of a run that it does not belong to.
     """
     frame = inspect.currentframe()
     while frame is not None:

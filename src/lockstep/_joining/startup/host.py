@@ -1,9 +1,8 @@
-"""Whether this process runs a training script, or a host: a program that calls functions of others,
-such as submitit, a worker of Ray, or pytest.
+"""Determines whether this process runs a training script, or a host: a program that calls functions
+of others, such as submitit, a worker of Ray, or pytest.
 
-A script's path and arguments say which run is to be resumed. A host has the same ones for every
-function that it calls, or others at each start, so they say nothing.
-"""
+A script's path and arguments identify the run to resume. A host has the same path and arguments for
+every function that it calls, or different ones at each start, so they identify nothing."""
 
 from __future__ import annotations
 
@@ -31,19 +30,21 @@ class Caller:
 
     @property
     def package(self) -> str:
-        """The name of its topmost package."""
+        """The name of its top-level package."""
         return self.module.partition(".")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """Where this interpreter has what is installed."""
+    """The places of installed packages and commands of this interpreter."""
 
     packages: tuple[Path, ...]
+    """The folders of packages, the innermost first."""
     commands: tuple[Path, ...]
+    """The folders of commands."""
     entry: Caller | None = None
-    """The module whose function the command of this process calls, by what is recorded of the
-    command; None: not recorded."""
+    """The module whose function the command of this process calls, according to the command's
+    record; None: not recorded."""
 
     def package_of(self, path: Path) -> str | None:
         """The topmost package of a file; None: it is not in a folder for packages."""
@@ -93,7 +94,8 @@ def _called_by_main(callers: Sequence[Caller]) -> Caller | None:
 
 
 def host_of_this_process() -> str | None:
-    """The same for this process, in which ``join()`` is being called."""
+    """Returns the host that runs in this process, in which ``join()`` is being called; None: there
+    is none."""
     if hasattr(sys, "ps1"):  # a notebook or interactive session: its user sees what is resumed
         return None
     script = sys.argv[0] if sys.argv else ""
@@ -122,8 +124,8 @@ def _installed(script: str) -> Installed:
 
 
 def _entry(command: str) -> Caller | None:
-    """The module that a command is recorded to call a function of, if the main module has just
-    imported that function."""
+    """Returns the module with the function that a command is recorded to call, if the main module
+    has just imported that function."""
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     for entry in importlib.metadata.entry_points(group="console_scripts", name=command):
         module, name = sys.modules.get(entry.module), entry.attr.partition(".")[0]

@@ -15,11 +15,12 @@ _REMEDY = "Pass the same number to torch.manual_seed() on every rank. (Each shar
 
 
 class ScriptSeed:
-    """Mixes the seed of a ``torch.manual_seed`` between ``join`` and ``prepare`` into the run's.
+    """The seed of a ``torch.manual_seed`` between ``join`` and ``prepare``, which is mixed into the
+    run's.
 
     Args:
-        phases: have the run's seed.
-        restorer: of the run that resumes; None: it is new.
+        phases: contains the run's seed.
+        restorer: restores the run that resumes; None: the run is new.
     """
 
     def __init__(self, collectives: Collectives, state: RunState, phases: Phases, restorer: Restorer | None) -> None:
@@ -30,10 +31,10 @@ class ScriptSeed:
         self._before: int | None = torch.initial_seed()
 
     def take(self) -> None:
-        """Do so, the first time. Every rank must call it.
+        """Mixes the seed in, at the first call. Every rank must call it.
 
         Raises:
-            MismatchError: the ranks gave different seeds, or the run has begun with another one.
+            MismatchError: the ranks set different seeds, or the run has begun with another one.
         """
         if self._before is None:
             return

@@ -1,4 +1,4 @@
-"""What is said once of how global batches are split: how few samples BatchNorm sees."""
+"""Prints once how few samples BatchNorm sees, because global batches are split into shards."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from lockstep._world.machine.sizes import counted
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """The size of a loader's global batches; None: it does not say, or has no fixed one."""
+    """Returns the size of a loader's global batches; None: unknown, or not fixed."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return size if isinstance(size, int) else None
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether a module now normalises by statistics of the samples that it is given."""
+    """Returns whether a module now normalizes by statistics of the samples that it receives."""
     return isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None)
 
 
 class SplitRemarks(Listener):
-    """Says so when the first pass begins.
+    """A listener that prints this when the first pass begins.
 
     Args:
-        num_shards: V of the run.
+        num_shards: the run's V.
     """
 
     stage = Stage.LATE
