@@ -93,7 +93,7 @@ class Team(Collectives):
 
     @contextlib.contextmanager
     def hide_launcher(self) -> Iterator[None]:
-        """Within the block, the environment variables by which a launcher tells a process its rank
+        """Within the block, the environment variables with which a launcher sets the rank of a process
         (RANK, WORLD_SIZE and the like, of each launcher that lockstep knows) are not set. Local.
 
         For a library that drives training on top of lockstep and would open another process group:

@@ -13,7 +13,7 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
 ``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that step, and the events of
                        later steps will be written again
 ``step``               ``epoch``, ``step``, ``values``: the values logged in that step, or after it. ``apart``, where there are
-                       any: the names of those that were logged between two passes, or after an
+                       any: the names of values that were logged between two passes, or after an
                            evaluation
 ``epoch``              ``epoch``, ``step`` (the last), ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a
                        training loader, as far as this launch took it (it may be asked to stop in
@@ -34,14 +34,14 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
                        others. A launch begins with even numbers
 ``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
 ``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long
-                       it held up training), ``wall_s`` (how long it took to write)
+                       training waited for it), ``wall_s`` (how long it took to write)
 ``checkpoint_failed``  ``step``, ``error``: rank 0 could not write its part, and training continued
 ``preempted``          ``step``, ``signal`` (its name), ``rank`` (the lowest that received it), ``saved``: the run was asked to
                        stop, and this launch ends after that step; if ``saved``, with a checkpoint
 ``audit``              ``step``, ``phase``, ``shard``, ``parameter``, ``ranks`` (that are wrong: one, two if it is one of them,
                        or none), ``where`` (their hosts and devices), ``text``: an audit has found a
                        wrong result, and this launch ends
-``end``                ``step``, ``wall_s`` since ``start``: the script has ended
+``end``                ``step``, ``wall_s`` since ``start``: the script has finished
 =====================  =================================================================================================
 
 ``epoch`` counts from 0, ``step`` from 1 (the number of steps of the run up to and including this
@@ -147,9 +147,9 @@ KINDS: Mapping[str, Any] = {
     "end": _Any,
 }
 REPEATED = ("step", "epoch", "evaluate", "end")
-"""The kinds of events of a step that are written again where a launch resumes before it."""
+"""The kinds of events of a step that are written again if a launch resumes before the step."""
 _MOST_RANKS = 4
-"""Ranks that a line names."""
+"""The largest number of ranks in a line."""
 _KIND = re.compile(rb'\{"event": ?"(\w{1,40})"')
 
 
@@ -181,21 +181,21 @@ def kind_of(line: bytes) -> str:
 
 
 def repeated_after(event: Event) -> int | None:
-    """The step after which a launch resumes with this event, so that what earlier ones wrote of
-    later steps counts no more; None: with this event, none does."""
+    """Returns the step after which a launch resumes with this event, so that earlier events of
+    later steps no longer count; None: the event is no resume."""
     step = event.get("step")
     return step if event["event"] == "resume" and isinstance(step, int) else None
 
 
 def moved_shards(move: Event) -> str:
-    """The numbers of shards that a ``move`` changes, for the user."""
+    """Describes the numbers of shards that a ``move`` changes, for the user."""
     sizes = enumerate(zip(move["before"], move["shards"], strict=False))
     changed = [f"rank {rank}: {after} instead of {before}" for rank, (before, after) in sizes if after != before]
     return ", ".join(changed[:_MOST_RANKS]) + (f", and {len(changed) - _MOST_RANKS} more" if changed[_MOST_RANKS:] else "")
 
 
 def describe_move(move: Event) -> str:
-    """A ``move`` in one line, for the user."""
+    """Describes a ``move`` in one line, for the user."""
     return f"shards moved at step {move['step']} ({moved_shards(move)}) to save {move['gain']:.0%} of step time"
 
 

@@ -1,7 +1,8 @@
-"""Why a program failed, for the one that started it: a file, beside what is printed for people.
+"""Records why a program failed, in a file for the process that started it; other output is for
+people.
 
-Who starts a program names the file in its environment (``world.FAILURE``), as it may fail before it
-has a run directory."""
+The process that starts a program passes the file in its environment (``world.FAILURE``), because
+the program may fail before it has a run directory."""
 
 from __future__ import annotations
 
@@ -20,16 +21,16 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRecord:
-    """A failure as it was told."""
+    """A failure as it was reported."""
 
     summary: str
     """The error, in one line."""
     report: str
-    """All that was told of it."""
+    """The whole report."""
 
     def write(self, path: str | None) -> None:
-        """Write it, unless this program was given no file, or the file is there: of several
-        processes, the first to fail is most likely the cause. Never fails."""
+        """Writes the record, unless this program has no file, or the file exists: the first process
+        to fail is most likely the cause. Never fails."""
         text = json.dumps({name: value[: _MOST_BYTES // 8] for name, value in dataclasses.asdict(self).items()})
         with contextlib.suppress(OSError):
             if path is not None:
@@ -39,7 +40,7 @@ class FailureRecord:
 
 
 def read_failure(path: Path) -> FailureRecord | None:
-    """The failure in a file; None: none was told, or it cannot be read."""
+    """Returns the failure in a file; None: none was recorded, or it cannot be read."""
     try:
         return check(FailureRecord(**parse(read_bytes(path, _MOST_BYTES))))
     except (OSError, TypeError, ValueError):

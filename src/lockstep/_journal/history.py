@@ -1,9 +1,8 @@
-"""Reads a run's journal: its events, its launches, its steps as they count after all resumes, and
+"""Reads a run's event log: its events, its launches, its steps as they count after all resumes, and
 what is new in it.
 
-A file may be damaged, of another version, or somebody else's: it is read if it is a regular one of
-bounded size, and lines that are not as the table in ``events`` says are skipped.
-"""
+A file may be damaged, from another version, or written by another user. Only regular files of
+bounded size are read, and lines that do not match the table in ``events`` are skipped."""
 
 from __future__ import annotations
 
@@ -19,51 +18,51 @@ from lockstep._base.regular_files import MOST_LINE_BYTES, MOST_LINES_BYTES, open
 from lockstep._journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
 
 _SPARE = 4
-"""Lines of a kind that are kept by a reader that wants the last: the launch may have been killed
-while it wrote one."""
+"""Lines of a kind that are kept by a reader that needs only the last: the launch may have been
+killed while it wrote one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """From one ``start`` in a journal to the next."""
+    """The part of an event log from one ``start`` to the next."""
 
     start: Event
-    """Empty: it was lost."""
+    """The event ``start``; empty: it is missing."""
     events: tuple[Event, ...]
-    """In order, the start among them."""
+    """All events in order, including the start."""
     resumed_after: int | None
-    """The step after which it resumed; None: it has repeated nothing."""
+    """The step after which the launch resumed; None: it has repeated nothing."""
     counts_until: float
-    """The last step that counts: what this launch did of later ones was done again."""
+    """The last step that counts: later steps of this launch were repeated."""
 
     @property
     def last_step(self) -> int | None:
-        """The last step that it took; None: it took none."""
+        """The last step of this launch; None: it took none."""
         steps = [event.get("step") for event in self.events if event["event"] != "resume"]
         return max((step for step in steps if isinstance(step, int)), default=None)
 
     @property
     def times_s(self) -> list[float]:
-        """When its events were written, in seconds since 1970."""
+        """The times at which its events were written, in seconds since 1970."""
         return [time_s for event in self.events if (time_s := number_in(event, "time_s")) is not None]
 
     @property
     def ended_s(self) -> float | None:
-        """When the last of them was written; None: no time is known."""
+        """The time at which its last event was written; None: unknown."""
         return max(self.times_s, default=None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it came to the end of the script."""
+        """Whether the script finished."""
         return self.last("end") is not None
 
     def last(self, kind: str) -> Event | None:
-        """Its last event of a kind."""
+        """Returns its last event of a kind."""
         return next((event for event in reversed(self.events) if event["event"] == kind), None)
 
     @property
     def history(self) -> list[Event]:
-        """Its events without those that were done again."""
+        """The events without the repeated ones."""
         return [e for e in self.events if e["event"] not in REPEATED or (number_in(e, "step") or 0) <= self.counts_until]
 
 
@@ -76,7 +75,7 @@ def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dic
             line still being written.
 
     Raises:
-        FileNotFoundError: the directory holds no journal.
+        FileNotFoundError: the directory contains no event log.
         OSError: it cannot be read, is too large, or is not a regular file.
     """
     for number, line in enumerate(read_lines(run_dir / FILE_NAME), start=1):
@@ -87,11 +86,11 @@ def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dic
 
 
 def read_launches(run_dir: Path) -> list[Launch]:
-    """The launches of a run, each with the last event of every kind alone: of millions of lines,
-    few are parsed.
+    """Returns the launches of a run, each with only the last event of each kind: of millions of
+    lines, few are parsed.
 
     Raises:
-        FileNotFoundError: the directory holds no journal.
+        FileNotFoundError: the directory contains no event log.
         OSError: it cannot be read, is too large, or is not a regular file.
     """
     return launches(_last_of_each_kind(read_lines(run_dir / FILE_NAME)))
@@ -139,17 +138,18 @@ def launches(events: Iterable[Event]) -> list[Launch]:
 
 
 def _begins(kind: str, seen: Collection[str]) -> bool:
-    """Whether an event of this kind is the first of a launch; ``seen``: the kinds of the launch
-    before. One that resumes after its first step is another, whose start was lost."""
+    """Returns whether an event of this kind is the first of a launch. ``seen``: the kinds of the
+    previous launch. A launch that resumes after its first step is another one, whose start is
+    missing."""
     return kind == "start" or (kind == "resume" and any(old in seen for old in (kind, *REPEATED)))
 
 
 def counts_until(resumed_after: Sequence[int | None]) -> list[float]:
-    """Of each launch, the last step that counts: later ones were done again by a launch that
+    """Returns for each launch the last step that counts: later steps were repeated by a launch that
     resumed after it. Pure.
 
     Args:
-        resumed_after: of each launch; see ``Launch``.
+        resumed_after: the step after which each launch resumed, as in ``Launch``.
     """
     until = [math.inf]
     for step in reversed(resumed_after[1:]):
@@ -158,7 +158,7 @@ def counts_until(resumed_after: Sequence[int | None]) -> list[float]:
 
 
 def history(events: Iterable[Event]) -> list[Event]:
-    """The events without those that were repeated after a ``resume``, as if there had been no
+    """Returns the events without those repeated after a ``resume``, as if there had been no
     interruption. Pure."""
     return [event for launch in launches(events) for event in launch.history]
 
@@ -167,7 +167,7 @@ def read_history(run_dir: Path) -> list[Event]:
     """The ``history`` of a run.
 
     Raises:
-        FileNotFoundError: the directory holds no journal.
+        FileNotFoundError: the directory contains no event log.
         OSError: it cannot be read, is too large, or is not a regular file.
     """
     return history(read_events(run_dir))
@@ -177,7 +177,7 @@ _BLOCK_BYTES = 1 << 24
 
 
 class Tail:
-    """Reads new events from a journal, complete lines only."""
+    """A reader of new events in an event log. It reads complete lines only."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -186,7 +186,8 @@ class Tail:
         self._rest = b""
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """The new events, and whether these are all, since the file was replaced or truncated."""
+        """Returns the new events, and whether they are all events because the file was replaced or
+        truncated."""
         try:
             with open_to_read(self._path, MOST_LINES_BYTES) as file:
                 status = os.fstat(file.fileno())

@@ -28,13 +28,13 @@ def _finite(value: Any) -> Any:
 
 
 class LineWriter:
-    """Appends JSON objects to a file of a run directory, one a line, each at once.
+    """A writer of JSON objects to a file of a run directory, one per line, without buffering.
 
     While the disk is full, lines are kept in memory, and training continues.
 
     Args:
-        name: of the file in it.
-        is_fresh: whether what is in the file is removed.
+        name: the name of the file.
+        is_fresh: whether to delete the present content of the file.
     """
 
     def __init__(self, run_dir: Path, name: str, *, is_fresh: bool = False) -> None:
@@ -78,7 +78,7 @@ class LineWriter:
 
 
 class EventWriter:
-    """Appends events to the journal of a run (see ``journal.events``).
+    """A writer of events to the event log of a run (``journal.events`` is its format).
 
     Args:
         run_dir: the run's directory; None: write nothing, as on ranks other than 0.

@@ -92,9 +92,9 @@ def first_line(message: str) -> str:
 
 
 def excerpt(error: BaseException) -> str:
-    """Returns the user's frames: first those where the error was raised, then those of its causes.
-    Empty if no frame is the user's: then show the whole traceback. The caller shows the error's
-    message."""
+    """Returns the user's frames: first the frames where the error was raised, then the frames of
+    its causes. Empty if no frame is the user's: then show the whole traceback. The caller shows the
+    error's message."""
     errors = list(chain(error))
     if any(isinstance(each, BaseExceptionGroup) for each in errors):  # a group is a tree
         return ""

@@ -25,7 +25,7 @@ class DeviceClock:
 
     def __init__(self, device: torch.device, num_parts: int) -> None:
         self.seconds = [0.0] * num_parts
-        """By part, up to the last event read."""
+        """The seconds of each part, up to the last event read."""
         self._device = device
         self._last: Any = None
         self._pending: deque[tuple[int, Any]] = deque()

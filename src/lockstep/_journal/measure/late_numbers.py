@@ -1,4 +1,4 @@
-"""Numbers that a device computes, for which nobody waits before they have long arrived."""
+"""Numbers that a device computes, and that the CPU reads only when they have long arrived."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class LateNumbers:
-    """Numbers under way to the CPU.
+    """Numbers on their way to the CPU.
 
     Args:
         values: at least one tensor without dimensions on a device, all of one dtype. (A process may

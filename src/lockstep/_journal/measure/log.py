@@ -1,10 +1,9 @@
-"""Writes logged values, which must be the same on all ranks, without making a step wait for the
-others.
+"""Writes logged values, which must be the same on all ranks, without making a step wait for other
+ranks.
 
 Every ``every`` steps a *window* of steps is closed, and the ranks begin to compare a digest of its
-values; one window later, when that has long arrived, the values are written. ``complete`` ends this
-at once.
-"""
+values. One window later, when the comparison has long finished, the values are written.
+``complete`` finishes immediately."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from lockstep._world.comm.plain import all_gather_plain
 
 Value = float | Tensor
 Row = tuple[int, int, dict[str, float], tuple[str, ...]]
-"""Epoch, step, the values of that step, and the names of those that were logged apart from it:
-between two passes, or after an evaluation."""
+"""The epoch, the step, the values of that step, and the names of values that were logged between
+two passes or after an evaluation."""
 
 
 class MetricLog(Listener):
@@ -47,16 +46,16 @@ class MetricLog(Listener):
         work that finds extremes."""
         self._is_in_pass = False
         self._evaluated_after = -1
-        """The step in which, or after which, the newest evaluation was."""
+        """The step in which, or after which, the newest evaluation took place."""
         self._has_begun = False
-        """Whether a step has ended. Until then nothing is compared: ranks of a script that takes
-        none may end apart."""
+        """Whether a step has finished. Until then nothing is compared: ranks of a script that takes
+        no step may exit at different times."""
 
     def add(self, epoch: int, step: int, values: dict[str, Any]) -> None:
-        """Record values. Local; a value on a GPU stays there.
+        """Records values. Local; a value on a GPU stays there.
 
         Args:
-            values: by name. Those that are None are ignored.
+            values: the values by name. Values that are None are ignored.
 
         Raises:
             ConfigError: a value is neither a number nor a tensor with one element.
@@ -98,7 +97,7 @@ class MetricLog(Listener):
 
     @override
     def tick(self, step: int) -> None:
-        """Closes a window if that is due."""
+        """Closes a window if it is due."""
         if step % self._every == 0:
             self._close_window()
         elif self._closed and self._world_size == 1:
@@ -112,8 +111,7 @@ class MetricLog(Listener):
         self.complete()
 
     def complete(self) -> None:
-        """Write the values of all steps that have ended. Every rank must call it, at the same
-        point."""
+        """Writes the values of all finished steps. Every rank must call it, at the same point."""
         self._close_window()
         self._end_comparison()
 
@@ -145,7 +143,7 @@ class MetricLog(Listener):
 
 
 def _merge(by_rank: list[list[Row]]) -> list[Row]:
-    """What all ranks have logged, of which some have not logged all.
+    """Returns what the ranks have logged together, if some have not logged everything.
 
     Raises:
         UsageError: two ranks have logged different values.

@@ -16,12 +16,12 @@ _Position = tuple[int, int, int | None]
 
 
 class NanWatch(Listener):
-    """Checks every loss: on the CPU at once; on a GPU every ``every`` steps, once the values have
-    been copied.
+    """A check of every loss for NaN: on the CPU immediately; on a GPU every ``every`` steps, once
+    the values have been copied.
 
     Args:
         policy: ``stop`` (raise), ``warn``, or ``ignore``.
-        rank: of this process, for the message.
+        rank: the rank of this process, for the message.
         every: steps between two checks of losses on a GPU.
         position: returns the current step, its phase, and shard.
     """

@@ -21,22 +21,22 @@ class PassProgress:
 
     epoch: Count
     num_epochs: Count | None
-    """As given to ``team.epochs``; None: the script counts them itself."""
+    """The number of epochs passed to ``team.epochs``; None: the script counts them itself."""
     num_steps: Count | None
-    """Of the pass; None: unknown."""
+    """The number of steps of the pass; None: unknown."""
     done: Count = 0
-    """Steps of the pass, including those before the run was interrupted."""
+    """The finished steps of the pass, including steps before the run was interrupted."""
     since_s: Seconds | None = None
-    """When the first step of this pass ended (which may have included the start of loader workers),
-    in seconds since 1970; None: it has not."""
+    """The time when the first step of this pass finished (it may have included the start of loader
+    workers), in seconds since 1970; None: it has not."""
     until_s: Seconds | None = None
-    """When the pass ended; None: it has not."""
+    """The time when the pass finished; None: it has not."""
     counted: Count = 0
-    """Steps since ``since_s``."""
+    """The number of steps since ``since_s``."""
     num_samples: Count = 0
-    """In these steps."""
+    """The number of samples in these steps."""
     step_s: Seconds | None = None
-    """Time of a step in the pass before; None: there was none."""
+    """The duration of a step in the previous pass; None: there was none."""
     epoch_began_s: Seconds
     epoch_s: Seconds | None = None
     """Duration of the latest epoch run as a whole, including evaluations and checkpoints."""
@@ -45,11 +45,11 @@ class PassProgress:
 
     @property
     def title(self) -> str:
-        """``epoch 3/10``."""
+        """The epoch, such as ``epoch 3/10``."""
         return f"epoch {self.epoch + 1}" + (f"/{self.num_epochs}" if self.num_epochs else "")
 
     def as_json(self) -> dict[str, Any]:
-        """For the black box."""
+        """Returns the progress for the black box."""
         return asdict(self)
 
     def step_time_s(self, now_s: float) -> float | None:
@@ -87,7 +87,7 @@ class PassProgress:
 
 
 def time_left(progress: PassProgress, now_s: float) -> list[str]:
-    """``0:12 left``, ``3:40 for the run``: as far as these are known, and differ."""
+    """Returns ``0:12 left``, ``3:40 for the run``: the times that are known and differ."""
     left_s, run_s = progress.left_s(now_s), progress.run_left_s(now_s)
     words = [] if left_s is None else [f"{clock(left_s)} left"]
     more = progress.num_epochs is not None and progress.num_epochs > 1
@@ -95,7 +95,7 @@ def time_left(progress: PassProgress, now_s: float) -> list[str]:
 
 
 def clock(seconds: float) -> str:
-    """``0:07``, ``1:02:03``, ``3 d 4 h``."""
+    """Formats a duration: ``0:07``, ``1:02:03``, ``3 d 4 h``."""
     whole = round(seconds)
     if whole >= 2 * 86400:
         return f"{whole // 86400} d {whole % 86400 // 3600} h"

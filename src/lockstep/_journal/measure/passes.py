@@ -20,21 +20,21 @@ from lockstep._world import devices
 from lockstep._world.comm.collectives import Collectives
 
 _WARM_UP_STEPS = 10
-"""Steps of a launch, or half of a shorter first pass, in which libraries choose their kernels,
+"""The steps of a launch, or half of a shorter first pass, in which libraries choose their kernels,
 buffers are allocated and loader workers start."""
 _PRINTED_S = 1.0
 _FEWEST_STEPS = 20
-"""For shorter passes, and for those that ended early after fewer steps, what bounds their speed is
-not printed."""
+"""The fewest steps of a pass after which what bounds its speed is printed, if the pass was left
+early."""
 
 
 class PassMeter(Listener):
-    """Follows every pass of this process, and writes the measurements of all ranks to the journal.
+    """A listener that follows every pass of this process, and writes the measurements of all ranks
+    to the event log.
 
     Args:
         split: returns the seconds of each part of the current pass (``measure.split``).
-        speaks: whether to print what bounds the speed, after the first pass and when that is
-            something new.
+        speaks: whether to print what bounds the speed, after the first pass and when it changes.
     """
 
     stage = Stage.LATE
@@ -43,7 +43,7 @@ class PassMeter(Listener):
         self, journal: EventWriter, collectives: Collectives, split: Callable[[], dict[str, float]], *, speaks: bool
     ) -> None:
         self.progress: PassProgress | None = None
-        """Of the latest pass; None: none has begun. May be read by another thread."""
+        """The progress of the latest pass; None: none has begun. May be read by another thread."""
         self._journal = journal
         self._collectives = collectives
         self._split = split
@@ -52,17 +52,17 @@ class PassMeter(Listener):
         self._is_whole = False
         """Whether the current epoch was run from its beginning."""
         self._num_steps = self._num_samples = 0
-        """Of the current pass, as far as this launch takes it."""
+        """The steps and samples of the current pass in this launch."""
         self._warm_up = 0
-        """Steps after which its warm-up is over; 0: it has none."""
+        """The number of warm-up steps of the current pass; 0: none."""
         self._warm = 0, 0
-        """Steps and samples of the warm-up, once it is over."""
+        """The steps and samples of the warm-up, once it has finished."""
         self._began_s = 0.0
         self._usage: Usage | None = None
-        """Since the warm-up; None: no pass runs."""
+        """The resource usage since the warm-up; None: no pass is running."""
         self._over: list[tuple[dict[str, Any], bool]] = []
-        """For the passes that have ended, the fields of their ``epoch`` events, for this process
-        alone; and whether they are long enough for a verdict."""
+        """The fields of the ``epoch`` events of finished passes, for this process only, and whether
+        each pass is long enough for a verdict."""
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -100,7 +100,7 @@ class PassMeter(Listener):
             self._end_warm_up()
 
     def _end_warm_up(self) -> None:
-        """Measure from here."""
+        """Starts the measurement."""
         _wait_for_gpu()
         assert self._usage is not None
         self._usage.end()
@@ -153,7 +153,7 @@ def _wait_for_gpu() -> None:
 
 
 def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the measurements of all ranks into one event: rank 0's times, and the use of resources
+    """Merges the measurements of all ranks into one event: rank 0's times, and the resource usage
     as lists by rank."""
     merged = dict(by_rank[0])
     for name in ("cpu_s", "peak_rss_bytes", "peak_gpu_bytes", "gpu_utilisation", "split"):

@@ -1,4 +1,5 @@
-"""What rank 0 shows during the run: a bar on a terminal, elsewhere a line every few seconds."""
+"""Shows the progress of the run on rank 0: a bar on a terminal, elsewhere a line every few
+seconds."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ _PLAIN_EVERY_S = 10.0
 
 
 class Display(Listener):
-    """Shows the progress of passes over training loaders.
+    """A display of the progress of passes over training loaders.
 
     Args:
-        progress: returns that of the latest pass, which whoever follows it learns of steps before
-            this.
+        progress: returns the progress of the latest pass. It is updated before this listener is
+            notified of a step.
     """
 
     stage = Stage.LATE
@@ -72,8 +73,8 @@ class Lines(Display):
 
 
 def _shows_bars() -> bool:
-    """Whether the script draws a bar of tqdm's on the terminal now, which another would write
-    over."""
+    """Returns whether the script draws a bar of tqdm on the terminal now, which another bar would
+    overwrite."""
     # The set of live bars is the only private name of tqdm here, and missing with a version that
     # has renamed it.
     bars = list(getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ()))
@@ -81,20 +82,20 @@ def _shows_bars() -> bool:
 
 
 def _over_bars() -> str:
-    """What to write before a line, so that it takes the place of the script's bar, which is drawn
-    again below."""
+    """Returns what to write before a line, so that it replaces the script's bar, which is redrawn
+    below."""
     return "\r\x1b[2K" if os.isatty(1) and _shows_bars() else ""
 
 
 class Bar(Display):
-    """A progress bar with the time left. What the program prints meanwhile appears above it. Where
-    the script draws bars of its own, it gives way: there are lines instead."""
+    """A progress bar with the time left. Output of the program appears above it. If the script
+    draws progress bars itself, lines are printed instead."""
 
     _live: Live | None = None
     _lines: Lines | None = None
-    """Shows this pass, if the script draws bars."""
+    """The lines for this pass, if the script draws bars."""
     _took_s: float | None = None
-    """The duration of the pass, once it has ended."""
+    """The duration of the pass, once it has finished."""
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -157,8 +158,8 @@ class Bar(Display):
 def choose_display(
     style: str, progress: Callable[[], PassProgress | None], *, is_main: bool, on_terminal: bool
 ) -> Display | None:
-    """The display for ``RunConfig.progress``, given as ``style``; None: nothing is shown, as on all
-    ranks but rank 0."""
+    """Returns the display for ``RunConfig.progress``, which is ``style``; None: nothing is shown,
+    as on all ranks except 0."""
     if not is_main or style == "off":
         return None
     return (Bar if style == "bar" or (style == "auto" and on_terminal) else Lines)(progress)

@@ -1,4 +1,4 @@
-"""The parts of a step's time, and what they say about a run."""
+"""The parts of a step's time, and what limits the speed of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = {
     "checkpoint": "saving checkpoints",
     "script": "the script's other code in the loop",
 }
-"""What each part is spent on. They add up to the duration of a pass."""
+"""The parts of a step's time, with what each is spent on. They add up to the duration of a pass."""
 
 ACTIVITIES = {
     "data": "waiting for the loader",
@@ -27,15 +27,15 @@ ACTIVITIES = {
     "backward": "the backward pass",
     "script": "the script's other code in the loop",
 }
-"""What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer
-as ``script``.)"""
+"""The activities of a rank by itself, in which it may be slow. (Copying counts as ``forward``, the
+optimizer as ``script``.)"""
 
 Row = Sequence[float]
-"""What a rank was busy with in a phase: its number of samples, the seconds of each of
-``ACTIVITIES``, and their sum. (What may follow is for ``plan.balance``.)"""
+"""The work of a rank in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and
+their sum. (Further entries are for ``plan.balance``.)"""
 
 LOADING = "getting a batch from the loader"
-"""What a rank does between two steps of a pass, in a record."""
+"""The activity of a rank between two steps of a pass, in a record."""
 _BUSY = itemgetter(1 + len(ACTIVITIES))
 _COMPUTE = ("forward", "backward", "optimizer")
 _REMEDIES = {
@@ -55,30 +55,30 @@ _WAITS = {
     "script": "the script's other code in the loop",
 }
 _BOUND = 0.5
-"""A run is bound by what takes at least this share of the time."""
+"""The share of the time from which on a part is what the run is bound by."""
 _NOTABLE = 0.15
-"""The largest wait is worth a word if it takes at least this share of the time."""
+"""The share of the time from which on the longest wait is reported."""
 _MOSTLY = 0.5
-"""The others wait mostly for one rank if that waits for less than this share of the mean."""
+"""The others wait mostly for one rank if that rank waits for less than this share of the mean."""
 
 
 def busy_of(rows: Sequence[Row]) -> list[float]:
-    """How long each rank was busy. Called in every step, so it runs no Python code for each of
-    hundreds of ranks."""
+    """Returns how long each rank was busy. Called in every step, so it runs no Python code per
+    rank."""
     return list(map(_BUSY, rows))
 
 
 def shares_of(splits: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each part's share of the time of all ranks, whose seconds are given. The shares add up to 1,
-    or to 0 if all are 0."""
+    """Returns each part's share of the time of all ranks, from the seconds of each rank. The shares
+    add up to 1, or to 0 if all are 0."""
     totals = {part: math.fsum(split.get(part, 0.0) for split in splits) for part in PARTS}
     whole = math.fsum(totals.values())
     return {part: total / whole if whole else 0.0 for part, total in totals.items()}
 
 
 def bound_of(shares: Mapping[str, float]) -> str | None:
-    """What takes half of the time or more: a part, or ``compute`` for all that compute; None:
-    nothing does."""
+    """Returns what takes half of the time or more: a part, or ``compute`` for all parts that
+    compute; None: nothing does."""
     wait = max(_WAITS, key=lambda part: shares[part])
     if shares[wait] >= _BOUND:
         return wait
@@ -86,12 +86,13 @@ def bound_of(shares: Mapping[str, float]) -> str | None:
 
 
 def name_bound(bound: str) -> str:
-    """What ``bound_of`` returns, as an adjective."""
+    """Returns the result of ``bound_of`` as an adjective."""
     return "unbalanced" if bound == "waiting" else f"{bound}-bound"
 
 
 def notable_wait(shares: Mapping[str, float]) -> str | None:
-    """The largest part other than computing, if it takes enough of the time for a remark."""
+    """Returns the largest part other than computing, if it is large enough to report; None: it is
+    not."""
     wait = max(_WAITS, key=lambda part: shares[part])
     return wait if shares[wait] >= _NOTABLE else None
 
@@ -101,7 +102,7 @@ def _computing(shares: Mapping[str, float]) -> float:
 
 
 def sentence(shares: Mapping[str, float]) -> str:
-    """What limits the speed, and a remedy, for the user."""
+    """Describes what limits the speed, with a remedy, for the user."""
     wait = notable_wait(shares)
     if wait is None:
         bound = "compute-bound: " if bound_of(shares) == "compute" else ""
@@ -113,10 +114,9 @@ def sentence(shares: Mapping[str, float]) -> str:
 
 
 def verdict(splits: Sequence[Mapping[str, float]]) -> str:
-    """``sentence``, with the rank that the others wait for, if it is mostly the same one.
+    """Returns ``sentence``, with the rank that the others wait for, if it is mostly the same one.
 
-    ``splits``: the seconds of each rank, in rank order.
-    """
+    ``splits``: the seconds of each rank, in rank order."""
     shares = shares_of(splits)
     text = sentence(shares)
     waited = [split.get("waiting", 0.0) for split in splits]

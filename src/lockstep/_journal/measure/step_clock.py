@@ -26,7 +26,7 @@ from lockstep._listener import Listener, Stage
 
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
 _USUAL = 10
-"""Steps in the running mean of a step's time."""
+"""The number of steps in the running mean of a step's duration."""
 SAVING = "saving a checkpoint"
 IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
 BEGINNING, IN_FORWARD, IN_BACKWARD, ENDING = (
@@ -52,26 +52,27 @@ _PART_OF = {
     IN_AUDIT: LOGGING,
     _BETWEEN_PASSES: SCRIPT,
 }
-"""The part that an activity is charged to, unless ``StepClock.charge`` says otherwise."""
+"""The part that an activity is charged to, unless ``StepClock.charge`` sets another one."""
 
 Mark = Callable[[tuple[str, float]], object]
-"""Is told that an activity begins, and of the time by ``perf_counter``."""
+"""The type of the function that is called with an activity that begins, and the time by
+``perf_counter``."""
 
 
 class HoldsUp(Protocol):
-    """Saves checkpoints."""
+    """An object that saves checkpoints."""
 
     held_s: float
-    """For how long training has stood still for them, in seconds."""
+    """The seconds for which training has waited for checkpoints."""
 
 
 class Overlapping(Protocol):
-    """Exchanges gradients during the backward pass."""
+    """An object that exchanges gradients during the backward pass."""
 
     waited_s: float
-    """How long this rank waited for others in the latest backward pass, in seconds."""
+    """The seconds for which this rank waited for others in the latest backward pass."""
     waited_in_forward_s: float
-    """The same of the forward pass before it."""
+    """The seconds for which this rank waited for others in the forward pass before it."""
 
 
 class StepClock(Listener):
@@ -90,31 +91,32 @@ class StepClock(Listener):
     ) -> None:
         self.tell: Callable[[Sequence[Row], Sequence[float]], object] = lambda rows, busy: None
         """Called at the end of each phase, with the same values on every rank: the ranks' rows
-        since the phase before, and how long each of them was busy, in seconds. For an instrument to
-        set."""
+        since the previous phase, and the seconds for which each was busy. For an instrument to set.
+        """
         self._saving, self._held_s = saving, 0.0
         self._seconds = [0.0] * len(PARTS)
-        """By part, since the pass began."""
+        """The seconds of each part since the pass began."""
         self._transferred = [0.0] * len(PARTS)
-        """The seconds that were transferred between parts; the GPU's clock does not know of
-        them."""
+        """The seconds that were transferred between parts, which the GPU's clock does not
+        include."""
         self._device = DeviceClock(device, len(PARTS)) if device.type != "cpu" else None
         self._at_exchange = list(self._seconds)
         """The value of ``_seconds`` at the ranks' last exchange."""
         self.exposed_s = 0.0
-        """Seconds that this rank has waited for others in the passes of the current phase."""
+        """The seconds for which this rank has waited for others in the forward and backward passes
+        of the current phase."""
         self._rows: Sequence[Row] = ()
         self._busy_s = 0.0
         self._marks = [(IN_SCRIPT, perf_counter())]
-        """Those that are not counted yet. The last is what the main thread is doing now. Changed in
-        place."""
+        """The marks that are not counted yet. The last one is what the main thread is doing now.
+        Changed in place."""
         self.mark: Mark = self._marks.append if self._device is None else self._mark_on_device
-        """For whoever runs steps. In a step of a small model each call of Python counts, so this
-        one is none."""
+        """The function to call when an activity begins. In a step of a small model each Python call
+        counts, so this is a method of a list."""
         self.num_steps = 0
-        """Steps taken so far."""
+        """The number of steps so far."""
         self.step_s = 0.0
-        """The usual time of a step: a mean that favours recent ones."""
+        """The usual duration of a step: a mean that favors recent steps."""
         self._step_began_s = perf_counter()
         self._is_in_pass = False
         self._is_in_optimizer = False
@@ -122,13 +124,14 @@ class StepClock(Listener):
 
     @property
     def doing(self) -> str:
-        """What the main thread is doing, for the user. May be read by another thread."""
+        """The current activity of the main thread, for the user. May be read by another thread."""
         activity = self._marks[-1][0]
         # The last step of a pass that was left by `break` ends after it.
         return _BETWEEN_PASSES if activity == LOADING and not self._is_in_pass else activity
 
     def take(self) -> dict[str, float]:
-        """The seconds of each part since the pass began, once the GPU has finished. Local."""
+        """Returns the seconds of each part since the pass began, once the GPU has finished.
+        Local."""
         self.charge(SCRIPT)
         if self._device is not None:
             self._device.read(wait=True)
@@ -136,8 +139,8 @@ class StepClock(Listener):
 
     @property
     def so_far(self) -> dict[str, float]:
-        """The same up to the last event, as far as the GPU has reached it. May be read by another
-        thread."""
+        """The seconds of each part up to the last event that the GPU has reached. May be read by
+        another thread."""
         if self._device is None:
             seconds = list(self._seconds)
             _count(list(self._marks), seconds)
@@ -147,7 +150,7 @@ class StepClock(Listener):
         return dict(zip(PARTS, seconds, strict=True))
 
     def charge(self, part: int, then: str | None = None) -> None:
-        """Count the time since the last mark as this part. ``then``: the activity that follows;
+        """Counts the time since the last mark as this part. ``then``: the activity that follows;
         None: the same."""
         _count(self._marks, self._seconds)
         ((activity, began_s),) = self._marks
@@ -170,7 +173,7 @@ class StepClock(Listener):
             self._transferred[source] -= seconds
             self._transferred[target] += seconds
 
-    # See Listener
+    # Methods of Listener
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -208,7 +211,7 @@ class StepClock(Listener):
             self._begin_phase()
 
     def overlapped(self, in_backward_s: float, in_forward_s: float) -> None:
-        """This rank has waited for others for so long in the newest backward pass, and in the
+        """Notes how long this rank waited for others in the newest backward pass, and in the
         forward pass before it."""
         self._transfer(BACKWARD, COMMUNICATION, in_backward_s)
         self._transfer(FORWARD, COMMUNICATION, in_forward_s)
@@ -220,7 +223,8 @@ class StepClock(Listener):
         self._is_in_optimizer = True
 
     def after_optimizer(self, *_: Any) -> None:
-        """Call it after each step of an optimizer of this process, of the run or not."""
+        """Call it after each step of any optimizer of this process, including optimizers that are
+        not the run's."""
         if self._is_in_optimizer:
             self.mark((IN_SCRIPT, perf_counter()))
             self._is_in_optimizer = False
@@ -247,11 +251,11 @@ class StepClock(Listener):
     # Exchanges between ranks: implements ``loop.ledger.Clock``
 
     def device_finished(self) -> None:
-        """What precedes is the backward pass."""
+        """Counts the time so far as the backward pass."""
         self.charge(BACKWARD)
 
     def report(self, num_samples: int) -> list[float]:
-        """This rank's ``Row`` since the last exchange. Local."""
+        """Returns this rank's ``Row`` since the last exchange. Local."""
         self.charge(SCRIPT)
         now, before = self._seconds, self._at_exchange
         data = now[DATA] - before[DATA]
@@ -281,8 +285,8 @@ def _count(marks: list[tuple[str, float]], seconds: list[float]) -> None:
 
 
 class OverlapTimer(Listener):
-    """Charges as communication what this rank waits for others within its passes, where gradients
-    are exchanged then."""
+    """A listener that charges as communication the time for which this rank waits for others within
+    its forward and backward passes, if gradients are exchanged then."""
 
     stage = Stage.LATE
 
@@ -297,8 +301,8 @@ class OverlapTimer(Listener):
 
 
 class LoaderTimer(Listener):
-    """Charges the time before the end of a pass, in which the loop waits for the loader. Must be
-    the first listener."""
+    """A listener that charges the time before the end of a pass, in which the loop waits for the
+    loader. It must be the first listener."""
 
     stage = Stage.EARLY
 
@@ -311,11 +315,12 @@ class LoaderTimer(Listener):
 
 
 class PartTimer(Listener):
-    """Charges what the listeners of the stages before do between steps to one part.
+    """A listener that charges the time of the listeners of earlier stages between steps to one
+    part.
 
     Args:
-        part: to charge.
-        stage: that follows. It must be the first listener of that.
+        part: the part to charge.
+        stage: the stage that follows. This must be its first listener.
         then: the activity that follows.
     """
 

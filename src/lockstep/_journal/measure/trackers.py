@@ -1,5 +1,5 @@
-"""Sends measurements to trackers: TensorBoard, and modules of wandb's shape, such as Weights &
-Biases and Trackio."""
+"""Sends measurements to experiment trackers: TensorBoard, and modules with wandb's interface, such
+as Weights & Biases and Trackio."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from lockstep._listener import Listener
 
 TRAINING, EVALUATION, LOGGED = "training", "evaluation", "logged"
 GROUPS = {"step": TRAINING, "evaluate": EVALUATION}
-"""The group of the values of each kind of events that have some. Values that are logged only apart
-from training steps have one of their own, ``LOGGED``."""
+"""The group of values by kind of event. Values that are logged only outside of training steps have
+a separate group, ``LOGGED``."""
 _FILE_NAME = "trackers.json"
 _MOST_BYTES = 1 << 20
 _RETRY_S = 30.0
@@ -47,15 +47,15 @@ class Tracker:
         order."""
 
     def close(self, *, failed: bool) -> None:
-        """The run has ended. May be called again."""
+        """Finishes the output. May be called again."""
 
 
 class Trackers(Listener):
     """The trackers of one process; there are none on ranks other than 0.
 
     Args:
-        hyperparameters: where those of the script are collected: ``batch_size``, ``epochs``, and
-            the initial settings of each optimizer.
+        hyperparameters: where the script's hyperparameters are collected: ``batch_size``, ``epochs``,
+            and the initial settings of each optimizer.
     """
 
     def __init__(self, trackers: Sequence[Tracker] = (), hyperparameters: dict[str, Any] | None = None) -> None:
@@ -83,8 +83,8 @@ class Trackers(Listener):
             tracker.open()
 
     def write(self, kind: str, step: int, values: Mapping[str, float], apart: Sequence[str] = ()) -> None:
-        """Write the values of an event: of a ``step``, or of an evaluation (``evaluate``) after it.
-        Steps come in order. ``apart``: the names of those of a step that were logged between
+        """Writes the values of an event: of a ``step``, or of an evaluation (``evaluate``) after
+        it. Steps come in order. ``apart``: the names of values of a step that were logged between
         passes, or after an evaluation."""
         if kind == "step":
             self._in_steps.update(values.keys() - set(apart))
@@ -97,18 +97,18 @@ class Trackers(Listener):
                 tracker.write(group, step, grouped)
 
     def close(self, *, failed: bool) -> None:
-        """The run has ended."""
+        """Closes all trackers at the end of the run."""
         for tracker in self._trackers:
             tracker.close(failed=failed)
 
 
 class TensorBoard(Tracker):
-    """TensorBoard, if that is installed. Its files are opened with the first value: importing it
-    takes about a second.
+    """The tracker for TensorBoard, if it is installed. Its files are opened with the first value:
+    importing it takes about a second.
 
     Args:
         resumed_from: the step at which an interrupted run resumes; None: it is new.
-        must: whether to warn if it is not installed, since the user has asked for it.
+        must: whether to warn if it is not installed, because the user has requested it.
     """
 
     def __init__(self, run_dir: Path, resumed_from: int | None, *, must: bool = False) -> None:
@@ -120,7 +120,7 @@ class TensorBoard(Tracker):
 
     @override
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """Write values, unless the disk is full: then it says so, and tries again later."""
+        """Writes values. If the disk is full, warns and tries again later."""
         try:
             board = self._open()
             for name, value in values.items() if board is not None else ():
@@ -164,14 +164,14 @@ class TensorBoard(Tracker):
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What trackers record about the run."""
+    """The information about the run that trackers record."""
 
     run_dir: Path
     project: str
     """The default name of the project."""
     settings: Mapping[str, Any]
     hyperparameters: Mapping[str, Any]
-    """Of the script: more become known until the first step."""
+    """The hyperparameters of the script. More become known until the first step."""
     is_again: bool
     """Whether an earlier launch has used the run directory."""
     aside: Callable[[], AbstractContextManager[None]]
@@ -179,11 +179,11 @@ class RunInfo:
 
 
 class WandbLike(Tracker):
-    """A module with ``init``, ``log`` and ``finish``. After its first error, which is reported, it
-    is no longer used, and training continues.
+    """A tracker for a module with ``init``, ``log`` and ``finish``. After its first error, which is
+    reported, it is no longer used, and training continues.
 
     Args:
-        name: as in ``RunConfig.track``.
+        name: the name in ``RunConfig.track``.
     """
 
     def __init__(self, name: str, about: RunInfo) -> None:

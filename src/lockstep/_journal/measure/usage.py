@@ -22,8 +22,8 @@ _SAMPLE_EVERY_S = 0.5  # NVML itself averages over 1/6 to 1 s
 
 
 class Usage:
-    """What this process and its descendants use from now on. Looking up the children takes a few
-    milliseconds, before the clock starts."""
+    """The resources that this process and its descendants use from now on. Looking up the children
+    takes a few milliseconds, before the clock starts."""
 
     def __init__(self) -> None:
         module = devices.in_use()
@@ -109,15 +109,16 @@ def _has_children() -> bool:
 
 
 def gpus_in_use(module: Any) -> list[int]:
-    """The GPUs on which this process has memory, or else its current one. (Querying another one
-    would initialize it.) ``module``: see ``devices.in_use``."""
+    """Returns the GPUs on which this process has memory, or otherwise its current one. (Querying
+    another one would initialize it.) ``module`` is the result of ``devices.in_use``."""
     reserved = _reserved(module) if hasattr(module, "max_memory_reserved") else []
     used = [gpu for gpu, num_bytes in enumerate(reserved) if num_bytes > 0]
     return used or [torch.accelerator.current_device_index()]
 
 
 def _reserved(module: Any) -> list[int]:
-    """For each GPU the peak of the memory that PyTorch's allocator has reserved, in bytes."""
+    """Returns for each GPU the peak of the memory that PyTorch's allocator has reserved, in
+    bytes."""
     return [int(module.max_memory_reserved(gpu)) for gpu in range(module.device_count())]
 
 
