@@ -19,9 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def config_option(command: F) -> F:
-    """The decorator for ``--config``. What the file sets counts after the command line and
-    environment variables, and before defaults, which is click's order; so the command learns
-    nothing of it."""
+    """The decorator for ``--config``. The file's values take precedence over defaults only, which
+    is click's order of ``default_map``, so the command does not see where a value was set."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
@@ -99,7 +98,8 @@ def _unknown(key: str, value: Any, by_key: Mapping[str, click.Option], command: 
 
 
 def _as_given(value: Any, option: click.Option) -> Any:
-    """A value of TOML's as on the command line, where options convert and check it."""
+    """Converts a TOML value to what the command line would contain, so that options convert and
+    check it."""
     if isinstance(value, list):
         return [str(item) for item in value]
     return value if option.is_flag and isinstance(value, bool) else str(value)

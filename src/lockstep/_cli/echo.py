@@ -24,8 +24,8 @@ def echo(*parts: str | Styled, err: bool = False, has_lines: bool = False) -> No
     Args:
         parts: of the line.
         err: to standard error instead of standard output.
-        has_lines: it is several lines; else its line feeds are written out, like other control
-            characters.
+        has_lines: whether it may contain several lines; otherwise line feeds are escaped like other
+            control characters.
     """
     click.echo("".join(_shown(part, has_lines=has_lines) for part in parts), err=err)
 

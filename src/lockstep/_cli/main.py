@@ -17,8 +17,8 @@ from lockstep._base.errors import ConfigError, LaunchError, LockstepError, Usage
 
 _INTERRUPTED = 128 + signal.SIGINT
 _OF_PATHS = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
-"""What the system says of a path that the user has given or that a run's files name, where no
-command says more."""
+"""The system errors about a path that are reported without a traceback, where no command reports
+more: the user has passed the path, or a file of a run contains it."""
 _STARTS_NOTHING = {"--help", "--help-all", "-h"}
 
 

@@ -26,7 +26,8 @@ CONTEXT_OF_SCRIPTS = {
     "allow_interspersed_args": False,
     "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun has them
 }
-"""Those for commands that run a script: all arguments after it belong to the script."""
+"""Click's context settings for commands that run a script: all arguments after it belong to the
+script."""
 
 
 def _of_script(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -> tuple[str, ...]:
@@ -34,12 +35,12 @@ def _of_script(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -> 
 
 
 args_of_script = click.argument("args", nargs=-1, type=click.UNPROCESSED, callback=_of_script)
-"""The decorator for the script's own arguments. A ``--`` that separates them from the script is
-none of them."""
+"""The decorator for the script's arguments. A ``--`` between the script and its arguments is
+dropped."""
 
 _OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
-"""Options, besides those for several machines, that torchrun also reads from the environment, as
-PET_<NAME>."""
+"""Options, in addition to the options for several machines, that torchrun also reads from the
+environment, as PET_<NAME>."""
 
 
 def options_from(*kinds: type, shown: Collection[str] | None = None) -> Callable[[F], F]:
@@ -48,7 +49,7 @@ def options_from(*kinds: type, shown: Collection[str] | None = None) -> Callable
 
     Args:
         kinds: the dataclasses.
-        shown: names of the fields whose options stand in the help (None: all do); the others are
+        shown: names of the fields whose options are in the help (None: all); other options are
             accepted, too.
     """
 
@@ -73,7 +74,7 @@ class _FieldOption(click.Option):
         self._kind = kind
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """See click."""
+        """Returns the option and its help, which is read from the dataclass now."""
         self.help = help_of(self._kind).get(str(self.name))
         return super().get_help_record(ctx)
 
@@ -116,7 +117,7 @@ class GroupedCommand(click.Command):
             self.params.append(_help_all())
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
+        """Writes the options under their headings, and how many are left out."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
         listed = {name for names in self._headings.values() for name in names or ()}
@@ -159,7 +160,7 @@ def command_of_script(
         name: of the command.
         shown: options of ``lockstep run`` to show in its help.
         epilog: the end of its help.
-        needs_script: whether a script must be given.
+        needs_script: whether a script is required.
     """
 
     def make(function: Callable[..., Any]) -> click.Command:

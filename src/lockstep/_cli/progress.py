@@ -1,4 +1,4 @@
-"""Shows which of several trials or checks runs, and for how long. A
+"""Shows which of several trials or checks is running, and for how long. It implements
 ``tools.trials.trial.Observer``."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from lockstep._cli.tables import say
 
 
 class Progress:
-    """A line that moves on a terminal, a line for each trial elsewhere; and a line when it has
-    ended.
+    """A progress display: a moving line on a terminal, a line for each trial elsewhere, and a line
+    when the trial has finished.
 
     Args:
-        console: where to.
-        is_brief: only the line that moves.
+        console: the output.
+        is_brief: whether to show only the moving line.
     """
 
     def __init__(self, console: Console, *, is_brief: bool = False) -> None:
@@ -33,7 +33,7 @@ class Progress:
             self._status.stop()
 
     def started(self, description: str) -> None:
-        """Say what begins."""
+        """Shows which trial begins."""
         self._description = description
         if self._status is not None:
             self._status.update(Text(description))
@@ -47,6 +47,6 @@ class Progress:
             self._status.update(Text(f"{self._description}: {elapsed_s:.0f} s"))
 
     def ended(self, outcome: str) -> None:
-        """Say how it has ended."""
+        """Shows the outcome."""
         if not self._is_brief:
             say(self._console, f"{self._description}: {outcome}")

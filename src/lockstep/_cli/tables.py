@@ -20,10 +20,10 @@ class Page(NamedTuple):
     """The text of a table."""
 
     headings: Sequence[str]
-    """Not shown if all are empty."""
+    """The headings, which are not shown if all are empty."""
     rows: Sequence[Sequence[str]]
     numbers: Collection[str] = ()
-    """Headings of right-aligned columns."""
+    """The headings of right-aligned columns."""
     styles: Sequence[str] = ()
     """The style of each row's second cell, on a terminal."""
 

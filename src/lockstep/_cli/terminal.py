@@ -16,7 +16,8 @@ _PLAIN_WIDTH = 140  # columns, where the output is not a terminal
 
 
 class _PlainConsole(Console):
-    """Prints what strings say, and leaves what a terminal is told to styles and layouts."""
+    """A console that escapes control characters in text, and leaves control of the terminal to
+    styles and layouts."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -1,4 +1,4 @@
-"""What differs between the runs of a test, as an error. Pure."""
+"""Describes what differs between the runs of a test, as an error. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def in_traces(
         reference: of the run that the other is compared with.
         setting: of the other, or of the only one.
         diagnosis: the likely cause; None: not looked for.
-        findings: what the reading of the function's text finds.
-        failure: how the other run has failed, in one line; empty: it has not.
+        findings: findings in the function's source.
+        failure: how the other run failed, in one line; empty: it did not.
     """
     among = difference.among is not None or bool(difference.detail)
     lines = [
@@ -75,7 +75,7 @@ def in_results(
         setting: of the second time.
         reference: of the first time; None: both were of one run.
         rank: that of the second time. (That of the first time is 0.)
-        findings: what the reading of the function's text finds.
+        findings: findings in the function's source.
     """
     place = next(_differing(first.leaves, second.leaves), None)
     if place is None:

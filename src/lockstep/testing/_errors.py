@@ -8,11 +8,8 @@ from lockstep._base.errors import LockstepError
 
 
 class DifferenceError(LockstepError, AssertionError):
-    """Two runs of a function computed different things, or the ranks of one run did. The message
-    says where they part first.
-
-    The fields are what the message says in words.
-    """
+    """Two runs of a function computed different results, or the ranks of one run did. The message
+    reports the first difference; the fields contain the same for programs."""
 
     def __init__(
         self,
@@ -32,18 +29,18 @@ class DifferenceError(LockstepError, AssertionError):
         self.worlds = worlds
         """The numbers of processes of the two runs; equal if the ranks of one run differ."""
         self.stage = stage
-        """What differs: ``samples``, ``loss``, ``gradient``, ``weights`` ...
+        """The kind of value that differs: ``samples``, ``loss``, ``gradient``, ``weights`` ...
         (``differences.STAGES``), or ``result``."""
         self.step = step
-        """From 1; 0: before the first step; None: the function's result differs."""
+        """The step, from 1; 0: before the first step; None: the function's result differs."""
         self.phase = phase
         """The phase of the step, from 0; None: the step as a whole differs."""
         self.shard = shard
-        """None: what all shards have in common differs."""
+        """The shard; None: a value of all shards together differs."""
         self.samples = samples
         """The identities of the shard's samples."""
         self.values = values
-        """What the two runs computed, in words."""
+        """The values of the two runs, as text."""
         self.cause = cause
         """The likely cause: ``chance``, ``rank``, ``rounding``, ``not saved`` (``causes.CAUSES``),
         or ``unknown``."""
@@ -52,8 +49,8 @@ class DifferenceError(LockstepError, AssertionError):
 
 
 class TimeLimitError(LockstepError, TimeoutError):
-    """A test of a training took longer than its limit. The message names the line at which each
-    rank was. All processes have ended."""
+    """A test of a training took longer than its limit. The message contains the line at which each
+    rank was. All processes have exited."""
 
 
 for _public in (DifferenceError, TimeLimitError):

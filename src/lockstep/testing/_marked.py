@@ -1,4 +1,4 @@
-"""A test that is marked, as a request."""
+"""Turns a marked test into a request."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ def run_marked(
     kwargs: Mapping[str, Any],
     worlds: Sequence[int] | None,
 ) -> None:
-    """Run a marked test.
+    """Runs a marked test.
 
     Args:
-        name: of the test, with its parameters.
+        name: the name of the test, with its parameters.
         function: the test, or a bound method.
-        values: of its arguments: parameters and fixtures.
-        args: of the marker.
-        kwargs: of the marker.
-        worlds: in place of the marker's; None: the marker's.
+        values: the values of its arguments: parameters and fixtures.
+        args: the positional arguments of the marker.
+        kwargs: the keyword arguments of the marker.
+        worlds: numbers of processes that override the marker's; None: the marker's.
 
     Raises:
         ConfigError: the marker's arguments are invalid.
         UsageError: the function or a value cannot be sent to other processes.
 
-    For other errors see ``same_at``.
-    """
+    For other errors see ``same_at``."""
     request = request_of(args, kwargs, worlds)
     for argument, value in values.items():
         check_sendable(argument, value)
@@ -47,10 +46,10 @@ def run_marked(
 
 
 def request_of(args: Sequence[Any], kwargs: Mapping[str, Any], worlds: Sequence[int] | None) -> Request:
-    """What a marker asks for. Pure.
+    """Returns the request of a marker. Pure.
 
-    ``worlds`` of the command line do not change V, which is that of the marker unless they need
-    more: so they do not change what is computed.
+    ``worlds`` of the command line do not change V, which is the marker's unless they need more. So
+    they do not change what is computed.
 
     Raises:
         ConfigError: the arguments are invalid.

@@ -1,4 +1,4 @@
-"""What runs in each process of a run: the function, and a look at what it returns."""
+"""Runs the function in each process of a run, and examines its result."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from typing import Any
 from lockstep._base.errors import UsageError
 
 _LONGEST = 60
-"""Characters of a value that are shown."""
+"""The largest number of characters of a value that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Returned:
-    """What a function returned on one rank."""
+    """The result of a function on one rank."""
 
     value: Any = None
     leaves: Mapping[str, str] = field(default_factory=dict)
-    """Each number, text and tensor of it: the number itself, or a digest, by its place in the
-    value."""
+    """Each number, text and tensor of the result, by its place: the number itself, or a digest."""
     opaque: str = ""
-    """What of it cannot be compared, in words; empty: all can be."""
+    """The part of the result that cannot be compared; empty: all can."""
     left_by: tuple[str, str] | None = None
     """``skip`` or ``xfail``, and the reason: the function called pytest's function of that name.
     None: it returned."""
@@ -35,18 +34,18 @@ class Returned:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A call on its way to other processes."""
+    """A call that is sent to other processes."""
 
     payload: bytes
     """The function and its arguments, pickled."""
     module: str
-    """That the function is defined in."""
+    """The module that defines the function."""
     file: str | None
-    """Of that module."""
+    """The file of that module."""
 
 
 def call(sent: Sent) -> Returned:
-    """Call the function. Runs in each rank."""
+    """Calls the function. Runs in each rank."""
     _make_importable(sent)
     fn, (args, keywords) = pickle.loads(sent.payload)
     try:

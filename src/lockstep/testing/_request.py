@@ -1,4 +1,4 @@
-"""What a test asks for, checked, and the settings under which its function runs. Pure."""
+"""The request of a test, checked, and the settings under which its function runs. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lockstep._tools.verify.settings import default_shards, expand
 LIMIT_S = 120.0
 """The default time limit of a test, in seconds."""
 _OWN = ("run_dir", "fresh", "checkpoint_every", "trace", "trace_until", "progress", "track")
-"""Settings of a run that a test decides itself."""
+"""The settings of a run that a test sets itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is compared.
+    """A request to compare runs.
 
     Raises:
         ConfigError: there is nothing to compare, or a value is invalid.
@@ -27,15 +27,16 @@ class Request:
     worlds: Sequence[int]
     """The numbers of processes. The other runs are compared with the first."""
     fit_also: Sequence[int] = ()
-    """More numbers of processes for which a V that is chosen here is enough."""
+    """Further numbers of processes for which a V that is chosen here must be sufficient."""
     shards: int | None = None
-    """None: as in the function, else the least power of two that is enough."""
+    """The number of shards; None: as in the function, otherwise the smallest power of two that is
+    sufficient."""
     kill: bool = False
     compare_result: bool = True
     limit_s: float = LIMIT_S
-    """Of all runs together."""
+    """The time limit of all runs together, in seconds."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of every run."""
+    """Further settings of every run."""
 
     def __post_init__(self) -> None:
         worlds = checked_worlds(self.worlds, "worlds")
@@ -67,7 +68,7 @@ class Request:
 
     @property
     def chosen_shards(self) -> int:
-        """V for a function that leaves it out."""
+        """The V for a function that does not set it."""
         return self.shards or default_shards((*self.worlds, *self.fit_also))
 
     def runs(self) -> tuple[Setting, ...]:
@@ -77,14 +78,14 @@ class Request:
 
 
 def checked_worlds(worlds: object, name: str) -> tuple[int, ...]:
-    """Numbers of processes, each once.
+    """Returns numbers of processes, each once.
 
     Args:
-        worlds: what was given.
-        name: how the user knows it.
+        worlds: the value to check.
+        name: the name under which the user passed it.
 
     Raises:
-        ConfigError: they are not numbers of 1 or more, or there are none.
+        ConfigError: the numbers are not 1 or more, or there are none.
     """
     given = tuple(worlds) if isinstance(worlds, Sequence) and not isinstance(worlds, (str, bytes)) else ()
     if not given or not all(isinstance(world, int) and not isinstance(world, bool) and world >= 1 for world in given):

@@ -53,20 +53,20 @@ def same_at(
     result.
 
     ``fn`` calls ``lockstep.join()`` and trains, as for ``lockstep.launch``. It runs once on each
-    number of processes of this machine, in a run directory of its own, which is temporary. In every
-    step the samples, losses, gradients, weights, buffers and optimizer states are compared, to the
-    bit. The first call in a process waits some seconds for the import of torch.
+    number of processes of this machine, in a temporary run directory. In every step the samples,
+    losses, gradients, weights, buffers and optimizer states must be bit-identical. The first call
+    in a process waits some seconds for the import of torch.
 
     Args:
         worlds: The numbers of processes. The others are compared with the first.
         fn: A function that can be imported. (With ``cloudpickle``, any other too.)
         args: Its arguments, which are pickled.
-        shards: Number of shards of all runs; None: what ``fn`` gives to ``join()``, else the least
-            power of two that is enough.
+        shards: Number of shards of all runs; None: what ``fn`` passes to ``join()``, otherwise the
+            smallest power of two that is sufficient.
         kill: Whether runs are also killed, by SIGKILL to all ranks, and resumed on another number
             of processes: one in its first epoch, and one in its last if there are several.
-        compare_result: Whether what ``fn`` returns must be equal on all ranks of all runs, to the
-            bit: numbers, texts, tensors, arrays, and containers of them.
+        compare_result: Whether the result of ``fn`` must be bit-identical on all ranks of all runs:
+            numbers, texts, tensors, arrays, and containers of them.
         limit_s: The time limit of the whole, in seconds.
         settings: Further settings of every run, as for ``lockstep run``.
 
@@ -74,16 +74,16 @@ def same_at(
         What ``fn`` returned on rank 0 of the first run.
 
     Raises:
-        DifferenceError: something differs; an ``AssertionError``. The message says what differs
-            first.
-        TimeLimitError: it took longer than ``limit_s``. The message names the line at which each
-            rank was.
+        DifferenceError: something differs; an ``AssertionError``. The message reports the first
+            difference.
+        TimeLimitError: it took longer than ``limit_s``. The message contains the line at which
+            each rank was.
         LaunchError: a rank failed; the message has the first failure in full.
         ConfigError: an argument is invalid; nothing was started.
         UsageError: ``fn`` cannot be sent to other processes, never calls ``join()``, takes no step,
             returns what cannot be compared, or has too few steps to be killed.
 
-    All processes have ended when it returns or raises, but for a fork server, which the next call
+    All processes have exited when it returns or raises, except a fork server, which the next call
     uses."""
     __tracebackhide__ = True
     request = Request(
@@ -94,7 +94,7 @@ def same_at(
 
 
 def check_same(request: Request, name: str, fn: functools.partial[Any]) -> Any:
-    """As ``same_at``. ``name``: of the function, in messages."""
+    """Like ``same_at``. ``name``: the name of the function, in messages."""
     __tracebackhide__ = True
     config = RunConfig.merge({**request.settings, "shards": request.shards}, {})
     for setting in request.runs():  # before anything is started
@@ -104,7 +104,7 @@ def check_same(request: Request, name: str, fn: functools.partial[Any]) -> Any:
 
 
 class _Test:
-    """One call of ``same_at``."""
+    """A call of ``same_at``."""
 
     def __init__(self, request: Request, name: str, fn: functools.partial[Any], directory: Path) -> None:
         self._request = request
@@ -129,7 +129,7 @@ class _Test:
         return self._reference.returned[0].value
 
     def _run_setting(self, setting: Setting) -> _Done | None:
-        """Run a setting to its end; None: there is no such moment to kill it at."""
+        """Runs a setting to its end; None: there is no moment at which to kill it."""
         run_dir = self._directory / setting.slug
         if setting.killed_at is not None and not self._kill(setting, run_dir):
             return None
@@ -244,7 +244,7 @@ class _Test:
                 raise error
 
     def _explain(self, setting: Setting, run_dir: Path, error: LaunchError) -> None:
-        """Raise a difference that a run shows which has failed: what it computed before may be the
+        """Raises a difference if a failed run shows one: what it computed before may be the
         reason."""
         try:
             run = self._read(run_dir)
@@ -264,8 +264,8 @@ class _Test:
         return in_traces(self._name, difference, reference.setting, done.setting, diagnosis, findings, failure)
 
     def _findings(self, setting: Setting) -> list[Finding]:
-        """What the reading of the function's text finds that may tell why a run differs. Never an
-        error."""
+        """Returns findings in the source of the function that may explain why a run differs. Never
+        raises."""
         with contextlib.suppress(Exception):
             file = inspect.getsourcefile(inspect.unwrap(self._function))
             assert file is not None
@@ -275,7 +275,7 @@ class _Test:
         return []
 
     def _diagnose(self, difference: Difference, reference: _Done, done: _Done) -> Diagnosis | None:
-        """The likely cause; None: there was no time to look for it."""
+        """Returns the likely cause; None: there was no time to look for it."""
         if done.setting.killed_at is not None:
             return NOT_SAVED
         first = done if difference.among is not None else reference
@@ -302,12 +302,12 @@ class _Test:
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """A run that has come to its end."""
+    """A finished run."""
 
     setting: Setting
     run: TracedRun
     returned: list[Returned]
-    """By rank."""
+    """The results by rank."""
 
 
 def _has_new_checkpoint(journal: Tail) -> bool:

@@ -1,4 +1,4 @@
-"""One launch of a function that is tested, whose processes have all ended when it is over."""
+"""Runs one launch of a function that is tested. All its processes have exited when it returns."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from lockstep.testing._watch import Watch
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is started."""
+    """A launch of the function."""
 
     call: Call
     label: str
     """The name of the launch in messages: ``2 processes``."""
     num_processes: int
     settings: Mapping[str, Any]
-    """Of the run, beside those of the function."""
+    """Settings of the run, in addition to the function's."""
     of_function: TrialSettings = field(default_factory=TrialSettings)
-    """What is asked of the function's own settings."""
+    """Changes of the function's settings."""
     deadline: float
-    """In the time of ``time.monotonic``."""
+    """The deadline, in the time of ``time.monotonic``."""
     limit_s: float
-    """For messages: the time that was given to all launches together."""
+    """The time limit of all launches together, for messages."""
     is_silent: bool = False
-    """Whether what the ranks print is dropped: it was printed before."""
+    """Whether to drop the output of the ranks, because it was printed before."""
     kill_when: Callable[[], bool] | None = None
-    """All processes are killed once this is true."""
+    """A condition; when it is true, all processes are killed."""
 
 
 def pack_tested(fn: functools.partial[Any]) -> Call:
@@ -69,11 +69,11 @@ def pack_tested(fn: functools.partial[Any]) -> Call:
 
 
 def run_trial(trial: Trial) -> list[Returned] | None:
-    """Run the function. Returns what it returned on each rank; None: all ranks were killed by
+    """Runs the function. Returns its result on each rank; None: all ranks were killed by
     ``kill_when``.
 
-    What the ranks print comes out by ``sys.stdout`` and ``sys.stderr``, with the number of
-    processes and the rank in front.
+    The output of the ranks goes to ``sys.stdout`` and ``sys.stderr``, prefixed with the number of
+    processes and the rank.
 
     Raises:
         LaunchError: a rank failed; the message has the first failure in full.
@@ -123,7 +123,7 @@ def _launch(trial: Trial, spec: LaunchSpec, interrupts: Interrupts) -> tuple[Out
 
 
 def _check(outcome: Outcome, trial: Trial) -> None:
-    """Raise the error of a launch that has failed."""
+    """Raises the error of a launch that has failed."""
     if outcome.failures:
         error = restarts.last_error(outcome.failures, outcome.spec)
         raise LaunchError(f"with {trial.label}: {error}", error.exit_status, error.summary, code=error.code)
@@ -154,7 +154,7 @@ def _drop(rank: int, is_error: bool, line: bytes) -> None:
 
 
 def _to_python(label: str) -> Sink:
-    """A sink that puts the number of processes and the rank before each line."""
+    """Returns a sink that prefixes each line with the number of processes and the rank."""
 
     def write(rank: int, is_error: bool, line: bytes) -> None:
         to_python_stdout(rank, is_error, b"[%s, rank %d] %s" % (label.encode(), rank, line))

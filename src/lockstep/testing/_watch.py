@@ -1,4 +1,4 @@
-"""A watch beside a launch: it kills the ranks at a given moment, or when time is up."""
+"""Watches a launch: kills the ranks at a given moment, or when the time is up."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _EVERY_S = 0.02
 
 
 class Watch(threading.Thread):
-    """Looks until ``close`` is called.
+    """A thread that watches until ``close`` is called.
 
     Args:
-        server: the ranks are its children.
-        private_dir: of the launch.
-        deadline: when time is up, in the time of ``time.monotonic``.
-        kill_when: all ranks are killed once this is true.
+        server: the fork server, whose children are the ranks.
+        private_dir: the private directory of the launch.
+        deadline: the deadline, in the time of ``time.monotonic``.
+        kill_when: a condition; when it is true, all ranks are killed.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Watch(threading.Thread):
         self._kill_when = kill_when
         self._is_over = threading.Event()
         self.has_killed = False
-        """Whether the ranks were killed since ``kill_when`` was true."""
+        """Whether the ranks were killed because ``kill_when`` was true."""
         self.at_limit: list[str] | None = None
-        """Once time was up: where each rank was, in lines."""
+        """Where each rank was when the time was up, in lines; None: it is not up."""
 
     def close(self) -> None:
         """Stop looking."""
@@ -48,7 +48,7 @@ class Watch(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Look again and again."""
+        """Checks the conditions repeatedly."""
         while not self._is_over.wait(_EVERY_S):
             if self._kill_when is not None and self._kill_when():
                 self.has_killed, self._kill_when = True, None
@@ -58,7 +58,7 @@ class Watch(threading.Thread):
                 self._kill()
 
     def _kill(self) -> None:
-        """SIGKILL, to all ranks that were started. Repeated while others are on their way."""
+        """Sends SIGKILL to all ranks that were started. Repeated while more are starting."""
         with contextlib.suppress(psutil.Error):  # it has ended
             server = psutil.Process(self._server.pid)
             for rank in server.children():

@@ -1,1 +1,1 @@
-"""Audits: one shard is computed twice, by two ranks, and the gradients are compared to the bit."""
+"""Audits: one shard is computed twice, by two ranks, and the gradients must be bit-identical."""

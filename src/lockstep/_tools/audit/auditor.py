@@ -28,9 +28,9 @@ from lockstep._tools.audit.verdict import Computed, Verdict, judge
 from lockstep._world.comm.collectives import Collectives
 
 _NOTHING = -1.0
-"""In place of a digest."""
+"""The number that is sent instead of a digest."""
 _TAG = (1 << 30) - 1
-"""Message tag, just below those of ``sync.exchange``."""
+"""The message tag, just below the tags of ``sync.exchange``."""
 
 
 @dataclass(kw_only=True)
@@ -41,12 +41,12 @@ class _Case:
     position: tuple[int, int, int]
     """The step, its phase, and the shard."""
     restart_rng: Callable[[], None]
-    """Lets the random streams continue from where they were before the phase's shards: each run of
-    the shard begins there if it has no stream of its own (V = 1)."""
+    """Restarts the random streams where they were before the phase's shards: each run of the shard
+    begins there if it has no separate stream (V = 1)."""
     owner_sums: GradientSums
-    """Of the shard, on its owner."""
+    """The sums of the shard on its owner."""
     repeat_sums: GradientSums
-    """Of the same shard, when this rank recomputes it."""
+    """The sums of the same shard when this rank recomputes it."""
     parcels: list[bytes] = field(default_factory=list)
     """The shard's samples from each batch of the phase, in the order in which the script asked for
     their shards."""
@@ -56,23 +56,23 @@ class _Case:
 
 
 class Auditor(Listener):
-    """Audits a run, on one rank.
+    """A listener that audits a run, on one rank.
 
     When an audited phase begins, the owner of the shard sends its samples to the auditor, which
-    runs them aside before its own shards. Digests of both results go with the numbers that all
-    ranks exchange at the end of the phase. (An exchange of their own, before that, would wait for
+    runs them without effect before its shards. Digests of both results are sent with the numbers
+    that all ranks exchange at the end of the phase. (A separate exchange before that would wait for
     ranks whose gradients others wait for.) If they differ, the judges run the shard as well, and
-    every rank ends with the verdict. Implements ``loop.ledger.Teller``.
+    every rank exits with the verdict. Implements ``loop.ledger.Teller``.
 
     Args:
-        choose: what is audited of a step; None: nothing.
-        collectives: over all ranks.
-        phases: of the run.
-        aside: runs shards aside.
+        choose: returns what is audited in a step; None: nothing.
+        collectives: collectives over all ranks.
+        phases: the phases of the run.
+        aside: runs shards without effect.
         where: this rank's host and device.
-        devices: of this process.
+        devices: the devices of this process.
         report: called with the verdict, on every rank.
-        timer: notified of recomputed micro-steps.
+        timer: notified of recomputed micro-batches.
     """
 
     def __init__(
@@ -99,11 +99,12 @@ class Auditor(Listener):
         self._timer = timer
         self._case: _Case | None = None
         self._num_batches = 0
-        """Batches of the phase whose shards the script has asked for."""
+        """The number of batches of the phase whose shards the script has asked for."""
         self._own: GradientSums | None = None
-        """Those of the running micro-step, if it is audited."""
+        """The sums of the running micro-batch, if it is audited."""
         self._digests = [_NOTHING, _NOTHING]
-        """Of the owner's result and of the auditor's, as far as the ranks have told."""
+        """The digests of the owner's and the auditor's result, as far as the ranks have sent
+        them."""
 
     @override
     def prepared(self, item: Any) -> None:
@@ -119,8 +120,8 @@ class Auditor(Listener):
     # A phase
 
     def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
-        """See ``PhaseDriver.runs``. Every rank must exhaust those of the batch that leads the
-        phase, which blocks until all do.
+        """Returns the shards to run, for ``PhaseDriver.runs``. Every rank must exhaust the shards
+        of the batch that leads the phase, which blocks until all do.
 
         Raises:
             AuditFailed: the results differ.
@@ -158,7 +159,7 @@ class Auditor(Listener):
         self._close(case)
 
     def _follow(self, case: _Case, plan: StepPlan, data: Sequence[Any], number: int) -> Iterator[ShardRun]:
-        """The same for a batch beside the one that leads."""
+        """Does the same for a batch that is taken inside the step of the leading one."""
         if case.results is None:  # else this rank has no shards of its own, and judges
             self._share(case, plan, data, number)
             if self._collectives.rank == case.choice.auditor:
@@ -168,7 +169,7 @@ class Auditor(Listener):
             yield from self._unpack(case, number).runs
 
     def _again(self, case: _Case) -> Iterator[ShardRun]:
-        """Run the shard aside."""
+        """Runs the shard without effect."""
         parcel = self._unpack(case, 0)
         case.repeat_sums = GradientSums(self._names)
         with self._aside.shard(case.choice.shard, parcel.per_shard, Listeners([case.repeat_sums, self._timer])):
@@ -224,7 +225,7 @@ class Auditor(Listener):
         return self._digests[0] != self._digests[1]
 
     def tell(self) -> list[float]:
-        """See ``Teller``: this rank's two digests in an audited phase, or ``_NOTHING``."""
+        """Returns this rank's two digests in an audited phase, or ``_NOTHING``, for ``Teller``."""
         case, rank = self._case, self._collectives.rank
         if case is None:
             return []
@@ -234,7 +235,7 @@ class Auditor(Listener):
         ]
 
     def hear(self, rows: Sequence[Sequence[float]]) -> None:
-        """See ``Teller``."""
+        """Takes the digests of all ranks, for ``Teller``."""
         if self._case is not None:
             self._digests = [max(digests) for digests in zip(*rows, strict=True)]
 
@@ -306,9 +307,9 @@ class Auditor(Listener):
 
 
 class AuditTimer(Listener):
-    """Times the micro-steps that an audit recomputes, as logging. What precedes them in the phase,
-    waiting for their samples from the owner, counts as waiting. Neither is reported to other ranks
-    as being busy."""
+    """A listener that times the micro-batches that an audit recomputes, as logging. The wait for
+    their samples from the owner counts as waiting. Neither is reported to other ranks as being
+    busy."""
 
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock

@@ -18,15 +18,16 @@ from lockstep._plan.shards import MicroStep
 
 LOSS = "the loss"
 Sums = dict[str, int]
-"""By backward call and parameter, in the order in which the backward pass computes them."""
+"""The sums by backward call and parameter, in the order in which the backward pass computes
+them."""
 
 
 class GradientSums(Listener):
-    """Hooks into the backward passes of one shard's micro-steps. Nothing is copied from a GPU
-    before ``read``.
+    """A listener with hooks into the backward passes of one shard's micro-batches. Nothing is
+    copied from a GPU before ``read``.
 
     Args:
-        parameters: with their names.
+        parameters: the parameters, with their names.
     """
 
     def __init__(self, parameters: Mapping[Parameter, str]) -> None:
@@ -75,8 +76,8 @@ class GradientSums(Listener):
 
 
 def digest_of(sums: Sums) -> int:
-    """A digest of the sums in any order, since models on several devices have one autograd thread
-    for each: 48 bits, which a float64 holds."""
+    """Returns a digest of the sums in any order, because models on several devices have one
+    autograd thread per device: 48 bits, which fit into a float64."""
     return int.from_bytes(hashlib.blake2b(repr(sorted(sums.items())).encode(), digest_size=6).digest(), "little")
 
 

@@ -1,4 +1,4 @@
-"""What audits a run."""
+"""Adds audits to a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """Settings of a run."""
+    """The options of audits."""
 
     audit: int = option(0, group=TRAINING, least=0, metavar="STEPS")
     """Steps between audits, in which a second process recomputes one shard; the run stops if the
@@ -26,7 +26,7 @@ class AuditOptions:
 
 
 class Audit(Instrument):
-    """In runs of the user's own with the option ``audit``."""
+    """An instrument that audits the user's runs with the option ``audit``."""
 
     options: AuditOptions
 

@@ -25,9 +25,9 @@ class Parcel:
     """A shard of one batch."""
 
     runs: Sequence[tuple[MicroStep, Any]]
-    """Its micro-steps in this step, with their samples."""
+    """The micro-batches of the shard in this step, with their samples."""
     per_shard: Sequence[Any] = ()
-    """Its values of each ``team.per_shard``, in the order of their creation."""
+    """The shard's values of each ``team.per_shard``, in the order of their creation."""
     device_numbers: Sequence[int | None] = ()
     """The device of each tensor of ``per_shard``, in the order of ``map_tensors``, as an index into
     the process's devices; None: the CPU. (Samples are on the CPU, and are moved when the script
@@ -71,7 +71,7 @@ def unpack(data: bytes, devices: Sequence[torch.device]) -> Parcel:
 
 def _own_storage(tensor: Tensor) -> Tensor:
     """A tensor without the rest of its storage, which pickle would include: a batch may be a view
-    of the whole data set. Strides and memory alignment are preserved."""
+    of the whole dataset. Strides and memory alignment are preserved."""
     tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor
     if tensor.layout != torch.strided or tensor.is_quantized:
         return tensor

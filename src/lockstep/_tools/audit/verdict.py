@@ -15,7 +15,7 @@ class Computed:
 
     rank: int
     where: str
-    """Its host and device."""
+    """The host and device of the rank."""
     sums: Sums
 
 
@@ -27,12 +27,12 @@ class Verdict:
     phase: int
     shard: int
     parameter: str
-    """The first, in the order of the backward pass, whose gradient differs; or the loss."""
+    """The first parameter in the order of the backward pass whose gradient differs; or the loss."""
     wrong: tuple[int, ...]
-    """The wrong rank; several if it is one of them and cannot be narrowed down; empty if the
-    results do not say that one is."""
+    """The wrong rank; several if one of them is wrong and it is unknown which; empty if the results
+    do not show that a rank is wrong."""
     where: tuple[str, ...]
-    """Their hosts and devices."""
+    """The hosts and devices of these ranks."""
     summary: str
     text: str
 

@@ -1,4 +1,4 @@
-"""What a reader must know before believing a comparison's figures. Pure."""
+"""Warns about what a reader must know before relying on a comparison's figures. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _SHORT_S = 2.0
 
 
 def notes_on(comparison: Comparison) -> Iterator[str]:
-    """Sentences to print under the table, most important first; none if nothing stands in the
-    way."""
+    """Yields sentences to print under the table, most important first; none if there is no doubt
+    about the figures."""
     yield from _different_losses(comparison)
     yield from _too_few_cores(comparison)
     yield from _short_runs(comparison)

@@ -71,8 +71,8 @@ def command(
 
     The table shows speed (seconds per epoch, samples per second with 95 % interval, speed-up,
     efficiency), resource usage (cores or GPUs, memory) and results (final loss and accuracy, and
-    their differences from one process). A sentence per row says whether the row differs by more
-    than noise, and what limits it. The directory of --out receives results.json, and the run
+    their differences from one process). A sentence per row states whether the row differs by
+    more than noise, and what limits it. The directory of --out receives results.json, and the run
     directory and output of every run.
 
     SCRIPT must call lockstep.join(). Put options before SCRIPT; all arguments after it are passed
@@ -93,7 +93,7 @@ def command(
     planned = compare.plan(task, chosen, nprocs, here, rounds=rounds)
     what = (
         f"comparing {counted(len(planned.rows), 'row')} of {task.script}{f' in {rounds} rounds' if rounds > 1 else ''}: "
-        f"V = {'as in the script, else ' if task.shards is None else ''}{counted(planned.shards, 'shard')}, "
+        f"V = {'as in the script, otherwise ' if task.shards is None else ''}{counted(planned.shards, 'shard')}, "
         f"{counted(planned.threads, 'thread')} a process"
     )
     done = conduct(planned.begin(out), what, compare.run, _report)

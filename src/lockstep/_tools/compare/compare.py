@@ -82,14 +82,15 @@ def turns(num_rows: int, rounds: int) -> list[tuple[int, int]]:
     """The round and the row of each run: each row once a round, so that a temporary slowdown of the
     machine affects all rows.
 
-    Every second round goes backwards, which spreads slow drifts (heat, say) evenly over the rows.
+    Every second round goes backwards, which spreads slow drifts (heat, for example) evenly over the rows.
     Pure."""
     rows = range(num_rows)
     return [(number, index) for number in range(1, rounds + 1) for index in (rows if number % 2 else reversed(rows))]
 
 
 def _has_joined(comparison: Comparison, done: RowRun) -> bool:
-    """Whether a script that has ended well is one of lockstep's. (One that failed may be.)"""
+    """Returns whether a script that exited with status 0 uses lockstep. (A script that failed
+    may.)"""
     return done.exit_status != 0 or (comparison.directory / str(done.run_dir) / FILE_NAME).exists()
 
 

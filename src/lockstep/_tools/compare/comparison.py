@@ -19,7 +19,7 @@ class RowRun(Record):
 
     round: int = 1
     figures: Figures | None = None
-    """Always there if the status is ``ok``, never otherwise."""
+    """The figures: present if and only if the status is ``ok``."""
 
 
 NOT_RUN = RowRun(reason="the comparison was stopped before this row")
@@ -31,7 +31,7 @@ class RowResult:
 
     row: Row
     runs: tuple[RowRun, ...] = ()
-    """In the order in which they were made."""
+    """The runs in the order in which they were made."""
 
     @property
     def measured(self) -> dict[int, Figures]:
@@ -46,8 +46,8 @@ class RowResult:
 
     @property
     def decisive_run(self) -> RowRun:
-        """The run that decides the row's status: one that failed, else the newest that was
-        measured, else the newest."""
+        """The run that decides the row's status: one that failed, otherwise the newest measured
+        one, otherwise the newest one."""
         good = [run for run in self.runs if run.figures is not None]
         return self.failure or (*self.runs[-1:], NOT_RUN)[0] if self.failure or not good else good[-1]
 
@@ -58,18 +58,19 @@ class RowResult:
 
     @property
     def reason(self) -> str | None:
-        """In one line; None if the status is ``ok``."""
+        """The reason in one line; None if the status is ``ok``."""
         return self.decisive_run.reason
 
     @property
     def figures(self) -> Figures | None:
-        """Of all rounds together. Always there if the status is ``ok``, never otherwise."""
+        """The figures of all rounds together: present if and only if the status is ``ok``."""
         measured = self.measured
         return pooled([measured[number] for number in sorted(measured)]) if measured else None
 
     @property
     def interval(self) -> Interval | None:
-        """Of samples a second; None: fewer than two rounds were measured."""
+        """The confidence interval of samples per second; None: fewer than two rounds were
+        measured."""
         return interval_of([figures.samples_per_s for figures in self.measured.values()])
 
 
@@ -78,12 +79,12 @@ class Comparison(Study):
     """One script under several methods, each of them once a round."""
 
     threads: int
-    """Of each process, in all rows: the answer depends on it to the last bits, and the speed of
-    course."""
+    """The number of threads of each process, in all rows: results depend on it in the last bits,
+    and so does speed."""
     rows: tuple[RowResult, ...]
     rounds: int = 1
     notes: tuple[str, ...] = ()
-    """What a reader must know before believing the figures."""
+    """What a reader must know before relying on the figures."""
 
     @property
     def is_interrupted(self) -> bool:

@@ -15,8 +15,8 @@ _T = (
 )
 
 _COARSE = 100
-"""Per cent. What is measured more coarsely than this is not known, and digits would say
-otherwise."""
+"""The largest half width, in per cent, that is shown with digits. A coarser measurement is unknown
+in effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def spread(self) -> str:
-        """``half_width`` in words."""
+        """The ``half_width`` as text."""
         return f"{self.half_width:.1f} %" if self.half_width < _COARSE else f"over {_COARSE} %"
 
     def has(self, value: float) -> bool:
@@ -51,8 +51,8 @@ def interval_of(values: Sequence[float]) -> Interval | None:
     logarithms are closer to normal.
 
     Args:
-        values: positive; of independent measurements. Those of two rows are compared by the ratios
-            within each round, so that what is slower or faster for a whole round cancels out.
+        values: positive; of independent measurements. Two rows are compared by the ratios of their
+            values within each round, so that what is slower or faster for a whole round cancels out.
 
     Returns:
         None for fewer than two values, which say nothing about noise.

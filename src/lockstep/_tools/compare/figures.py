@@ -16,7 +16,7 @@ from lockstep._journal.measure.split import PARTS, shares_of
 from lockstep._tools.compare.confidence import Interval, interval_of, middle
 
 Split = dict[str, float]
-"""Seconds of each part."""
+"""The seconds of each part."""
 _ACCURACY_NAMES = ("accuracy", "top1")
 
 
@@ -61,12 +61,12 @@ class Figures:
 
     @property
     def utilisation(self) -> float | None:
-        """Of the GPUs if they do the work, else of the cores; in per cent."""
+        """The utilization of the GPUs if they do the work, otherwise of the cores; in per cent."""
         return self.gpu_utilisation if self.device != "cpu" else self.cpu_utilisation
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of the GPUs if they do the work, else of the machine."""
+        """The peak memory of the GPUs if they do the work, otherwise of the machine."""
         return self.peak_gpu_bytes if self.device != "cpu" else self.peak_rss_bytes
 
 
@@ -123,8 +123,8 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
 
 
 def pace_of(passes: Sequence[Mapping[str, Any]]) -> tuple[float, float, bool]:
-    """The samples and seconds of steady training, and False; if all of it was warm-up, those of
-    whole passes, and True. Zeros if no time was recorded."""
+    """Returns the samples and seconds of steady training, and False; if all of it was warm-up, the
+    samples and seconds of whole passes, and True. Zeros if no time was recorded."""
     for names, is_whole in ((("steady_samples", "steady_s"), False), (("num_samples", "wall_s"), True)):
         samples, seconds = (sum(number_in(event, name) or 0.0 for event in passes) for name in names)
         if samples and seconds:
@@ -133,9 +133,9 @@ def pace_of(passes: Sequence[Mapping[str, Any]]) -> tuple[float, float, bool]:
 
 
 def pooled(rounds: Sequence[Figures]) -> Figures:
-    """The figures of a row from those of its rounds: of speed the geometric mean, of memory the
-    peak; values are those of the first round (``Relation`` says whether any round has others), and
-    so is what does not differ."""
+    """Returns the figures of a row from the figures of its rounds: for speed the geometric mean,
+    for memory the peak. Values are taken from the first round (``Relation`` shows whether other
+    rounds differ), and so is what does not differ."""
     first = rounds[0]
     if len(rounds) == 1:
         return first
@@ -166,7 +166,7 @@ class Relation:
     efficiency: float
     """Speed-up divided by the number of processes, in per cent."""
     interval: Interval | None = None
-    """Of the speed-up; None: fewer than two rounds have both."""
+    """The confidence interval of the speed-up; None: fewer than two rounds have both rows."""
     loss_difference: float | None
     """Final loss less the baseline's, the largest of any two rounds; 0 is equality of every bit
     that was logged, in all."""

@@ -24,11 +24,11 @@ class Column:
     heading: str
     cell: Callable[[Figures, Relation | None], str] = lambda figures, relation: NOTHING
     of_row: Callable[[RowResult], str] | None = None
-    """Where it takes more than the figures of all rounds together."""
+    """The cell, if it needs more than the figures of all rounds together."""
 
 
 def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
-    """The columns about speed, and those about the answer."""
+    """Returns the columns about speed, and the columns about results."""
     unit, kind = ("GPU", "GPU memory") if comparison.on_gpu else ("CPU", "memory")
     speed = (
         Column(heading="seconds\n/ epoch", cell=lambda figures, _: seconds(figures.epoch_s)),
@@ -49,8 +49,8 @@ def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, .
 
 
 def line(comparison: Comparison, result: RowResult, chosen: Sequence[Column]) -> list[str]:
-    """The cells of one row, after method and processes. A row without figures says in the first
-    what became of it."""
+    """Returns the cells of one row, after method and processes. The first cell of a row without
+    figures is its status."""
     if result.figures is None:
         return [result.status, *[""] * (len(chosen) - 1)]
     figures, relation = result.figures, comparison.relation(result)
@@ -63,7 +63,7 @@ def _spread(result: RowResult) -> str:
 
 
 def _busy(figures: Figures) -> str:
-    """The mean, and the range of several GPUs."""
+    """Formats the mean utilization, and the range over several GPUs."""
     read = [value for value in figures.gpu_utilisation_by_rank or () if value is not None]
     of_each = f" ({min(read):.0f} to {max(read):.0f})" if figures.device != "cpu" and len(read) > 1 else ""
     return percent(figures.utilisation) + of_each
@@ -107,34 +107,35 @@ def _table(comparison: Comparison, chosen: Sequence[Column]) -> Table:
 
 
 def seconds(number: float) -> str:
-    """Three digits that matter, and no exponent: an epoch may take a millisecond or a day."""
+    """Formats a duration with three significant digits and no exponent: an epoch may take a
+    millisecond or a day."""
     if number >= 100:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 10 else f"{number:.2f}" if number >= 0.1 else f"{number:.4f}"
 
 
 def count(number: float) -> str:
-    """A rate."""
+    """Formats a rate."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
 
 
 def percent(number: float | None) -> str:
-    """A share, already in per cent."""
+    """Formats a share that is already in per cent."""
     return NOTHING if number is None else f"{number:.0f} %"
 
 
 def memory(num_bytes: int | None) -> str:
-    """A size."""
+    """Formats a size."""
     return NOTHING if num_bytes is None else size(num_bytes)
 
 
 def value(number: float | None) -> str:
-    """A loss or an accuracy, as the script counts it."""
+    """Formats a loss or an accuracy."""
     return NOTHING if number is None else f"{number:.4f}"
 
 
 def difference(relation: Relation | None, name: str) -> str:
-    """``0`` is equality to the last bit, and nothing else is."""
+    """Formats a difference: ``0`` if and only if the values are bit-identical."""
     number = None if relation is None else getattr(relation, f"{name}_difference")
     return NOTHING if number is None else "0" if number == 0 else f"{number:+.1e}"
 

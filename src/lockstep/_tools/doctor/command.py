@@ -99,8 +99,8 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: 
 def _with_other_launchers(
     options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, here: Sequence[Finding]
 ) -> tuple[list[Finding], bool]:
-    """All hosts' findings, and whether this one is to print them: each host's launcher starts its
-    part."""
+    """Returns all hosts' findings, and whether this host prints them: each host's launcher starts
+    its part."""
     launch_options = dataclasses.replace(
         options,
         nproc_per_node=str(situation.num_processes),
@@ -126,7 +126,8 @@ def _with_other_launchers(
 
 
 def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], bool]:
-    """The same where srun, torchrun or mpirun has started this command several times."""
+    """Returns all hosts' findings, and whether this process prints them, where srun, torchrun or
+    mpirun has started this command several times."""
     from lockstep._tools.doctor.over_hosts import compare_hosts  # imports torch
 
     try:

@@ -23,7 +23,7 @@ from lockstep._world.environment import World, read_environment
 _LATENCY_ROUNDS = 30
 _FIRST_BYTES, _MOST_BYTES, _MOST_ON_GPU_BYTES = 1 << 18, 1 << 25, 1 << 28
 _BANDWIDTH_S = 0.3
-"""The expected time of an all-reduce of the large tensor, from that of a small one."""
+"""The expected time of an all-reduce of the large tensor, computed from that of a small one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ STATES = (OK, WARN, FAIL)
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The answer to one question."""
+    """The result of one check."""
 
     state: str
     """``ok``; ``warn``: a run works, but slowly or not for long; ``fail``: a run does not work."""
     found: str
-    """What was found, with values."""
+    """The observation, with values."""
     remedy: str = ""
     check: str = ""
     host: str = ""
@@ -33,10 +33,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The run that is to be started on this machine, as far as it is known."""
+    """The planned run on this machine, as far as it is known."""
 
     num_processes: int
-    """On this machine."""
+    """The number of processes on this machine."""
     config: RunConfig = field(default_factory=RunConfig)
     world: World = field(default_factory=World)
     nodes: Nodes | None = None
@@ -53,16 +53,16 @@ class Situation:
 
 @dataclass(frozen=True)
 class Check:
-    """A question about this machine."""
+    """A check of this machine."""
 
     name: str
     look: Callable[[Situation], dict[str, Any]]
-    """Returns the arguments of ``judge``: JSON values."""
+    """Collects the arguments of ``judge``: JSON values."""
     judge: Callable[..., Finding]
-    """Pure."""
+    """Turns them into a finding. Pure."""
 
     def examine(self, situation: Situation) -> Finding:
-        """Answer the question."""
+        """Runs the check."""
         values: dict[str, Any] = {}
         try:
             values = self.look(situation)

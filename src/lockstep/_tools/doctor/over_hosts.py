@@ -3,7 +3,7 @@ hosts.
 
 ``lockstep doctor --nnodes N`` starts it on each host with the launcher of ``lockstep run``, to
 examine what a run would use. FILE contains the findings of its host; the first process of each host
-replaces them by those of all hosts. Every rank must call the functions that take a ``Member``; they
+replaces them with the findings of all hosts. Every rank must call the functions that take a ``Member``; they
 block until all have.
 """
 
@@ -28,11 +28,11 @@ _RENDEZVOUS_S = 60.0
 
 
 def compare(member: exchange.Member, here: Sequence[Finding]) -> list[Finding]:
-    """All hosts' findings, followed by those across hosts. The same on every rank.
+    """Returns all hosts' findings, followed by the findings across hosts. The same on every rank.
 
     Args:
         member: this process.
-        here: this host's findings; those of its first process count.
+        here: this host's findings; only the first process of a host passes them on.
     """
     world, collectives = member.world, member.collectives
     mine = [asdict(finding) for finding in here] if world.local_rank == 0 else None
@@ -58,7 +58,7 @@ def compare_hosts(situation: Situation, here: Sequence[Finding]) -> tuple[list[F
 
 
 def main(path: Path) -> None:
-    """See the module."""
+    """Runs one process of the checks, and writes the findings of all hosts to the file."""
     environment = read_environment()
     config = RunConfig.merge(environment.settings, {})
     here = [Finding(**fields) for fields in json.loads(path.read_text())]

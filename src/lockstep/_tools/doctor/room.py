@@ -12,7 +12,8 @@ SHARED_MEMORY = Path("/dev/shm")
 _MB = 1_000_000
 _SHM_NEEDED = 16 * _MB
 _SHM_EACH = 128 * _MB
-"""For the prefetched batches of one process's loader workers: enough for some batches of images."""
+"""The space for the prefetched batches of one process's loader workers: enough for some batches of
+images."""
 
 
 def look_at_shared_memory(situation: Situation) -> dict[str, Any]:

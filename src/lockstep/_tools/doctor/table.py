@@ -20,7 +20,7 @@ def examine(
     """Run the checks of this machine.
 
     Args:
-        situation: the run that is to be started.
+        situation: the planned run.
         waiting: called with the name of each check before it.
         checks: in the order of the results.
     """

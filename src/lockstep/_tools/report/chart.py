@@ -12,14 +12,14 @@ from lockstep._tools.report.thin import Curve, ticks
 from lockstep._world.machine.sizes import counted
 
 _MARGIN = 0.06
-"""Of the range of y, above and below a curve."""
+"""The margin above and below a curve, as a share of the range of y."""
 _MOST_MARKS = 24
 _PLAIN = 1e5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table."""
+    """A table of a page."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -34,7 +34,7 @@ class Series:
     name: str
     curve: Curve
     tone: str
-    """Its style: see ``style.css``."""
+    """The style, a class of ``style.css``."""
     has_dots: bool = False
     """Whether the points are what was measured, and the line between them only leads the eye."""
 
@@ -61,8 +61,9 @@ class Lines:
     """Where an interrupted run was resumed."""
     note: str = ""
     low: tuple[float, float]
+    """The lower left corner of the picture: x and y."""
     high: tuple[float, float]
-    """The corners of what is shown: x and y."""
+    """The upper right corner of the picture: x and y."""
 
     def across(self, x: float) -> float:
         """A horizontal position in thousandths of the width."""
@@ -119,7 +120,7 @@ def lines(title: str, series: Sequence[Series], resumes: Sequence[Mark]) -> Line
 
 
 def _spread(marks: Sequence[Mark], most: float) -> tuple[Mark, ...]:
-    """In per cent of the width, thinned to what can be told apart."""
+    """Returns the marks in per cent of the width, thinned so that they can be distinguished."""
     every = -(-len(marks) // _MOST_MARKS) or 1
     return tuple(Mark(100 * mark.at / most, mark.text) for mark in marks[every - 1 :: every])
 

@@ -14,15 +14,15 @@ class Launch:
     """A launch as it is shown."""
 
     number: int
-    """From 1."""
+    """The number of the launch, from 1."""
     start: Mapping[str, Any]
     began_s: float
     ended_s: float
-    """Time of its last event, or now."""
+    """The time of its last event, or now."""
     is_broken: bool
     """Whether it was killed, or failed."""
     how: str
-    """How it ended, in words."""
+    """How it ended, as text."""
     resumed_at: int | None
     """The step after which it resumed; None: it began at the start."""
     last_step: int | None
@@ -39,7 +39,7 @@ def launches_of(events: Sequence[Mapping[str, Any]], *, is_running: bool, now_s:
 
     Args:
         events: all of them, repeated steps as well.
-        is_running: whether a process holds the run now: then the last launch is still active.
+        is_running: whether a process has locked the run now: then the last launch is still active.
         now_s: seconds since 1970.
     """
     found = [launch for launch in history.launches(events) if launch.start and launch.times_s]
@@ -50,7 +50,7 @@ def launches_of(events: Sequence[Mapping[str, Any]], *, is_running: bool, now_s:
 
 
 def _launch(number: int, launch: history.Launch, now_s: float | None) -> Launch:
-    """A launch; ``now_s``: it is still active."""
+    """Returns a launch. ``now_s``: the present time if it is still active."""
     preempted, last_step = launch.last("preempted"), launch.last_step
     is_broken = not (launch.has_ended or preempted) and now_s is None
     at = "" if last_step is None else f" at step {last_step:,}"

@@ -28,11 +28,11 @@ class RunRecord:
 
     run: Run
     events: Sequence[dict[str, Any]]
-    """All of its journal."""
+    """All events of the run."""
     damaged_lines: Sequence[int] = ()
-    """Of the journal: numbers of lines that cannot be read."""
+    """The numbers of lines of the event log that cannot be read."""
     settings: Mapping[str, Any]
-    """Its birth."""
+    """The birth of the run."""
     last_words: Sequence[tuple[str, str]] = ()
     """How ranks ended, as far as known: captions and texts."""
     version: str

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_POINTS = 400
-"""Of a curve drawn point by point. A longer one is cut into buckets, each drawn as its mean,
-minimum and maximum."""
+"""The largest number of points of a curve that is drawn point by point. A longer curve is cut into
+buckets, each drawn as its mean, minimum and maximum."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Point:
     """A value, or the summary of several neighbouring ones."""
 
     x: float
-    """That of the last one."""
+    """The x of the last value."""
     mean: float
     least: float
     most: float

@@ -1,7 +1,6 @@
-"""What a run's journal tells of its training: curves, and what limits its speed. Pure.
+"""Extracts from a run's event log how it trained: curves, and what limits its speed. Pure.
 
-All functions take the history of a run (``journal.history``), and pass over what they cannot read.
-"""
+All functions take the history of a run (``journal.history``), and skip what they cannot read."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ Pairs = list[tuple[float, float | None]]
 
 _MOST_CURVES = 150
 _ALL_POINTS = 6_000
-"""Of all curves together, which keeps a page below a megabyte."""
+"""The largest number of points of all curves together, which keeps a page below a megabyte."""
 _FEWEST = 24
 
 
@@ -48,7 +47,7 @@ def _logged_in_steps(events: Events) -> set[str]:
 
 
 def passes_of(events: Events) -> list[Mapping[str, Any]]:
-    """Passes over a training loader that have ended."""
+    """Returns the finished passes over a training loader."""
     return [event for event in events if event["event"] == "epoch" and number_in(event, "step") is not None]
 
 

@@ -1,1 +1,1 @@
-"""What the files of runs tell of them."""
+"""Lists runs, from their files."""

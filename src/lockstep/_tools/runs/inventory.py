@@ -38,7 +38,7 @@ class Saved:
     name: str
     step: int
     epoch: int
-    """From 0."""
+    """The epoch, from 0."""
     time_s: float
     num_bytes: int
     finished: bool
@@ -46,7 +46,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run, as far as its files tell."""
+    """A run, as far as its files describe it."""
 
     path: Path
     state: str
@@ -58,7 +58,7 @@ class Run:
     """Problems found, in sentences."""
     script: str | None = None
     args: tuple[str, ...] = ()
-    """The script's, in the newest launch that is known."""
+    """The script's arguments in the newest known launch."""
     shards: int | None = None
     step: int | None = None
     """The last step known to have been taken."""
@@ -66,7 +66,7 @@ class Run:
     best: float | None = None
     """The metric of the weights kept by ``team.best``."""
     world_sizes: tuple[int | None, ...] = ()
-    """One per launch."""
+    """The number of processes of each launch."""
     ran_s: float | None = None
 
     @property
@@ -117,7 +117,7 @@ def read_runs(directory: Path) -> list[Run]:
 
 
 def read_run(path: Path) -> Run:
-    """Read one run. Never fails, whatever its files hold."""
+    """Read one run. Never fails, whatever its files contain."""
     remarks: list[str] = []
     fields: dict[str, Any] = {}
     holder = holder_of(path)

@@ -1,4 +1,4 @@
-"""Where the time of a run's steps went, for the terminal and the report."""
+"""Shows how the time of a run's steps was spent, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HEADINGS = ("part of a step", "share", "ms", "least", "most")
 
 
 def show_split(run_dir: Path, console: Console) -> None:
-    """Print where the time of the newest pass that has ended went, and which rank was slow; nothing
-    if none has."""
+    """Prints how the time of the newest finished pass was spent, and which rank was slow; nothing
+    if no pass has finished."""
     try:
         events = read_history(run_dir)
     except OSError:  # none yet; or a remark on the run says why
@@ -55,12 +55,12 @@ def lines_on_ranks(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def rows_of(splits: Sequence[Mapping[str, float]], num_steps: int) -> list[tuple[str, ...]]:
-    """A row a part, for those that took any time: its share, the milliseconds of a step, and those
-    of which rank.
+    """Returns a row per part that took any time: its share, the milliseconds per step, and the
+    ranks with the smallest and largest value.
 
     Args:
         splits: the seconds of each rank.
-        num_steps: in which they were spent.
+        num_steps: the steps in which they were spent.
     """
     shares = shares_of(splits)
     rows = []

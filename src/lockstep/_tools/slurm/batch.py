@@ -11,11 +11,11 @@ from lockstep._base.errors import ConfigError
 from lockstep._tools.slurm.request import Request
 
 _WIDTH = 34
-"""Column in which comments after an option begin."""
+"""The column in which comments after an option begin."""
 
 
 def output_of(request: Request) -> str:
-    """The file for the job's output, with Slurm's placeholders: %j is the job, %A and %a are array
+    """Returns the job's output file, with Slurm's placeholders: %j is the job, %A and %a are array
     and task."""
     return request.output or f"{request.job_name}-{'%A_%a' if request.array else '%j'}.out"
 

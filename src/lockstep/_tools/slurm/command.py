@@ -123,8 +123,8 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
 
 
 def _source_of(script: str, *, is_module: bool) -> Source | None:
-    """The script's source; None: it is elsewhere, or another Python will run it, whose syntax this
-    one does not know."""
+    """Returns the script's source; None: it is elsewhere, or another Python will run it, whose
+    syntax this Python may not know."""
     with contextlib.suppress(ConfigError):
         path = find_script(script, is_module=is_module)
         return None if path is None else Source.read(path, Path.cwd() if is_module else None)
@@ -132,8 +132,8 @@ def _source_of(script: str, *, is_module: bool) -> Source | None:
 
 
 def _write(file: Path, text: str) -> Path | None:
-    """Write the batch file. Other content, which somebody may have changed, is kept in the file
-    that is returned."""
+    """Writes the batch file. Different previous content, which a user may have edited, is kept in
+    the file that is returned."""
     backup = None
     try:
         if file.exists() and file.read_text(errors="replace") != text:

@@ -108,7 +108,7 @@ class Request:
 
     @property
     def config(self) -> RunConfig:
-        """The settings of the command and those of the script, as far as they are known."""
+        """The settings of the command and of the script, as far as they are known."""
         return self.joining.merged(self.settings)
 
     @property
@@ -137,7 +137,7 @@ def num_gpus(text: str) -> int:
 
 
 def _count(value: int | str | None, num_gpus: int) -> int | None:
-    """Processes per node; None: that follows from the GPUs."""
+    """Returns the number of processes per node; None: it is determined by the GPUs."""
     if value is None or value == "auto" or (value == "gpu" and num_gpus):
         return None
     if not str(value).isdecimal() or int(value) < 1:

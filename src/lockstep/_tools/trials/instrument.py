@@ -1,4 +1,4 @@
-"""What a trial changes in its script's run."""
+"""Applies the changes of a trial to its script's run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class TrialInstrument(Instrument):
-    """Asked for ``TrialSettings``, by field."""
+    """An instrument that applies ``TrialSettings``, which the command passes by field."""
 
     @override
     def given(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The script's settings, as the trial has them."""
+        """Returns the script's settings with the trial's changes."""
         return settings if self.asked is None else TrialSettings(**self.asked).applied_to(settings)
 
     @override
     def settings(self, config: RunConfig) -> RunConfig:
-        """Nothing goes to services."""
+        """Turns off trackers that write to services."""
         return config if self.asked is None else dataclasses.replace(config, track=without_services(config.track))
 
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:
-        """One that holds the run, if it is to be killed."""
+        """Returns a listener that makes the run wait, if it will be killed."""
         if self.asked is None or not TrialSettings(**self.asked).is_held:
             return ()
         from lockstep._tools.trials.wait_for_kill import WaitForKill  # with torch

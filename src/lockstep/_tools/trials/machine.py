@@ -1,4 +1,4 @@
-"""What machine a comparison ran on."""
+"""Describes the machine on which a comparison ran."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Machine:
     date: str
     host: str
     num_cores: int
-    """That this process may use."""
+    """The number of cores that this process may use."""
     num_gpus: int
     python: str
     torch: str

@@ -1,4 +1,4 @@
-"""What a trial asks of its script's settings."""
+"""The changes of a trial to its script's settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings:
-    """By field of ``RunConfig``."""
+    """The changes, by field of ``RunConfig``."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Settings for a script that leaves them out."""
+    """Settings for a script that does not set them."""
     instead: Mapping[str, Any] = field(default_factory=dict)
-    """Settings in place of the script's own."""
+    """Settings that override the script's."""
     is_held: bool = False
     """Whether the processes wait to be killed once their first checkpoint is on disk and another
     step was taken."""

@@ -96,13 +96,14 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
 
 
 def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callable[[S, Console], None]) -> S:
-    """Run a study that has begun, and report on it. The process ends here if that was interrupted.
+    """Runs a study that has begun, and reports on it. The process exits here if the study was
+    interrupted.
 
     Args:
-        study: what was planned, with a directory for its results.
-        what: the line to begin with says.
-        run: runs it.
-        report: prints what came of it.
+        study: the planned study, with a directory for its results.
+        what: the text of the first line.
+        run: runs the study.
+        report: prints the results.
     """
     console = open_console()
     say(console, f"{what}, results in {study.directory}")

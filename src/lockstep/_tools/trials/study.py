@@ -25,22 +25,22 @@ S = TypeVar("S", bound="Study")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the user asked for."""
+    """The request of the user."""
 
     command: tuple[str, ...] = ()
     """The command line, for the record."""
     script: Path
-    """Or, with ``is_module``, the name of a module."""
+    """The script; with ``is_module``, the name of a module."""
     args: tuple[str, ...] = ()
     is_module: bool = False
     shards: int | None = None
-    """None, here and below: chosen by the study."""
+    """The requested number of shards; None, here and below: chosen by the study."""
     threads: int | None = None
     seed: int | None = None
     strategy: str | None = None
-    """None: the script's, or as a study's methods have it."""
+    """The strategy; None: the script's, or the one of a study's methods."""
     timeout_s: float | None = None
-    """Of each trial."""
+    """The time limit of each trial, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,13 @@ class Study(abc.ABC):
     task: Task
     machine: Machine
     shards: int
-    """One V for all trials, since the answer depends on it: as asked for, else the script's (known
-    from the first trial on), else that of the plan."""
+    """The V of all trials, because results depend on it: the requested one, otherwise the script's
+    (known from the first trial on), otherwise the plan's."""
     threads: int | None
-    """Of each process, in all trials; None: as the script and its launcher have it."""
+    """The number of threads of each process, in all trials; None: as the script and its launcher
+    set it."""
     directory: Path = Path()
-    """Of the results. See ``begin``."""
+    """The directory of the results, which ``begin`` creates."""
 
     @property
     @abc.abstractmethod
@@ -63,7 +64,8 @@ class Study(abc.ABC):
         """Whether it was stopped from outside."""
 
     def begin(self: S, out: Path) -> S:
-        """The same with a new directory: ``out``, or ``out-2``, ... See ``new_directory``."""
+        """Returns the same study with a new directory: ``out``, or ``out-2``, ...
+        (``new_directory``)."""
         return dataclasses.replace(self, directory=new_directory(out))
 
     def trial(
@@ -80,13 +82,13 @@ class Study(abc.ABC):
         """One trial of the script.
 
         Args:
-            name: of its run directory, in that of the results.
+            name: the name of its run directory, in the directory of the results.
             launcher: one of ``methods.LAUNCHERS``.
             num_processes: how many it starts.
-            settings: fields of ``RunConfig``, beside those that all trials have in common. None is
-                not passed on, so that the script's own stays in force.
-            instead: fields that replace the script's own.
-            is_held: see ``TrialSettings``.
+            settings: fields of ``RunConfig``, in addition to the common ones. None is not passed on, so
+                that the script's setting is used.
+            instead: fields that replace the script's.
+            is_held: as in ``TrialSettings``.
             variables: more environment variables.
         """
         task = self.task

@@ -1,5 +1,5 @@
-"""One trial: a script as a process of its own, which leaves none of its processes behind, and a
-record."""
+"""Runs one trial: a script in a separate process, all of whose processes have exited afterwards;
+and a record."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from lockstep._world import environment as world
 _POLL_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.01  # for the moment to kill it
 _MARK = "LOCKSTEP_ATTEMPT"
-"""In the environment of all processes of a trial, by which those are found that left its session
-(torchrun's workers)."""
+"""An environment variable of all processes of a trial, which identifies processes that have left
+its session (torchrun's workers)."""
 # what lockstep run and torchrun may take to end their own workers, before they are killed
 _GRACE_S = 5.0
 
@@ -47,29 +47,29 @@ _OPEN_MPI = {
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is started, how, and where its results go."""
+    """A launch of a script, and the place of its results."""
 
     directory: Path
-    """Of the results of all trials."""
+    """The directory of the results of all trials."""
     name: str
-    """Of its run directory in there. Its log is beside that, as join() may refuse a directory that
-    is not empty."""
+    """The name of its run directory in there. Its log is next to that, because join() may refuse a
+    directory that is not empty."""
     program: tuple[str, ...]
     """The script with its arguments, as they follow ``python`` on a command line."""
     launcher: str
     """One of ``methods.LAUNCHERS``."""
     num_processes: int
     settings: Mapping[str, object]
-    """Fields of ``RunConfig``, its run directory among them, beside those of the script."""
+    """Fields of ``RunConfig``, including the run directory, in addition to the script's."""
     of_script: TrialSettings = dataclasses.field(default_factory=TrialSettings)
-    """What it asks of the script's own."""
+    """The changes to the script's settings."""
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What it asks of other instruments than that of trials."""
+    """The requests to instruments other than the one of trials."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """More environment variables."""
     timeout_s: float | None = None
     kill_when: Callable[[], bool] | None = None
-    """All of its processes are killed at once as soon as this is true."""
+    """A condition; when it is true, all processes are killed immediately."""
 
     @property
     def run_dir(self) -> Path:
@@ -83,7 +83,7 @@ class Trial:
 
     @property
     def failure(self) -> Path:
-        """The file in which its first failure is told, while it runs."""
+        """The file in which its first failure is recorded while it runs."""
         return (self.directory / f"{self.log}.failure").absolute()
 
     @property
@@ -93,7 +93,7 @@ class Trial:
         if self.launcher == "lockstep":
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
             return (*_installed("lockstep", "lockstep._cli.main"), "run", count, *flags, *self.program)
-        # --standalone picks a free port, so that two runs on one machine cannot meet each other.
+        # --standalone picks a free port, so that two runs on one machine cannot connect to each other.
         python = {
             "python": (sys.executable,),
             "torchrun": (sys.executable, "-m", "torch.distributed.run", "--standalone", count),
@@ -125,7 +125,7 @@ class Trial:
 
 
 def _installed(name: str, module: str) -> tuple[str, ...]:
-    """A program that was installed beside this interpreter."""
+    """Returns the command of a program that is installed next to this interpreter."""
     script = Path(sys.executable).with_name(name)
     # The script first: with -m, Python would look for modules in the working directory before all
     # others.
@@ -139,18 +139,18 @@ class Record:
     status: str = "not run"
     """``ok``, ``failed``, ``timeout``, ``interrupted`` or ``not run``."""
     reason: str | None = None
-    """In one line; None if the status is ``ok``."""
+    """The reason in one line; None if the status is ``ok``."""
     error: str = ""
-    """In full; or its last lines, if it told none."""
+    """The whole error; or the last lines of output, if the program recorded none."""
     command: tuple[str, ...] = ()
     run_dir: str | None = None
-    """Relative to the directory of the results, as is ``log``."""
+    """The run directory, relative to the directory of the results, like ``log``."""
     log: str | None = None
     exit_status: int | None = None
-    """As ``subprocess`` has it (negative: a signal); None if it was stopped, or killed by
-    ``kill_when``."""
+    """The status as in ``subprocess`` (negative: a signal); None if the trial was stopped, or
+    killed by ``kill_when``."""
     command_s: float | None = None
-    """The whole command, start-up and evaluation included."""
+    """The duration of the whole command, including start-up and evaluation."""
 
 
 def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any
 
 
 class Observer(Protocol):
-    """Is told of the progress of trials."""
+    """An observer of the progress of trials."""
 
     def started(self, what: str) -> None:
         """A trial begins."""
@@ -178,15 +178,14 @@ class Observer(Protocol):
         """Called several times a second while it runs."""
 
     def ended(self, outcome: str) -> None:
-        """It has ended, with this outcome in words."""
+        """The trial has finished, with this outcome as text."""
 
 
 def run_trial(trial: Trial, observer: Observer) -> Record:
-    """Run a trial to its end. None of its processes is left when this returns.
+    """Runs a trial to its end. None of its processes is left when this returns.
 
-    One killed by ``kill_when`` has the status ``ok``, and no exit status. A KeyboardInterrupt ends
-    the trial, not the caller: the status says so.
-    """
+    A trial killed by ``kill_when`` has the status ``ok``, and no exit status. A KeyboardInterrupt
+    stops the trial, not the caller, and sets the status."""
     log = trial.directory / trial.log
     log.parent.mkdir(parents=True, exist_ok=True)
     trial.failure.unlink(missing_ok=True)
@@ -247,11 +246,10 @@ def _poll(process: subprocess.Popen[bytes], patience_s: float) -> int | None:
 
 
 def _stop_all(process: subprocess.Popen[bytes], mark: str) -> None:
-    """End a trial's processes: its launcher is asked first, and whatever is left after a grace
-    period is killed.
+    """Stops a trial's processes: its launcher receives SIGTERM first, and everything left after a
+    grace period is killed.
 
-    A second Ctrl-C meanwhile kills at once. If all have ended by themselves, this only looks.
-    """
+    A second Ctrl-C meanwhile kills immediately. If all processes have exited, this only checks."""
     try:
         if process.poll() is None:
             # a launcher ends its workers better than we can: one signal, to it alone

@@ -11,8 +11,8 @@ from lockstep._listener import Listener, Stage
 
 
 class WaitForKill(Listener):
-    """Waits once the first checkpoint of a run is on disk and one more step was taken, which is
-    lost."""
+    """A listener that waits once the first checkpoint of a run is on disk and one more step was
+    taken, which is lost."""
 
     stage = Stage.LATE
 
@@ -21,7 +21,7 @@ class WaitForKill(Listener):
 
     @override
     def tick(self, step: int) -> None:
-        """Wait for ever, unless the checkpoint could not be written: then the run goes on. Called
+        """Waits forever, unless the checkpoint could not be written: then the run continues. Called
         on every rank."""
         if self._saver.num_saved and self._saver.wait_until_written():
             threading.Event().wait()

@@ -49,9 +49,9 @@ after Ctrl-C.
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
 _NOT_PASSED = ("run_dir", "workers")
-"""Settings that the timed runs do not take over."""
+"""Settings that timed runs do not inherit."""
 _OBVIOUS = 2.0
-"""A speedup that need not be confirmed twice."""
+"""The speedup from which on one confirmation is sufficient."""
 
 
 @command_of_script("tune", shown=_SHOWN, epilog=_EPILOG, needs_script=True)
@@ -138,7 +138,7 @@ def _find(runs: _Runs, console: Console) -> tuple[int | None, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Timed:
-    """What a run measured: see ``timing.Timing``."""
+    """The result of ``timing.Timing`` for one run."""
 
     step_s: float
     wait_s: float
@@ -163,7 +163,7 @@ class _Runs:
 
         Raises:
             LaunchError: the script failed, or cannot be measured.
-            KeyboardInterrupt: Ctrl-C; all of its processes are gone.
+            KeyboardInterrupt: Ctrl-C; all of its processes have exited.
         """
         what = "the script's workers" if workers is None else _workers(workers)
         self.progress.started(f"again: {what}" if is_again else what)

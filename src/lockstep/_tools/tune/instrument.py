@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRequest:
-    """What to time."""
+    """A request to time steps."""
 
     run_dir: str
-    """Of the temporary run."""
+    """The directory of the temporary run."""
     result: str
-    """The file to write it to: see ``timing.Timing``."""
+    """The file for the result, which ``timing.Timing`` writes."""
     seconds: float
-    """Time for which steps are timed."""
+    """The time for which steps are measured, in seconds."""
 
 
 class Tuning(Instrument):
-    """Asked for a ``TimingRequest``, by field."""
+    """An instrument that times a run, if the command requests it with the fields of
+    ``TimingRequest``."""
 
     def __init__(self, asked: Any = None) -> None:
         super().__init__(asked)
@@ -39,12 +40,12 @@ class Tuning(Instrument):
 
     @override
     def given(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A run that is timed has nothing beside it that takes time."""
+        """Turns off the other work in a run that is timed."""
         return settings if self._request is None else {**without_tools(settings), "journal_every": 0}
 
     @override
     def settings(self, config: RunConfig) -> RunConfig:
-        """A run that is timed is thrown away."""
+        """Makes a run that is timed temporary."""
         if self._request is None:
             return config
         return dataclasses.replace(
@@ -59,7 +60,7 @@ class Tuning(Instrument):
 
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:
-        """What times its steps: on rank 0, as all ranks take them together."""
+        """Times the run's steps on rank 0: all ranks take them together."""
         if self._request is None or run.world.rank != 0:
             return ()
         from lockstep._tools.tune.timing import Timing  # with torch

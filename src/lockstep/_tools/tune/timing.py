@@ -43,10 +43,10 @@ class Timing(Listener):
         self._num_steps = 0
         self._first_s = 0.0
         self._began_s: float | None = None
-        """When the steps that are timed began."""
+        """The time at which the measured steps began; None: they have not."""
         self._num_before = 0
         self._waited_s = 0.0
-        """In passes that have ended, less what came before."""
+        """The seconds waited in finished passes, minus the wait before the measurement."""
 
     @override
     def prepared_loader(self, batches: Iterable[Any]) -> None:

@@ -1,1 +1,1 @@
-"""A run while it goes on, in the terminal."""
+"""Shows an active run in the terminal."""

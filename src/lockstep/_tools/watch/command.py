@@ -19,10 +19,10 @@ from lockstep._tools.watch.frame import frame
 from lockstep._tools.watch.watched import Watched
 
 _GONE_S = 5.0
-"""A launch that restarts leaves the run for a moment."""
+"""The seconds for which a launch that restarts may be absent from the run."""
 _HEIGHT = 24
 _INTERVAL_S = 1.0
-"""Between two frames."""
+"""The seconds between two frames."""
 
 _EPILOG = """
 \b

@@ -56,7 +56,8 @@ def _head(run: Watched, width: int) -> list[Text]:
 
 
 def _ranks(run: Watched) -> list[Text]:
-    """One line for all ranks that do the same; those that need attention come first."""
+    """Returns one line per group of ranks that do the same; groups that need attention come
+    first."""
     if not run.reports:
         return []
     groups: dict[tuple[int, str], list[RankReport]] = {}

@@ -18,7 +18,7 @@ from lockstep._tools.explain.reading import read_reports
 from lockstep._tools.runs.inventory import RUNNING, read_run
 
 _FRESH_S = 6.0
-"""A black box that was written more recently is that of a live process."""
+"""The age in seconds up to which a black box belongs to a live process."""
 
 
 class Watched:
@@ -30,7 +30,7 @@ class Watched:
         self.state, self.now_s = "", 0.0
         """As in ``lockstep runs``, and when that was."""
         self.progress: PassProgress | None = None
-        """Rank 0's; None: no pass has begun."""
+        """The progress of rank 0; None: no pass has begun."""
         self.samples_per_s: float | None = None
         self.reports: Sequence[RankReport] = ()
         self._run_dir, self._tail = run_dir, Tail(run_dir / FILE_NAME)
@@ -40,9 +40,9 @@ class Watched:
         self.start: Mapping[str, Any] = {}
         """The event ``start`` of the newest launch."""
         self.values: dict[str, float] = {}
-        """The newest of each name, as the script logged it."""
+        """The newest value of each name that the script logged."""
         self.has_ended = False
-        """Whether the newest launch has come to the end of the script."""
+        """Whether the script of the newest launch has finished."""
         self.checkpoint: Mapping[str, Any] | None = None
         """The newest event ``checkpoint``."""
         self.step: int | None = None
