@@ -1,20 +1,26 @@
 """Small checkpoints, and what to do to their files."""
 
+from pathlib import Path
+from random import Random
+from typing import Any
+
 from lockstep._state.checkpoint.files import checksum
-from lockstep._state.checkpoint.manifest import Manifest
+from lockstep._state.checkpoint.manifest import File, Manifest
 
 
-def write_files(directory, step, **fields):
+def write_files(directory: Path, step: int, **fields: Any) -> Manifest:
     """The files of a checkpoint, with a content that tells the step, and a manifest that is not
     written yet."""
     directory.mkdir(parents=True)
     for name in ("state.json", "model.safetensors"):
         (directory / name).write_text(f"{name} of step {step}, and more that is {fields}")
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)} for path in directory.iterdir()}
+    files: dict[str, File] = {
+        path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)} for path in directory.iterdir()
+    }
     return Manifest(step=step, epoch=0, time_s=1.5, files=files, **fields)
 
 
-def flip(path, random):
+def flip(path: Path, random: Random) -> None:
     """Damage a file by one bit."""
     content = bytearray(path.read_bytes())
     content[random.randrange(len(content))] ^= 1 << random.randrange(8)

@@ -10,6 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +26,7 @@ os.environ[MARK] = str(os.getpid())
 # nohup does so with SIGHUP, and others with signals that lockstep acts on. What tests start must
 # find the usual dispositions; that of SIGHUP is a handler here, which a process that is started
 # does not inherit: the tests themselves still survive the terminal.
-USUAL_SIGNALS = {
+USUAL_SIGNALS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGHUP: lambda *_: None,
     **dict.fromkeys(
@@ -70,7 +73,7 @@ _ran_on_gpu: set[str] = set()
 
 
 @pytest.fixture(scope="session")
-def outlives_tests():
+def outlives_tests() -> Callable[[int], None]:
     """Call it with the pid of a process that a session-wide fixture owns and ends: it and its
     children may stay."""
     return _outliving_tests.add
@@ -107,7 +110,7 @@ def _started_since(known: set[int]) -> dict[psutil.Process, str]:
     return found
 
 
-def _kill(processes) -> None:
+def _kill(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -133,7 +136,7 @@ def _listening() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind():
+def leaves_nothing_behind() -> Iterator[None]:
     """Fail a test that leaves a changed environment, a process, a non-daemon thread or a listening
     socket."""
     environment, pids, threads, listening = _environment(), set(psutil.pids()), _threads(), _listening()
@@ -159,7 +162,7 @@ def leaves_nothing_behind():
 
 
 @pytest.fixture(scope="session")
-def require():
+def require() -> Callable[[str, str | None], None]:
     """``require(component, reason_missing)``: skip the test if there is a reason, for the component
     is missing here.
 
@@ -185,14 +188,14 @@ def _has_gpu() -> bool:
     return subprocess.run([sys.executable, "-c", ask]).returncode == 0
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-cuda", action="store_true", help="fail unless a test marked cuda has run")
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are taken out
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     """Give slow machines their time, and let files come in the order of ``in_order``."""
-    files = {}
+    files: dict[Path, list[Any]] = {}
     for item in items:
         is_marked = item.get_closest_marker("lockstep") is not None
         starts = item.path.parent.name == "cluster" or is_marked or START_PROCESSES.intersection(item.fixturenames)
@@ -205,7 +208,7 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for path in in_order(files) for item in files[path]]
 
 
-def in_order(files):
+def in_order(files: Mapping[Path, list[Any]]) -> Iterator[Path]:
     """The costliest file first, for the last one ends alone. Those of tests/cluster mostly wait:
     they are spread over the first two thirds of what there is to compute, the longest first."""
     costs_s = {path: sum(map(about_s, items)) for path, items in files.items()}
@@ -222,22 +225,22 @@ def in_order(files):
     yield from waiting
 
 
-def about_s(item):
+def about_s(item: Any) -> float:
     """What a test takes of the processor, seen from its marks."""
     return 20.0 if item.get_closest_marker("longest") else 3.0 if item.get_closest_marker("long") else 0.3
 
 
-def pytest_runtest_setup(item):
+def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") and not _has_gpu():
         pytest.skip("torch sees no CUDA GPU on this machine")
 
 
-def pytest_runtest_logreport(report):
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and not report.skipped and "cuda" in report.keywords:
         _ran_on_gpu.add(report.nodeid)
 
 
-def pytest_sessionfinish(session):
+def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--require-cuda") and not _ran_on_gpu:
         print("\n--require-cuda: no test marked cuda has run")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -2,6 +2,9 @@
 ``from crew import crew``."""
 
 import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from standing import StandingCrew
@@ -16,33 +19,36 @@ from lockstep.testing import same_at
 
 STUCK_S = 150  # less than the limit of a test, and more than one takes on a slow machine
 MOST_STANDING = 4  # processes of a crew that stays
-_standing = {}  # crews, by the fork server that they come from, and their number of processes
+_standing: dict[
+    tuple[int, int], StandingCrew
+] = {}  # crews, by the fork server that they come from, and their number of processes
 
 
-def in_buckets(fn, *args):
+def in_buckets(fn: Callable[..., Any], *args: Any) -> Any:
     """``fn(*args)``, with gradients that are too large for one message."""
     exact.MOST_TOGETHER = 0
     return fn(*args)
 
 
-def end_server():
+def end_server() -> None:
     """With it end the crews that stay."""
     while _standing:
         _standing.popitem()[1].close()
     server.drop_server()
 
 
-def warm_server(request, outlives_tests):
+def warm_server(request: pytest.FixtureRequest, outlives_tests: Callable[[int], None]) -> server.ForkServer:
     """The fork server of ``launch``, which stays for the whole session."""
     if server._kept is None or not server._kept.is_alive():
         end_server()
         launch(int, nproc=1)
+        assert server._kept is not None
         outlives_tests(server._kept.pid)
         request.session.addfinalizer(end_server)
     return server._kept
 
 
-def arranged(nproc, fn, settings):
+def arranged(nproc: int, fn: Callable[..., Any], settings: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function and the settings for a crew: three processes train as larger models than those
     of tests do."""
     if nproc == 3:
@@ -51,7 +57,9 @@ def arranged(nproc, fn, settings):
 
 
 @pytest.fixture
-def crew(outlives_tests, request, tmp_path, monkeypatch):
+def crew(
+    outlives_tests: Callable[[int], None], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """``crew(nproc, fn, *args, **settings)``: what ``fn(*args)`` returned in each process, by rank.
 
     The processes are forked for it by ``lockstep.launch``, and run in ``tmp_path``.
@@ -59,8 +67,9 @@ def crew(outlives_tests, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     warm_server(request, outlives_tests)
 
-    def run(nproc, fn, *args, **settings):
+    def run(nproc: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         fn, settings = arranged(nproc, fn, settings)
+        assert server._kept is not None
         with told_after(STUCK_S, server._kept.pid):
             return launch(telling(fn), *args, nproc=nproc, **settings)
 
@@ -68,7 +77,9 @@ def crew(outlives_tests, request, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def check_same(outlives_tests, request, tmp_path, monkeypatch):
+def check_same(
+    outlives_tests: Callable[[int], None], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """``check_same(worlds, fn, *args, **more)``: ``lockstep.testing.same_at`` with one thread a
     process, in ``tmp_path``."""
     monkeypatch.chdir(tmp_path)
@@ -77,11 +88,16 @@ def check_same(outlives_tests, request, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def standing_crew(crew, outlives_tests, request, tmp_path_factory):
+def standing_crew(
+    crew: Callable[..., Any],
+    outlives_tests: Callable[[int], None],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Any]:
     """The same for what ends well, by processes that stay for the next test: each joins a run again
     and again."""
 
-    def run(nproc, fn, *args, **settings):
+    def run(nproc: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         if nproc > MOST_STANDING:
             return crew(nproc, fn, *args, **settings)
         server = warm_server(request, outlives_tests)

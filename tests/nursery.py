@@ -20,7 +20,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any, cast
 
 NUMBER = struct.Struct("i")
 COMM = Path("/proc/self/comm")
@@ -35,7 +37,7 @@ class Nursery:
     """The process that launchers are forked from. ``popen`` starts it, elsewhere if that is not
     ``subprocess.Popen``."""
 
-    def __init__(self, popen=subprocess.Popen):
+    def __init__(self, popen: Callable[..., Any] = subprocess.Popen) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno())]
@@ -44,7 +46,16 @@ class Nursery:
             )
         self.pid = self._process.pid
 
-    def start(self, words, *, cwd, stdout, stderr, env=None, is_python=False):
+    def start(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: str | Path,
+        stdout: Any,
+        stderr: Any,
+        env: Mapping[str, str] | None = None,
+        is_python: bool = False,
+    ) -> "Launched":
         """``lockstep run`` with these words, and this process's environment, to which ``env`` is
         added.
 
@@ -62,12 +73,12 @@ class Nursery:
         os.close(theirs)
         return Launched(ours, *read)
 
-    def close(self):
+    def close(self) -> None:
         self._socket.close()
         self._process.wait(100)
 
 
-def _open(stream, stack):
+def _open(stream: Any, stack: contextlib.ExitStack) -> tuple[IO[str] | None, int]:
     """What is read here of a stream, if it is a pipe, and the descriptor that is written to, open
     in the stack's block."""
     if stream is not subprocess.PIPE:
@@ -81,35 +92,35 @@ class Launched:
     """What is used of ``subprocess.Popen``. A pipe tells the process's number, and its status when
     it has ended."""
 
-    def __init__(self, pipe, stdout=None, stderr=None):
+    def __init__(self, pipe: int, stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> None:
         self._pipe = pipe
-        [self.pid] = NUMBER.unpack(os.read(pipe, NUMBER.size))
-        self.returncode = None
+        self.pid: int = NUMBER.unpack(os.read(pipe, NUMBER.size))[0]
+        self.returncode: int | None = None
         self.stdout, self.stderr = stdout, stderr
 
-    def poll(self):
+    def poll(self) -> int | None:
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
             return None
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             if not select.select([self._pipe], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("lockstep run", timeout)
+                raise subprocess.TimeoutExpired("lockstep run", cast("float", timeout))
             # nothing: it was killed with all that there was around it
             told = os.read(self._pipe, NUMBER.size)
             self.returncode = NUMBER.unpack(told)[0] if told else -signal.SIGKILL
             os.close(self._pipe)
         return self.returncode
 
-    def communicate(self, timeout=None):
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What comes through the pipes until they end, once, and is "" from then on. See
         ``subprocess.Popen``."""
         deadline = None if timeout is None else time.monotonic() + timeout
         texts = ["", ""]
 
-        def read(number, stream):
+        def read(number: int, stream: IO[str]) -> None:
             texts[number] = stream.read()
             stream.close()
 
@@ -123,39 +134,39 @@ class Launched:
         for reader in readers:
             reader.join(deadline and max(0.0, deadline - time.monotonic()))
             if reader.is_alive():
-                raise subprocess.TimeoutExpired("lockstep run", timeout)
+                raise subprocess.TimeoutExpired("lockstep run", cast("float", timeout))
         self.wait(deadline and max(0.0, deadline - time.monotonic()))
-        return tuple(texts)
+        return texts[0], texts[1]
 
-    def send_signal(self, number):
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def terminate(self):
+    def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
 
-    def kill(self):
+    def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
 
 class Child:
     """What ``ForkServer`` uses of ``subprocess.Popen``, for a process that was forked."""
 
-    def __init__(self, pid):
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.returncode = None
+        self.returncode: int | None = None
 
-    def poll(self):
+    def poll(self) -> int | None:
         return self._wait(os.WNOHANG)
 
-    def wait(self):
+    def wait(self) -> int | None:
         return self._wait(0)
 
-    def kill(self):
+    def kill(self) -> None:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def _wait(self, options):
+    def _wait(self, options: int) -> int | None:
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, options)
             if pid:
@@ -163,7 +174,7 @@ class Child:
         return self.returncode
 
 
-def main(control):
+def main(control: socket.socket) -> tuple[int | None, socket.socket | None]:
     """Fork launchers until nobody can ask any more. Only they return, with nothing on their
     stack."""
     from lockstep._launch import serve
@@ -196,13 +207,13 @@ def main(control):
     return begin(json.loads(asked), *fds)
 
 
-def reap():
+def reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def begin(asked, pipe, stdout, stderr):
+def begin(asked: dict[str, Any], pipe: int, stdout: int, stderr: int) -> tuple[int | None, socket.socket | None]:
     launcher = os.fork()
     if launcher:
         os.write(pipe, NUMBER.pack(launcher))
@@ -227,7 +238,7 @@ def begin(asked, pipe, stdout, stderr):
     return server, ours if server else theirs
 
 
-def run(server, end):
+def run(server: int | None, end: socket.socket | None) -> None:
     """Be the launcher, with that fork server; or, if it is 0, be the server; or, if there is none,
     a script."""
     from lockstep._launch import serve
@@ -237,20 +248,22 @@ def run(server, end):
     if server is None:
         run_as_python_does()
         return
+    assert end is not None
     if not server:
         os.setsid()
         os.environ.update(launch_server._server_environ())
         sys.orig_argv = [sys.executable, "-c", ""]
         serve.main(end.detach())
     handle = launch_server.ForkServer.__new__(launch_server.ForkServer)
-    handle._process, handle._socket, handle._next_key, handle.is_ready = Child(server), end, 0, False
+    handle._process = cast("subprocess.Popen[bytes]", Child(server))
+    handle._socket, handle._next_key, handle.is_ready = end, 0, False
     handle.serves_calls = False
     launch_server._kept, launch_server.start_early = handle, lambda: handle
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
     importlib.import_module("lockstep._cli.main").main()
 
 
-def run_as_python_does():
+def run_as_python_does() -> None:
     import torch
 
     if number := os.environ.get("OMP_NUM_THREADS"):  # what OpenMP reads when it is loaded

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 VICTIM = Path(__file__).with_name("recovery") / "victim.py"
 KINDS = ("samples", "generator", "stream", "bookmarked", "ready")
@@ -49,7 +49,7 @@ def script(kind: str, step_s: float = 0.0) -> list[str]:
     return [str(VICTIM), kind, str(step_s)]
 
 
-def words(output: str) -> dict | None:
+def words(output: str) -> dict[str, Any] | None:
     """The last words, if the run came to its end."""
     said = [line.partition("last words ")[2] for line in output.splitlines() if "last words " in line]
     return json.loads(said[-1]) if said else None
@@ -84,17 +84,17 @@ class Notes:
         """How many batches rank 0 has used in a launch."""
         return sum(path.read_bytes().count(b"\n") for path in self._notes.glob(f"used-{launch}.*-0"))
 
-    def used(self) -> dict[int, collections.Counter]:
+    def used(self) -> dict[int, collections.Counter[int]]:
         """By epoch: how often each sample was used in the history that the final weights come
         from."""
-        attempts: dict[str, list[list]] = collections.defaultdict(list)
+        attempts: dict[str, list[list[Any]]] = collections.defaultdict(list)
         for path in self._notes.glob("used-*"):
             lines = path.read_text().splitlines(keepends=True)
             attempts[path.name.split("-")[1]] += [json.loads(line) for line in lines if line.endswith("\n")]
         ordered = [
             attempts[name] for name in sorted(attempts, key=lambda name: tuple(map(int, name.split(".")))) if attempts[name]
         ]
-        found: dict[int, collections.Counter] = {epoch: collections.Counter() for epoch in range(EPOCHS)}
+        found: dict[int, collections.Counter[int]] = {epoch: collections.Counter() for epoch in range(EPOCHS)}
         for number, records in enumerate(ordered):
             # What a later launch did again counts no more.
             redone = min((step for later in ordered[number + 1 :] for _, step, _ in later), default=sys.maxsize)
@@ -122,11 +122,11 @@ class Round:
         self.wrong: list[str] = []
         """What must not be, besides what ``play`` looks for."""
 
-    def run(self) -> dict | None:
+    def run(self) -> dict[str, Any] | None:
         """To its end; returns the last words."""
         raise NotImplementedError
 
-    def start(self, asked: list[str], *, env: dict[str, str], cwd: Path, output: IO[str]) -> subprocess.Popen:
+    def start(self, asked: list[str], *, env: dict[str, str], cwd: Path, output: IO[str]) -> subprocess.Popen[Any]:
         """Start ``lockstep run`` with these words, which writes into a file."""
         return subprocess.Popen([*RUN, *asked], env=env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT)
 
@@ -150,7 +150,7 @@ def assert_nothing_was_lost(tally: Tally) -> None:
     assert tally.resumed > 0
 
 
-def undisturbed(one: Round, kind: str, nproc: int) -> dict:
+def undisturbed(one: Round, kind: str, nproc: int) -> dict[str, Any]:
     """The last words of a run that nobody disturbs, started as this round starts its own."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -165,11 +165,12 @@ def undisturbed(one: Round, kind: str, nproc: int) -> dict:
                 process.wait()
         said = (directory / "output").read_text()
         found = words(said)
-        assert (status, found is not None) == (0, True), said
+        assert status == 0, said
+        assert found is not None, said
         return found
 
 
-def play(make: Callable[[int, Path], Round], seed: int, expected: dict[str, dict], tally: Tally) -> None:
+def play(make: Callable[[int, Path], Round], seed: int, expected: dict[str, dict[str, Any]], tally: Tally) -> None:
     """One round; what it found is added to the tally. ``expected``: the last words by kind, as far
     as they are known."""
     directory = Path(tempfile.mkdtemp(prefix="soak-"))
@@ -218,7 +219,8 @@ def read_arguments(description: str, rounds: int, every: int) -> Asked:
 
 def soak(asked: Asked, make: Callable[[int, Path], Round]) -> int:
     """All rounds, told of as they go; returns the exit status."""
-    tally, expected, failed = Tally(), {}, 0
+    tally, failed = Tally(), 0
+    expected: dict[str, dict[str, Any]] = {}
     began = time.monotonic()
     for number, seed in enumerate(asked.seeds, 1):
         play(make, seed, expected, tally)

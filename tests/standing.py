@@ -14,7 +14,9 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -23,6 +25,7 @@ from stuck import telling
 import lockstep
 from lockstep._base.errors import LaunchError
 from lockstep._base.stopping import SIGNALS
+from lockstep._launch.server import ForkServer
 from lockstep._launch.spec import Call, LaunchSpec, worker_environ
 from lockstep._sync import exact
 
@@ -36,19 +39,19 @@ class StandingCrew:
         directory: for what they are told, and what they print.
     """
 
-    def __init__(self, server, nproc, directory):
+    def __init__(self, server: ForkServer, nproc: int, directory: Path) -> None:
         directory.mkdir()
         self._log = directory / "log"
         call = Call(payload=pickle.dumps((telling(serve), ())), sys_path=tuple(sys.path), sys_argv=tuple(sys.argv))
         path = LaunchSpec(program=call, nproc=nproc, private_dir=str(directory)).save()
-        self._ends = []
+        self._ends: list[socket.socket] = []
         for rank in range(nproc):
             ours, theirs = socket.socketpair()
             self._ends.append(ours)
             with theirs, self._log.open("a") as log, Path(os.devnull).open("w") as nowhere:
                 server.start_worker(path, rank, [theirs.fileno(), log.fileno(), log.fileno(), nowhere.fileno()])
 
-    def is_there(self):
+    def is_there(self) -> bool:
         """Whether all processes still wait to be asked: the server may have ended meanwhile, and
         they with it."""
         for end in self._ends:
@@ -61,21 +64,21 @@ class StandingCrew:
                 return False
         return True
 
-    def run(self, spec, fn, args):
+    def run(self, spec: LaunchSpec, fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         """What ``fn(*args)`` returned in each process, by rank.
 
         Raises:
             LaunchError: it has raised something in one of them. The others may hang, and are to be
                 ended.
         """
-        results = {}
+        results: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
             for rank, end in enumerate(self._ends):
                 _send(end, (spec, rank, fn, args))
                 selector.register(end, selectors.EVENT_READ, rank)
             while len(results) < len(self._ends):
                 for key, _ in selector.select():
-                    answer = _receive(key.fileobj)
+                    answer = _receive(self._ends[key.data])
                     if answer is None or answer[1]:
                         told = "it has ended" if answer is None else answer[1]
                         raise LaunchError(f"rank {key.data} of {len(self._ends)} failed: {told}\n{self._log.read_text()}")
@@ -83,13 +86,13 @@ class StandingCrew:
                     selector.unregister(key.fileobj)
         return [results[rank] for rank in range(len(self._ends))]
 
-    def close(self):
+    def close(self) -> None:
         """Ask no more."""
         for end in self._ends:
             end.close()
 
 
-def serve():
+def serve() -> None:
     """Run what is asked for, until nobody can ask any more."""
     num_modules = 0
     with socket.socket(fileno=os.dup(0)) as end:
@@ -100,18 +103,19 @@ def serve():
                 gc.freeze()
                 num_modules = len(sys.modules)
             try:
-                answer = _run(*asked), ""
+                answer: tuple[Any, str] = _run(*asked), ""
             except BaseException:
                 answer = None, traceback.format_exc()
             _send(end, answer)
 
 
-def _run(spec, rank, fn, args):
+def _run(spec: LaunchSpec, rank: int, fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """As in a process that has just been forked, with the team closed that was left to the end of
     the process."""
-    join, teams, size = lockstep.join, [], exact.MOST_TOGETHER
+    join, size = lockstep.join, exact.MOST_TOGETHER
+    teams: list[lockstep.Team] = []
 
-    def remember(*args, **settings):
+    def remember(*args: Any, **settings: Any) -> lockstep.Team:
         teams.append(join(*args, **settings))
         return teams[-1]
 
@@ -134,20 +138,20 @@ def _run(spec, rank, fn, args):
         exact.MOST_TOGETHER = size
 
 
-def _send(end, message):
+def _send(end: socket.socket, message: object) -> None:
     data = pickle.dumps(message)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # whoever asks next is told
         end.sendall(struct.pack("Q", len(data)) + data)
 
 
-def _receive(end):
+def _receive(end: socket.socket) -> Any:
     """The next message; None: there is none any more."""
     size = _read(end, 8)
     data = size and _read(end, *struct.unpack("Q", size))
     return pickle.loads(data) if data else None
 
 
-def _read(end, size):
+def _read(end: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         try:

@@ -9,10 +9,11 @@ from lockstep._plan.tree import roots
 from lockstep._sync.exchange import split
 
 
-def elements_sent(rank, world_size, num_shards, ranks_per_host, length):
+def elements_sent(rank: int, world_size: int, num_shards: int, ranks_per_host: int, length: int) -> collections.Counter[int]:
     """The elements of a long tensor that a rank sends to each other one."""
     owned = [roots(block(each, world_size, num_shards)) for each in range(world_size)]
-    sent, span = collections.Counter(), range(length)
+    sent: collections.Counter[int] = collections.Counter()
+    span = range(length)
     for one in plan_rounds(rank, owned, bases(world_size, ranks_per_host)):
         parts = split(span, len(one.members))
         mine = one.members.index(rank)
@@ -24,7 +25,7 @@ def elements_sent(rank, world_size, num_shards, ranks_per_host, length):
     return sent
 
 
-def out_of_host(world_size, num_shards, ranks_per_host, length, host=0):
+def out_of_host(world_size: int, num_shards: int, ranks_per_host: int, length: int, host: int = 0) -> int:
     """The elements that leave a host."""
     own = range(host * ranks_per_host, (host + 1) * ranks_per_host)
     of_ranks = [elements_sent(rank, world_size, num_shards, ranks_per_host, length) for rank in own]

@@ -6,43 +6,46 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crew import warm_server
 
 from lockstep._cli.main import main
 from lockstep._launch import script as launch_script
+from lockstep._launch.server import ForkServer
 
 
 class Lent:
     """A fork server that outlives the launch that has it, unless it is closed because workers are
     not to live on."""
 
-    def __init__(self, server):
+    def __init__(self, server: ForkServer) -> None:
         self._server = server
-        self._keys = set()
+        self._keys: set[int] = set()
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
 
-    def start_worker(self, *args):
+    def start_worker(self, *args: Any) -> int:
         key = self._server.start_worker(*args)
         self._keys.add(key)
         return key
 
-    def receive(self):
+    def receive(self) -> dict[str, Any]:
         message = self._server.receive()
         if "status" in message or "error" in message:
             self._keys.discard(message["key"])
         return message
 
-    def close(self):
+    def close(self) -> Any:
         return self._server.close() if self._keys or not self._server.is_alive() else set()
 
 
 @contextlib.contextmanager
-def in_place(fd, path, flags):
+def in_place(fd: int, path: Path, flags: int) -> Iterator[None]:
     """This file descriptor is the file, until the end of the block."""
     kept, file = os.dup(fd), os.open(path, flags, 0o600)
     try:
@@ -54,7 +57,15 @@ def in_place(fd, path, flags):
         os.close(file)
 
 
-def run_on(server, directory, command, *, env=None, stdin=None, verb="run"):
+def run_on(
+    server: ForkServer,
+    directory: Path,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    verb: str = "run",
+) -> subprocess.CompletedProcess[str]:
     """``lockstep run`` with these words, in this process but for its fork server, and in this
     directory."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
@@ -72,11 +83,15 @@ def run_on(server, directory, command, *, env=None, stdin=None, verb="run"):
         with pytest.raises(SystemExit) as ended:
             main([verb, *command])
         out, err = (path.read_text() for path in streams[1:])
-    return subprocess.CompletedProcess(command, ended.value.code or 0, out, err)
+    # a text, as of sys.exit("why"), is kept: Python would print it, and end with 1
+    status: Any = ended.value.code or 0
+    return subprocess.CompletedProcess(command, status, out, err)
 
 
 @pytest.fixture
-def run_here(outlives_tests, request, tmp_path):
+def run_here(
+    outlives_tests: Callable[[int], None], request: pytest.FixtureRequest, tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``run_here(source_or_path, *options, args=())``: ``lockstep run OPTIONS SCRIPT``, in
     ``tmp_path``, to its end.
 
@@ -85,7 +100,13 @@ def run_here(outlives_tests, request, tmp_path):
     ``str`` is source, a ``Path`` a file, and for ``None`` the options have the script and its
     arguments. ``env`` is added to the environment, ``stdin`` is what is read."""
 
-    def run(script, *options, args=(), env=None, stdin=None):
+    def run(
+        script: str | Path | None,
+        *options: str,
+        args: Sequence[object] = (),
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
         if isinstance(script, str):
             source, script = script, tmp_path / "script.py"
             script.write_text(textwrap.dedent(source))
