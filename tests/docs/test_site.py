@@ -94,7 +94,13 @@ for (const page of pages) for (const width of [1200, 390]) {
 @pytest.mark.long
 @pytest.mark.timeout(150)
 def test_no_code_is_cut_on_a_wide_screen_and_a_phone_scrolls_only_tables(site, browse, tmp_path):
-    pages = ["index.html", "explain.html", "rendezvous.html", "how-to/early-stopping.html"]
+    pages = [
+        "index.html",
+        "debug-a-hang.html",
+        "internals/architecture.html",
+        "rendezvous.html",
+        "how-to/early-stopping.html",
+    ]
     frame = tmp_path / "frame.html"
     frame.write_text(f"<body>{MEASURE % json.dumps([(site / page).as_uri() for page in pages])}")
     found = json.loads(re.search("<title>(.*)</title>", browse(frame.as_uri()).stdout)[1])
