@@ -1,5 +1,5 @@
-"""The pages on debugging show what their scripts really print: each block is made anew, and compared
-but for numbers and paths."""
+"""The pages on debugging show what their scripts really print: each block is made again, and
+compared without numbers and paths."""
 
 import dataclasses
 import json

@@ -63,7 +63,7 @@ ROWS = (
         _worker_gone,
     ),
     row(
-        "another rank is gone",
+        "another rank exited",
         r"gloo/transport.*Connection (?:closed|reset) by peer|Connection closed by peer \[|Connection closed by remote peer",
         "Another rank exited, or left the process group, while this one waited for it. This error is a consequence: look for "
         "the other rank's error, on every machine. If no other rank failed, a connection broke: check the network, and whether "
