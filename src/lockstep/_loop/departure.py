@@ -1,4 +1,15 @@
-"""How this process has left its loop over a prepared loader, before the loader's end."""
+"""How this process has left its loop over a prepared loader, before the loader's end.
+
+Python tells an iterator only that it is dropped: after ``break``, ``return``, an error or
+``sys.exit`` alike. The difference is worth knowing for messages (``break`` on one rank and an error
+on another have different remedies), and can be seen in the frame that drops it::
+
+    the instruction at which the frame stands     the traceback that ends at it    cause
+    is of a `break` or `return` statement         -                                break, return
+    is any other                                  there is one                     exception, sys.exit
+    is any other                                  there is none                    unknown
+
+Nothing that a run computes depends on it."""
 
 from __future__ import annotations
 
@@ -24,19 +35,19 @@ class Departure:
     step: int
     """The last step that counts."""
     cause: str
-    """``break``, ``return``, ``sys.exit``, ``exception``; ``its own end``: the loader has no more
-    batches; ``continue``: it is not left, but the step had no loop over ``batch.shards``. Empty:
-    unknown (the script has dropped an iterator)."""
+    """The cause: ``break``, ``return``, ``sys.exit``, ``exception``; ``its own end``: the loader
+    has no more batches; ``continue``: it is not left, but the step had no loop over
+    ``batch.shards``. Empty: unknown (the script has dropped an iterator)."""
     place: str
-    """The script's line: ``train.py:9 in main``; empty: unknown."""
+    """The script's line, as ``train.py:9 in main``; empty: unknown."""
     next_step: int
-    """Of the phase that would have come next: its step, and the number of phases before it in
-    that."""
+    """The step of the phase that would have come next."""
     next_phase: int
+    """The number of phases before it in that step."""
 
 
 def departure(step: int, comes_next: tuple[int, int], *, exhausted: bool) -> Departure:
-    """How the loop is being left: to be asked by its iterator, as that ends or is dropped. Never
+    """Returns how the loop is being left. Called by its iterator as that ends or is dropped. Never
     raises.
 
     Args:
@@ -46,6 +57,7 @@ def departure(step: int, comes_next: tuple[int, int], *, exhausted: bool) -> Dep
         exhausted: whether the loader has no more batches.
     """
     cause, place = ENDED if exhausted else "", ""
+    # For messages only: whatever fails here must not end a run.
     with contextlib.suppress(Exception):
         if (frame := users_frame(sys._getframe(1))) is not None:
             place = _place(frame.f_code, frame.f_lineno)
@@ -55,7 +67,8 @@ def departure(step: int, comes_next: tuple[int, int], *, exhausted: bool) -> Dep
 
 
 def passed_over(step: int) -> Departure:
-    """A step whose shards the script has not run, as its loop asks for the next."""
+    """Returns the departure of a step whose shards the script has not run, as its loop asks for the
+    next."""
     frame = users_frame(sys._getframe(1))
     return Departure(step, PASSED_OVER, "" if frame is None else _place(frame.f_code, frame.f_lineno), step, 0)
 
@@ -65,8 +78,11 @@ def _place(code: CodeType, line: int) -> str:
 
 
 def _statement(frame: FrameType) -> str:
-    """The statement at whose instruction a frame stands, if it leaves a loop; empty: it is another
-    one."""
+    """Returns the statement at whose instruction a frame stands, if it leaves a loop; otherwise an
+    empty string."""
+    # Instructions are 2 bytes, and co_positions() has an entry for each. A `break` drops the
+    # iterator at an instruction whose position is the statement itself, in a line that may contain
+    # others.
     first, _, begin, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     text = linecache.getline(frame.f_code.co_filename, first or frame.f_lineno)
     words = (text.encode()[begin:].decode(errors="replace") if begin is not None else text).split(maxsplit=1)
@@ -74,15 +90,17 @@ def _statement(frame: FrameType) -> str:
 
 
 def _error_in(frame: FrameType) -> tuple[str, str] | None:
-    """The cause and the place of the error that is leaving a frame; None: no error is.
+    """Returns the cause and the place of the error that is leaving a frame; None: no error is.
 
-    It has left a traceback that ends at the very instruction where the frame stands (see
-    ``base.unwinding``). Looks at all objects that Python's garbage collector knows.
+    Such an error has left a traceback that ends at the very instruction where the frame stands
+    (``base.unwinding``). This looks at all objects that Python's garbage collector knows.
     """
     traces = (each for each in gc.get_objects() if type(each) is TracebackType)
     trace = next((each for each in traces if each.tb_frame is frame and each.tb_lasti == frame.f_lasti), None)
     if trace is None:
         return None
+    # From the frame of the loop to where the error was raised: the user's innermost line is its
+    # place.
     inner, users = trace, trace
     while inner.tb_next is not None:
         inner = inner.tb_next

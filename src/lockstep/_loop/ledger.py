@@ -3,8 +3,22 @@ between ranks at its end.
 
 Nearly always the ranks can predict the form of this data: as many backward calls as the last time,
 of the same kinds, and values of the same names. Then a single message of fixed length per rank
-suffices. A rank whose data has another form (the script has added a tensor, say) sets a flag in
-that message, upon which all ranks exchange pickled pages."""
+suffices. A rank whose data has another form (the script has added a tensor, for example) sets a
+flag in that message, upon which all ranks exchange pickled pages.
+
+The message of a rank, in float64, where S is the largest number of micro-steps that a rank has::
+
+    | mark | place | flag | calls | samples | first batches |        6 numbers
+    | clock | tellers |                                              9 with balance, 6 without
+    | weight of call 0, slot 0 .. S-1 | weight of call 1 ...         S for each weighted call
+    | value, weight of name 0, slot 0 .. S-1 | name 1 ...            2 S for each name
+
+With one loss on 8 shards and 2 processes (S = 4) that is 6 + 9 + 2 x 4 = 23 numbers, 184 bytes. A
+row has a slot for every micro-step, rather than a sum over this rank's shards, so that the result
+does not depend on which rank had which shard: rank 0's slots, then rank 1's and so on are the
+shards in order, since blocks are contiguous. Slots that are empty are marked: NaN for a weight, a
+weight of -1 for a value. Python's floats are float64, so that nothing is rounded on the way; what
+float64 cannot express (tensors, integers above 2**53) is not foreseen."""
 
 from __future__ import annotations
 
@@ -50,19 +64,19 @@ KINDS = ("samples", "weight", "sum")
 the script, or 1."""
 
 _REMEMBERED = 50
-"""Phases of one number after which a name that none of them has used is no longer foreseen. A
-script may have a name for each of a thousand tasks, or for each step, and each takes room in the
-message of every rank."""
+"""The number of phases of one number after which a name that none of them has used is no longer
+foreseen. A script may have a name for each of a thousand tasks, or for each step, and each takes
+room in the message of every rank."""
 _MOST_PHASES = 1 << 20
-"""Of a step."""
+"""The most phases of a step, so that step and phase are one float64: exact up to step 2**33."""
 _MARK = math.pi
-"""What a line begins with; none of its bytes is zero. Gloo accepts a message that is too short:
-what a rank has sent in another collective overwrites the beginning of its line, behind which is
-what that memory held before, such as an earlier line."""
+"""The number that a row begins with; none of its bytes is zero. Gloo accepts a message that is too
+short: what a rank has sent in another collective overwrites the beginning of its row, and behind it
+is what that memory contained before, such as an earlier row."""
 Gather = Callable[[list[float]], list[list[float]] | None]
-"""See ``Sync.gather``."""
+"""The type of ``Sync.gather``."""
 Name = tuple[str, str]
-"""A value's name and kind: see ``data.values``."""
+"""The name and the kind of a value, as in ``data.values``."""
 
 _SAME_DATA = (
     "Every rank must read the same data, of which lockstep gives it its shards: do not split a dataset or stream by rank, and "
@@ -75,13 +89,14 @@ class _Page:
     """What one rank has recorded in a phase."""
 
     kinds: list[str] = field(default_factory=list)
-    """One of KINDS per backward call."""
+    """One of ``KINDS`` for each backward call."""
     weights: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Weights given by the script, by backward call and micro-step."""
+    """The weights given by the script, by backward call and micro-step."""
     values: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
-    """Weighted sums of numbers and of their weights, by name and micro-step."""
+    """The weighted sum of numbers and the sum of their weights, by name and micro-step."""
     others: list[tuple[str, int, Part]] = field(default_factory=list)
-    """Names, micro-steps and values that no float can hold: tensors, and large integers."""
+    """The names, micro-steps and values of what no float can express: tensors and large
+    integers."""
     new_keys: tuple[Hashable, ...] = ()
     beside: int = 0
 
@@ -90,7 +105,7 @@ class _Page:
         return {name for name, _ in self.values}
 
     def parts(self) -> list[tuple[str, int, Part]]:
-        """All names, micro-steps and values."""
+        """Returns all names, micro-steps and values."""
         numbers = [
             (name, slot, (kind, int(value) if kind == COUNT else value, weight))
             for ((name, kind), slot), (value, weight) in self.values.items()
@@ -102,19 +117,26 @@ class _Page:
 class _Foreseen:
     """The form predicted for phases of one number in their steps. The same on every rank."""
 
+    # The same, although each rank predicts by itself: it learns from the pages of all ranks, which
+    # are the same everywhere. A rank with a form of its own would send a row of another length.
+
     kinds: list[str] = field(default_factory=list)
+    """The kinds of the backward calls."""
     names: dict[Name, int] = field(default_factory=dict)
-    """Each with the phase, of those of this number, in which it was last used."""
+    """The names, each with the phase of this number in which it was last used."""
     num_phases: int = 0
+    """The number of phases of this number so far."""
 
     def foresees(self, page: _Page) -> bool:
         """Whether a page has this form."""
+        # Fewer calls or names than foreseen fit into the row, as empty slots: a rank without
+        # samples has none at all.
         has_more = page.new_keys or page.others or page.beside or not page.names <= self.names.keys()
         return not has_more and page.kinds == self.kinds[: len(page.kinds)]
 
     def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
-        """Foresee what all ranks have had. ``kinds``: of the rank that made the most backward
-        calls."""
+        """Updates the form with what all ranks had. ``kinds``: of the rank that made the most
+        backward calls."""
         if len(kinds) >= len(self.kinds) or kinds != self.kinds[: len(kinds)]:
             self.kinds = kinds
         used: set[Name] = set().union(*(page.names for page in pages))
@@ -126,32 +148,32 @@ class _Foreseen:
 
 
 class Clock(Protocol):
-    """Measures how long this rank was busy, and learns how long the others were."""
+    """A measurement of how long this rank was busy, which learns how long the others were."""
 
     def device_finished(self) -> None:
-        """This rank has waited for its device to compute the values of the phase."""
+        """Notes that this rank has waited for its device to compute the values of the phase."""
 
     def report(self, num_samples: int) -> list[float]:
-        """The measurements of this rank, which is about to wait for the others: equally many
-        numbers on every rank. ``num_samples``: its samples in the phase so far."""
+        """Returns the measurements of this rank, which is about to wait for the others: equally
+        many numbers on every rank. ``num_samples``: its samples in the phase so far."""
 
     def receive(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take the measurements of all ranks, by rank."""
+        """Takes the measurements of all ranks, by rank."""
 
 
 class Teller(Protocol):
-    """Adds numbers of its own to those that the ranks exchange at the end of a phase: no message
-    more. What is exchanged may depend on nothing but what is equal on all ranks."""
+    """A source of more numbers for the exchange at the end of a phase, without a further message.
+    How many they are may depend only on what is equal on all ranks."""
 
     def tell(self) -> list[float]:
-        """The numbers of this rank for the phase that ends: equally many on every rank."""
+        """Returns the numbers of this rank for the phase that ends: equally many on every rank."""
 
     def hear(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take those of all ranks, by rank."""
+        """Takes the numbers of all ranks, by rank."""
 
 
 class Ledger:
-    """Collects the numbers of the current phase and exchanges them at its end.
+    """The numbers of the current phase, and their exchange at its end.
 
     Args:
         collectives: over all ranks.
@@ -163,33 +185,33 @@ class Ledger:
         self._weight: Weight | None = None
         """The weight that the micro-step's last backward call was given."""
         self.num_calls = 0
-        """Backward calls of the micro-step so far."""
+        """The number of backward calls of the micro-step so far."""
         self._collectives = collectives
         self._is_alone = collectives.size == 1
         self._clock = clock
         self.tellers: list[Teller] = []
-        """The same on every rank. On a single one, nothing is exchanged, and they are not asked."""
+        """The tellers, the same on every rank. A single rank exchanges nothing, and does not ask
+        them."""
         self._accumulate = accumulate
         self._foreseen: defaultdict[int, _Foreseen] = defaultdict(_Foreseen)
-        """By phase."""
+        """The form predicted for each phase number."""
         self._page = _Page()
         self._added: list[tuple[str, str, Any, Weight | None]] = []
-        """Names, kinds, values and weights of the current micro-step."""
+        """The names, kinds, values and weights of the current micro-step."""
         self._on_device: list[tuple[str, int, str, Any, Weight]] = []
-        """Names, micro-steps, kinds, values and weights, of which one or the other is yet to be
-        read."""
+        """The names, micro-steps, kinds, values and weights of which a value or weight is yet to be
+        read from its device."""
         self._given: dict[tuple[int, int], Tensor] = {}
-        """Weights on a device that the script has given, like those of the page."""
+        """The weights on a device that the script has given, by backward call and micro-step."""
         self._first_data: list[str] = []
-        """Descriptions of first batches, which the ranks compare with the next exchange."""
+        """The descriptions of first batches that the ranks compare with the next exchange."""
 
     def blank(self) -> Ledger:
-        """A ledger for micro-steps of the current phase that do not count: nothing of it is ever
-        exchanged."""
+        """Returns a ledger for micro-steps that do not count: nothing of it is ever exchanged."""
         return Ledger(self._collectives, self._accumulate, self._clock)
 
     def compare_data(self, description: str) -> None:
-        """Compare descriptions of the first samples that each rank has read. Every rank must call
+        """Compares descriptions of the first samples that each rank has read. Every rank must call
         it.
 
         Raises:
@@ -199,22 +221,23 @@ class Ledger:
         compare_ranks("data", [description], self._collectives, remedy)
 
     def note_data(self, description: str) -> None:
-        """Compare descriptions of the first samples of a pass with the next exchange, which costs
-        no message. Every rank must call it."""
+        """Adds a description of the first samples of a pass to the next exchange, which compares
+        them without a further message. Every rank must call it."""
         self._first_data.append(description)
 
     def drop(self) -> None:
-        """The phase was left."""
+        """Discards the phase's numbers after the script has left the shard loop early."""
+        # What was foreseen stays: all ranks learn only from exchanges, and this phase had none.
         self._page, self._added, self._on_device, self._given = _Page(), [], [], {}
         self.num_calls, self._weight = 0, None
 
     def weight_of(self, micro: MicroStep) -> Weight:
-        """The current micro-step's weight so far: that given to its last backward call, or else its
-        number of samples."""
+        """Returns the current micro-step's weight so far: the weight of its last backward call, or
+        its number of samples if it was given none."""
         return float(micro.num_samples) if self._weight is None else self._weight
 
     def call(self, weight: Weight | None, reduction: str | None, micro: MicroStep) -> Weight:
-        """Record a backward call and return the factor for its gradients.
+        """Records a backward call and returns the factor for its gradients.
 
         Raises:
             UsageError: the same call of an earlier shard was of another kind.
@@ -233,26 +256,30 @@ class Ledger:
             else:
                 self._page.weights[call, micro.index] = weight
             return weight
+        # The samples of the step are known beforehand, so a fraction can be the factor. Weights are
+        # not: their total is known only after the exchange, and divides the sum
+        # (``Outcome.totals``).
         return micro.fraction if kind == "samples" else 1.0
 
     def add(
         self, weight: float | Tensor | None, values: dict[str, Any], micro: MicroStep, reduction: str | None = None
     ) -> None:
-        """Record values of the current micro-step.
+        """Records values of the current micro-step.
 
         Raises:
             ConfigError: a value is neither a number nor a tensor of one value per sample, and no
                 ``reduction`` says what it is.
         """
         of_values = check_weight(weight, reduction, "batch.add")
-        # in this order: a weight may be one to wait for
+        # Samples before weights, since a length is compared with them in this order: a weight may
+        # be on a device, and is waited for only if the number of samples does not fit.
         lengths = (micro.num_samples, self.weight_of(micro), of_values)
         for name, value in values.items():
             self._added.append((name, *take(name, value, reduction, lengths), of_values))
 
     def end_shard(self, micro: MicroStep) -> None:
-        """End the micro-step. Only now is its weight known: ``backward`` may have been called after
-        ``add``."""
+        """Ends the micro-step. Only now is its weight known: ``backward`` may have been called
+        after ``add``."""
         for name, kind, value, given in self._added:
             weight = self.weight_of(micro) if given is None else given
             if is_on_device(value) or is_on_device(weight):
@@ -262,7 +289,7 @@ class Ledger:
         self._added, self.num_calls, self._weight = [], 0, None
 
     def _wait_for_devices(self) -> None:
-        """Note what is on devices: the only place that waits for them, once for all values and
+        """Notes what is on devices: the only place that waits for them, once for all values and
         weights."""
         entries: list[Any] = [
             item for *_, value, weight in self._on_device for item in (value, weight) if is_on_device(item)
@@ -279,6 +306,8 @@ class Ledger:
     def _note(self, name: str, slot: int, part: Part) -> None:
         kind, value, weight = part
         key = (name, kind), slot
+        # Numbers that one micro-step adds under a name several times are one number in its slot. If
+        # the sum does not fit into a float any more, it moves to the pages.
         if is_float(part):
             earlier, weights = self._page.values.get(key, (0 if kind == COUNT else 0.0, 0.0))
             value, weight = earlier + value, weights + weight
@@ -291,7 +320,7 @@ class Ledger:
     def settle(
         self, plan: StepPlan, phase: int, new_keys: Sequence[Hashable], gather: Gather, step: int, beside: int = 0
     ) -> tuple[Outcome, dict[str, Total]]:
-        """Exchange the numbers of the phase with the other ranks. Every rank must call it; it
+        """Exchanges the numbers of the phase with the other ranks. Every rank must call it; it
         blocks until all have.
 
         Args:
@@ -331,6 +360,8 @@ class Ledger:
                     _refuse_kinds(call, {kind, kinds[call]})
         if not self._is_alone:
             self._foreseen[phase].learn(kinds, pages)
+        # Every rank computes the results by itself from the same pages, so no result needs a
+        # message.
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
         values = dict(sorted(combine(((name, part) for name, _, part in in_order)).items()))
@@ -338,7 +369,7 @@ class Ledger:
         return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
 
     def _exchange(self, plan: StepPlan, page: _Page, at: tuple[int, int], gather: Gather) -> list[_Page]:
-        """The pages of all ranks. ``at``: the step, and the number of the phase in it."""
+        """Exchanges the pages of all ranks. ``at``: the step, and the number of the phase in it."""
         step, phase = at
         form = self._foreseen[phase]
         is_foreseen = form.foresees(page)
@@ -350,6 +381,7 @@ class Ledger:
         line = [_MARK, place, 0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples)]
         line += [self._data_number(), *busy, *itertools.chain(*told)]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
+        # Sorted: a row has no names in it, so every rank must write and read them in one order.
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
         try:
@@ -379,17 +411,18 @@ class Ledger:
         if len({row[5] for row in lines}) > 1:
             self._refuse_first_data()
         self._first_data = []
+        # All ranks see the flags of all, so they agree on whether a second exchange follows.
         if any(row[2] for row in lines):
             return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
         return [self._read(row, first, form, weighted, slots) for row in lines]
 
     def _data_number(self) -> float:
-        """A number that is the same on all ranks if they have begun their passes with the same
-        batches."""
+        """Returns a number that is the same on all ranks if they have begun their passes with the
+        same batches."""
         return float(zlib.crc32("\n".join(self._first_data).encode())) if self._first_data else 0.0
 
     def _refuse_first_data(self) -> NoReturn:
-        """Raise the error for passes that have begun with different batches. Every rank must call
+        """Raises the error for passes that have begun with different batches. Every rank must call
         it."""
         mine = "; ".join(self._first_data) or "no new pass"
         everyone = self._collectives.all_gather_plain(mine)
@@ -420,6 +453,8 @@ class Ledger:
 
 
 def _total(pages: list[_Page], call: int, step: int) -> float:
+    # fsum rounds once, after an exact sum, so the total does not depend on the order of the
+    # weights.
     total = math.fsum(
         weight for page in pages for (call_of_weight, _), weight in page.weights.items() if call_of_weight == call
     )
@@ -433,7 +468,7 @@ def _total(pages: list[_Page], call: int, step: int) -> float:
 
 
 def _refuse_places(lines: Sequence[Sequence[float]], step: int) -> NoReturn:
-    """Raise the error for lines of different places, or of which some are none."""
+    """Raises the error for rows of different phases, or of another collective."""
     foreign = [rank for rank, line in enumerate(lines) if line[0] != _MARK]
     if foreign:
         raise PeerError(

@@ -6,7 +6,18 @@ then aborts one of them because the sizes differ, or all wait until the timeout.
 count themselves in the store by which they have found each other. It takes a tenth of a
 millisecond, has no size that could differ, and a rank that waits here can look where the others
 are.
-"""
+
+A meeting is one addition for each rank. With three ranks, of which one is elsewhere::
+
+    rank 0   add m = hash("team.evaluate() 12")   sum =  m       not 3 m: waits for MET >= 1
+    rank 1   add m                                sum = 2 m      not 3 m: waits
+    rank 2   add m' = hash("the end ... 15")      sum = 2 m + m' not 3 m': waits
+             nobody adds to MET: after 0.5 s, and then more and more seldom, each looks where the
+             others are, and reports that they have parted
+
+If all add the same m, the last one sees 3 m and adds 1 to MET, on which the others wait. m is at
+least 2**16, so that a rank that is missing always shows: fewer than W additions of m are never W m.
+Sums of different calls are equal by chance once in 65,536 (m has 16 bits of a hash)."""
 
 from __future__ import annotations
 
@@ -21,12 +32,12 @@ from lockstep._base.errors import PartedError, PeerError
 from lockstep._loop.departure import Departure
 
 _ARRIVED, _MET = "lockstep/arrived", "lockstep/met"
-"""Keys of the store: the sum of what the ranks have added as they came, and the number of meetings
-at which all did."""
+"""The keys of the store: the sum of what the ranks have added as they arrived, and the number of
+meetings at which all arrived."""
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.0001, 0.02
 _MOST_ASKED_PER_S = 2000
-"""How often one store is asked by all ranks together that wait for the last: it also serves their
-rendezvous."""
+"""The most requests a second to the store, by all ranks together that wait for the last: it also
+serves their rendezvous."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 60.0
 
 
@@ -40,12 +51,12 @@ class Parting(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank waits for the others."""
+    """A place where a rank waits for the others."""
 
     number: int
-    """Counts the meetings of this launch."""
+    """The number of the meeting in this launch."""
     call: str
-    """Before what, in words; empty: it waits no more."""
+    """The call before which the rank waits, as text; empty: it does not wait any more."""
 
 
 class Meetings:
@@ -59,16 +70,17 @@ class Meetings:
 
     def __init__(self, world_size: int, store: Store | None, timeout_s: float) -> None:
         self.place = Place(0, "")
-        """The newest. May be read from another thread."""
+        """The newest meeting. May be read from another thread."""
         self.left: Departure | None = None
-        """How this rank has left its newest pass; None: it is in one, or before the first."""
+        """The departure of this rank from its newest pass; None: it is in a pass, or before the
+        first."""
         self.is_due = False
         """Whether a pass was left early since the last meeting."""
         self.look: Callable[[float], Parting | None] = lambda waited_s: None
-        """Says whether the ranks have parted, given how long this one has waited: set by an
-        instrument, which can see where the others are."""
+        """The function that finds whether the ranks have parted, given how long this one has
+        waited: set by an instrument, which can see where the others are."""
         self._sum = 0
-        """What ``_ARRIVED`` is if all ranks have come to the same meetings."""
+        """The value of ``_ARRIVED`` if all ranks have come to the same meetings."""
         self._world_size = world_size
         self._store = store if world_size > 1 else None
         self._timeout_s = timeout_s
@@ -79,18 +91,18 @@ class Meetings:
         return self._store is not None
 
     def close(self) -> None:
-        """Hold no meetings any more."""
+        """Ends the meetings: later ones return immediately."""
         self._store = None
 
     def leave(self, departure: Departure, *, early: bool) -> None:
-        """This rank has left its pass. Local."""
+        """Notes that this rank has left its pass. Local."""
         self.left, self.is_due = departure, early
 
     def meet(self, call: str, step: int) -> None:
-        """Wait until every rank is here. Every rank must call it, outside of ``batch.shards``.
+        """Waits until every rank is here. Every rank must call it, outside of ``batch.shards``.
 
         Args:
-            call: before what, in words.
+            call: before what, as text.
             step: the last one.
 
         Raises:
@@ -102,29 +114,35 @@ class Meetings:
             return
         number = self.place.number + 1
         self.place = Place(number, call)
-        # The last rank knows by the sum that all have come to the same place, and tells the others.
-        # If they have not, nobody is told, and each looks where the others are.
+        # The last rank knows by the sum that all have come to the same place, and adds to _MET. If
+        # they have not, no rank does, and each looks where the others are. The sum is never reset:
+        # a reset could come before the last read. It grows by less than 2**17 W a meeting, in 64
+        # bits.
         mine = (1 << 16) + zlib.crc32(f"{call} {step}".encode()) % (1 << 16)
         self._sum += mine * self._world_size
         try:
+            # get() blocks until a key exists, with the store's timeout instead of this one.
             if number == 1:
                 self._store.add(_MET, 0)
             if self._store.add(_ARRIVED, mine) == self._sum:
                 self._store.add(_MET, 1)
             else:
                 self._wait(self._store, number)
-        except DistError:  # its host is gone: what comes next fails with words about that
+        # The store's host has exited. The call after this meeting reports that better.
+        except DistError:
             self._store = None
         self.place = Place(number, "")
 
     def _wait(self, store: Store, number: int) -> None:
         began, pause_s, look_s = time.monotonic(), _FIRST_PAUSE_S, _FIRST_LOOK_S
+        # Pauses grow from 0.1 ms, for ranks that arrive together, to 20 ms, or so much that W ranks
+        # make no more than 2,000 requests a second: 0.5 s with 1,000 ranks.
         most_pause_s = max(_MOST_PAUSE_S, self._world_size / _MOST_ASKED_PER_S)
         while int(store.get(_MET)) < number:
             waited_s = time.monotonic() - began
             if waited_s >= look_s:
-                # More and more seldom: a rank that is seen to do something does not count as
-                # waiting.
+                # At growing intervals: a look takes time, and a rank that is seen to do something
+                # does not count as waiting.
                 look_s = waited_s + min(look_s, _LONGEST_LOOK_S)
                 if (parting := self.look(waited_s)) is not None:
                     raise PartedError(parting.text, is_reported_here=parting.is_reported_here)

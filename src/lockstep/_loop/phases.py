@@ -1,5 +1,22 @@
 """The phases of a step: loops over ``batch.shards``, each of which ends by combining gradients,
-buffers and values."""
+buffers and values.
+
+The script's own ``for`` loops are the clock. Each ``next()`` first ends what came before it::
+
+    script                              calls                            here
+    for batch in loader:                Loop.begin_step              ->  begin_step
+        for x in batch.shards:          1st next()                   ->  begin_phase, begin_shard
+            team.backward(loss)                                      ->  backward
+            batch.add(loss=loss)                                     ->  add
+                                        2nd next()                   ->  end_shard, begin_shard
+                                        next() after the last shard  ->  end_shard, end_phase: all wait
+        optimizer.step()                a hook of PyTorch            ->  before_optimizer
+                                        the loader's next()          ->  end_step
+
+So nothing runs at the end of a shard or phase if the script leaves its loop early: that is noticed
+at the next call that belongs outside (``check_outside``), or when the loader's iterator is dropped
+(``leave_step``). A rank without samples makes no shard, but runs begin_phase and end_phase as the
+others do, since its loop asks ``batch.shards`` once."""
 
 from __future__ import annotations
 
@@ -34,12 +51,12 @@ from lockstep._sync.protocol import Outcome, ShardSync, Sync
 
 
 class Sinks(NamedTuple):
-    """Where that goes which a micro-step computes, records and tells."""
+    """The receivers of what a micro-step computes, records and reports."""
 
     ledger: Ledger
     sync: ShardSync
     methods: Mapping[str, Sequence[Callable[..., None]]]
-    """What to call at each event: ``Listeners.methods``."""
+    """The functions to call at each event, as ``Listeners.methods``."""
     mark: Mark
 
 
@@ -47,11 +64,11 @@ class Position(NamedTuple):
     """A place in a run."""
 
     step: int
-    """Between steps, that of the last one."""
+    """The number of the current step; between steps, of the last one."""
     phase: int
-    """Completed phases of that step."""
+    """The number of completed phases of that step."""
     shard: int | None
-    """None: outside of ``batch.shards``."""
+    """The running shard; None: outside of ``batch.shards``."""
 
 
 class Phases:
@@ -85,19 +102,19 @@ class Phases:
         self.seed = seed
         self.num_shards = num_shards
         self.step = 0
-        """Number of the current step; between steps, that of the last one."""
+        """The number of the current step; between steps, of the last one."""
         self.micro: MicroStep | None = None
         """The running micro-step; None: outside of ``batch.shards``."""
         self.num_done = 0
-        """Completed phases of the current step."""
+        """The number of completed phases of the current step."""
         self.was_left = 0
-        """The step that was left inside ``batch.shards``, until that has been reported; 0: none."""
+        """The step that was left inside ``batch.shards`` and is yet to be reported; 0: none."""
         self.has_loader = False
         """Whether a training loader was prepared."""
         self.may_warn_of_loader = False
-        """Whether this process is one of several, and the one to say that a loader is missing."""
+        """Whether this process is the one of several that may warn of a missing loader."""
         self.evaluated: list[EvaluationBatch] = []
-        """The batches of evaluations over whose shards loops run, in the order in which these
+        """The batches of evaluations over whose shards loops run, in the order in which the loops
         began."""
         self._sync = sync
         self._ledger = ledger
@@ -105,39 +122,39 @@ class Phases:
         self._listeners = listeners
         self._methods = listeners.methods
         self._combines = not sync.is_plain
-        """Whether what shards compute is combined. A single one's gradients and buffers are left
+        """Whether what shards compute is combined. The gradients and buffers of a single shard stay
         where they are."""
         self._has_streams = num_shards > 1
-        """Whether shards have random streams of their own, after which the step's begins again.
-        With V = 1 that of the step simply continues, as in any script: starting one costs some 10
-        µs, most of it for ``random`` and ``numpy.random``."""
+        """Whether each shard has a random stream, after which the step's begins again. With V = 1
+        the step's stream simply continues, as in any script: starting a stream costs some 10 µs,
+        most of it for ``random`` and ``numpy.random``."""
         self.runs = own_runs
-        """See PhaseDriver. An instrument that runs shards aside has its own (see
-        ``loop.aside``)."""
+        """The function that gives the micro-steps to run of a batch. An instrument that repeats
+        shards sets another one (``loop.aside``)."""
         self.found_wrong = False
         """Whether an instrument has found a result of the run wrong, so that nothing may be saved
         any more."""
         self.own = Sinks(ledger, sync, listeners.methods, mark)
-        """Those of micro-steps that count."""
+        """The receivers of micro-steps that count."""
         self.sinks = self.own
-        """Those of the running micro-step."""
+        """The receivers of the running micro-step."""
         self._plan: StepPlan | None = None
-        """That of the current step."""
+        """The plan of the current step; None: between steps."""
         self._batch: Batch | None = None
         """The batch that leads the current phase; None: between phases."""
         self.opened: list[Shards] = []
-        """Iterators over shards that the script has requested since the last phase."""
+        """The iterators over shards that the script has requested since the last phase."""
         self._carried: Gradients = {}
-        """Gradients from before the phase, to which those of the phase are added."""
+        """The gradients from before the phase, to which the phase's gradients are added."""
         self._checked: set[tuple[int, int]] = set()
-        """Phases and backward calls whose loss was checked for being a sum."""
+        """The phases and backward calls whose loss was checked for being a sum."""
         self._has_warned = False
-        """Whether that was said of one that may be a sum."""
+        """Whether the warning of a loss that may be a sum was printed."""
         self._has_refused = False
         """Whether an error was raised already for a call that does not belong in the current
         phase."""
         self._settled: tuple[Outcome, dict[str, Total]] | None = None
-        """What the ranks have exchanged at the end of the current phase, if they have."""
+        """The result of the exchange at the end of the current phase; None: not yet exchanged."""
         self._cut_short: BaseException | None = None
         """The error that has ended a backward pass of the running micro-step. It counts only if the
         script catches it and goes on."""
@@ -155,17 +172,17 @@ class Phases:
         return self._batch is not None
 
     def position(self) -> Position:
-        """Where this process is now. May be called from another thread."""
+        """Returns where this process is now. May be called from another thread."""
         micro = self.micro
         return Position(self.step, self.num_done, None if micro is None else micro.shard)
 
     @property
     def is_aside(self) -> bool:
-        """Whether a shard runs aside, without effect on the run."""
+        """Whether a shard is being repeated without effect on the run."""
         return self.sinks is not self.own
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Begin a step with the next global batch."""
+        """Begins a step with the next global batch."""
         self.step += 1
         self._plan = plan
         self.num_done = 0
@@ -175,7 +192,7 @@ class Phases:
         reseed(self.seed, Purpose.STEP, self.step, 0)
 
     def end_step(self) -> None:
-        """End the step, after the loop's body has run.
+        """Ends the step, after the loop's body has run.
 
         Raises:
             UsageError: like ``check_outside``.
@@ -190,8 +207,10 @@ class Phases:
             notify(step, num_samples)
 
     def leave_step(self, *, failed: bool) -> bool:
-        """Leave the loop's body by ``break`` or an error. Returns whether the step counts: it does
+        """Leaves the loop's body by ``break`` or an error. Returns whether the step counts: it does
         if a phase was completed and none is open."""
+        # All ranks decide alike without a message: a completed phase is one that all have
+        # completed.
         if not failed and self._batch is None and self.num_done > 0:
             self.end_step()
             return True
@@ -204,17 +223,19 @@ class Phases:
             self._sync.drop()
             self._ledger.drop()
             self.guards.gradients.drop()
-            # of a single shard, whose gradients are where autograd has left them
+            # The gradients of a single shard, which nothing combines, are where autograd has left
+            # them.
             detach_grads(self.trained.parameters)
             put_back(self._carried)
         self._batch = self.micro = self._cut_short = self._settled = None
         self._carried = {}
         self._listeners.drop()
+        # The next step takes this number. After an error it stays, for messages that name the step.
         self.step -= not failed
         return False
 
     def check_outside(self, call: str, remedy: str = "Call it once a step, after the loop over batch.shards.") -> None:
-        """See PhaseDriver.
+        """Checks that a call is outside of ``batch.shards``.
 
         Raises:
             UsageError: a loop over ``batch.shards`` runs, or was left before its end.
@@ -265,7 +286,7 @@ class Phases:
             self.guards.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
-        """Give back the random stream of this position, after something else has drawn from
+        """Returns to the random stream of this position, after something else has drawn from
         another."""
         micro = self.micro
         if micro is not None:
@@ -274,22 +295,24 @@ class Phases:
             reseed(self.seed, Purpose.STEP, self.step, self.num_done)
 
     def compare_data(self, description: str) -> None:
-        """See PhaseDriver."""
+        """Checks that all ranks have read the same first samples. Every rank must call it."""
         self.check_outside("the first batch of a loader")
         self._ledger.compare_data(description)
 
     def note_data(self, description: str) -> None:
-        """See PhaseDriver."""
+        """Checks the same when the next phase ends, without a further message."""
         self._ledger.note_data(description)
 
     def gather(self, mine: list[Shared]) -> list[Shared]:
-        """See PhaseDriver."""
+        """Gathers what the shards of all ranks have shared. Every rank must call it."""
         return self._gather(mine)
 
     # Phases
 
     def begin_phase(self, batch: Batch) -> Batch:
-        """See PhaseDriver."""
+        """Begins a phase on a batch's shards, or joins one that another batch leads. Local."""
+        # A second batch while a shard runs: zip(a.shards, b.shards). Its shards are paired with
+        # those of the batch that leads, so both must have as many, on the same ranks.
         if self._batch is not None and self._batch is not batch and self.micro is not None:
             first, second = ([min(n, self.num_shards) for n in b.plan.sizes] for b in (self._batch, batch))
             if first != second:
@@ -303,6 +326,9 @@ class Phases:
             raise refusals.step_is_over(batch.plan.number)
         self._batch, self._has_refused = batch, False
         trained, guards = self.trained, self.guards
+        # A phase begins with empty .grad: autograd then creates each shard's gradient in the same
+        # way on every rank, and a sum over shards does not contain what an earlier phase has left
+        # there.
         self._carried = detach_grads(trained.parameters)
         if trained.scaling is not None:
             trained.scaling.begin_phase(self._carried)
@@ -318,13 +344,15 @@ class Phases:
         return batch
 
     def begin_shard(self, micro: MicroStep, data: Any) -> None:
-        """See PhaseDriver."""
+        """Begins a micro-step, of which the script is about to receive the samples. Local."""
         self.micro = self.guards.gradients.micro = micro
         _, sync, methods, mark = self.sinks
         if self._combines:
             sync.begin_shard(micro)
         for notify in methods["begin_shard"]:
             notify(micro)
+        # The stream belongs to step, shard and phase. So a shard draws the same numbers on any
+        # rank, and after any number of other shards.
         if self._has_streams:
             self.resume_stream()
         for notify in methods["received"]:
@@ -332,12 +360,16 @@ class Phases:
         mark((IN_FORWARD, perf_counter()))
 
     def received(self, micro: MicroStep, data: Any) -> None:
-        """See PhaseDriver."""
+        """Notifies listeners of samples from a loader beside the one that leads. Local."""
         for notify in self.sinks.methods["received"]:
             notify(micro, data)
 
     def end_shard(self) -> None:
-        """See PhaseDriver."""
+        """Ends the micro-step. Local.
+
+        Raises:
+            UsageError: the script caught an error of its backward pass.
+        """
         micro = self.micro
         assert micro is not None
         if self._cut_short is not None:
@@ -355,10 +387,10 @@ class Phases:
         mark((ENDING, perf_counter()))
 
     def settle(self) -> None:
-        """Exchange the numbers of the phase, once the shards of this process have run. Every rank
-        must call it; it blocks until all have. ``end_phase`` does unless it was done: by an
-        instrument that runs shards aside after it has heard of the others' numbers, while buffers
-        are still those that all shards began with."""
+        """Exchanges the numbers of the phase, once the shards of this process have run. Every rank
+        must call it; it blocks until all have. ``end_phase`` calls it unless an instrument did,
+        which repeats shards after it has heard of the others' numbers, while buffers are still
+        those with which all shards began."""
         batch, sync = self._batch, self._sync
         assert batch is not None
         if self.guards.is_strict:
@@ -368,7 +400,8 @@ class Phases:
         self._settled = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, beside)
 
     def end_phase(self) -> None:
-        """See PhaseDriver."""
+        """Ends the phase: combines this process's shards with those of the other ranks. Every rank
+        must call it; it blocks until all have."""
         batch = self._batch
         assert batch is not None
         trained, guards, sync = self.trained, self.guards, self._sync
@@ -376,6 +409,8 @@ class Phases:
             self.settle()
         assert self._settled is not None
         (outcome, values), self._settled = self._settled, None
+        # In this order: gradients of one scale are combined, then unscaled, and only then added to
+        # those of earlier phases, which are unscaled already.
         if self._combines:
             sync.end_phase(outcome)
         if trained.scaling is not None:
@@ -399,9 +434,9 @@ class Phases:
             self.resume_stream()
 
     def _beside(self, plan: StepPlan) -> int:
-        """The loops that have run side by side with the one that leads, a bit for each of
-        ``opened``, if there are ranks to be told: without samples, a loop over both ends before the
-        second is asked for any, as if it were to come later."""
+        """Returns the loops that have run side by side with the one that leads, a bit for each of
+        ``opened``, if some ranks have no samples: on these, a loop over both ends before the second
+        is asked for any, as if it were to come later."""
         if plan.num_active_ranks == len(plan.blocks.by_rank):
             return 0
         return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_beside)
@@ -416,7 +451,7 @@ class Phases:
     # Calls of the script
 
     def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
-        """Check a shard's loss, and run its backward pass. See ``Team.backward``."""
+        """Checks a shard's loss and runs its backward pass, as ``Team.backward`` describes."""
         if self._cut_short is not None and self.micro is not None:
             raise refusals.cut_short(self.micro, self._cut_short) from self._cut_short
         if not self.trained.parameters:
@@ -481,7 +516,7 @@ class Phases:
             raise
 
     def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
-        """See PhaseDriver."""
+        """Records values of the running shard. Local."""
         micro = self.micro
         if micro is None:
             raise UsageError(
@@ -492,7 +527,7 @@ class Phases:
         self.sinks.ledger.add(weight, values, micro, reduction)
 
     def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
-        """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the
+        """Checks a call of ``optimizer.step()``: registered as a hook for all optimizers of the
         process.
 
         Args:
@@ -533,8 +568,8 @@ class Phases:
             notify(optimizer)
 
     def _check_loader(self, optimizer: Optimizer) -> None:
-        """Warn once of a step with gradients where no loader was prepared. (Without, it only makes
-        the optimizer's state.)"""
+        """Warns once of a step with gradients if no loader was prepared. (A step without gradients
+        only creates the optimizer's state.)"""
         if (
             self.has_loader
             or not self.may_warn_of_loader
@@ -546,5 +581,5 @@ class Phases:
 
 
 def _step_of(optimizer: Optimizer) -> str:
-    """The call, for messages."""
+    """Returns the call, for messages."""
     return f"{type(optimizer).__name__}.step()"

@@ -3,8 +3,23 @@ the same blocks.
 
 A process that is slower than the others is given fewer shards. What each rank takes for a shard is
 measured, and what it does once a step. So it is known what steps would have taken with other
-blocks: as long as the slowest rank. Blocks that suit a window of steps are tried on those of the
-next, on paper, before a shard moves; and once it has, steps must be shorter."""
+blocks: as long as the slowest rank. Blocks that suit a window of steps are first evaluated against
+the times of the next window, before a shard moves; and after a move, steps must be shorter.
+
+::
+
+    window 1           window 2                          window 3
+    measure  ------->  evaluate the best blocks  ----->  measure with the new blocks
+                       of window 1                       steps are shorter: keep them
+                       gain < 5 %: stay                  otherwise: go back; the second time, stop
+                       gain >= 5 % and 4 standard
+                       errors: move to the best
+                       blocks of window 2
+                       otherwise: extend window 2,
+                       to at most 16 times its length
+
+Two windows, because the best blocks of a window always look better in it: they fit its noise. The
+noise of the next window had no part in the choice, so the gain there is not overestimated."""
 
 from __future__ import annotations
 
@@ -19,26 +34,28 @@ from dataclasses import dataclass
 from lockstep._plan.blocks import Blocks, blocks_of
 
 LEAST_GAIN = 0.05
-"""Shards move if steps would have become shorter by this share, and..."""
+"""The least share of a step's time that a move must be expected to save."""
 _STANDARD_ERRORS = 4
-"""... by so many times what is uncertain about it, since some rank always seems slower than the
+"""The least expected gain, in standard errors of its mean: some rank always seems slower than the
 others."""
 _PIECES, _PIECE_S = 8, 0.25
-"""A window has at least so many pieces: a piece is a step, or as many as keep the busiest rank busy
-for so long. (A rank with a quota of processor time runs at full speed, then not at all, in turns of
-a tenth of a second: short steps do not show it.)"""
+"""The least number of pieces in a window, and the least time that a piece keeps the busiest rank
+busy. A piece is one step, or several short ones. (A rank with a quota of processor time runs at
+full speed, then not at all, in periods of a tenth of a second, which one short step does not
+show.)"""
 _MOST_WINDOWS = 16
-"""A window becomes longer as long as there seems to be a gain that may be noise, but at most so
-many times as long."""
+"""The largest factor by which a window is extended while its gain may be noise."""
 _MOST_VAIN = 2
-"""After so many moves that were in vain nothing moves any more."""
+"""The number of moves without a gain after which balancing stops."""
+# A fixed number needs no tolerance: 2 ** -60 of the longest time is below anything a clock
+# measures.
 _HALVINGS = 60
 
 SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9)
-"""What each rank reports in each phase: its samples, the seconds for getting and computing them,
-those of the script's other code, all these together, those of them that it spent on its shards (the
-others are the same whatever its shards), those since the phase before in which it was not busy, and
-the last step that its loaders may have planned."""
+"""The columns of what each rank reports in each phase: its samples; the seconds for getting and
+computing them; those of the script's other code; the sum of these seconds; the part of the sum that
+depends on its shards; the seconds since the phase before in which it was not busy; and the last
+step that its loaders may have planned."""
 Row = Sequence[float]
 
 
@@ -52,9 +69,9 @@ class Pace:
     """How long a step takes, in seconds."""
 
     shard_s: Sequence[float]
-    """By rank: what each of its shards takes."""
+    """The time of one shard on each rank."""
     once_s: Sequence[float]
-    """By rank: what it does once a step, whatever its shards."""
+    """The time on each rank that does not depend on its shards."""
     step_s: float
     """The whole step, waiting for others and exchanging gradients included."""
 
@@ -68,7 +85,7 @@ class Pace:
 
 
 def usual(paces: Sequence[Pace]) -> Pace:
-    """The medians: what was slow for a moment does not count."""
+    """The medians of these paces, which a momentary stall does not change."""
     return Pace(
         shard_s=list(map(statistics.median, zip(*(pace.shard_s for pace in paces), strict=True))),
         once_s=list(map(statistics.median, zip(*(pace.once_s for pace in paces), strict=True))),
@@ -87,9 +104,13 @@ def fair_sizes(num: int, each_s: Sequence[float], once_s: Sequence[float]) -> li
     Args:
         num: how many there are: at least one for each worker.
         each_s: how long each worker takes for one.
-        once_s: how long each is busy besides.
+        once_s: how long each is busy otherwise.
     """
     each_s = [max(seconds, 1e-9) for seconds in each_s]
+
+    # The number of things that are ready grows with time, so the latest time by which no more than
+    # ``num`` are ready is found by halving. What rounding down leaves over (fewer things than there
+    # are workers) then goes, one by one, to the worker that would be ready with it soonest.
 
     def ready_by(time_s: float) -> list[int]:
         return [max(1, min(num, math.floor((time_s - once) / each))) for each, once in zip(each_s, once_s, strict=True)]
@@ -131,7 +152,7 @@ class _Move:
 
     away_from: Blocks
     step_s: float
-    """What a step took with these."""
+    """The time of a step with the blocks before the move."""
 
 
 class Balancer:
@@ -143,20 +164,20 @@ class Balancer:
 
     def __init__(self, blocks: Blocks) -> None:
         self._num_moves = 0
-        """Windows become longer with each, so that shards do not move forever where a rank is slow
-        by turns."""
+        """The number of moves so far. Windows become longer with each, so that shards do not move
+        forever if a rank is slow intermittently."""
         self._newest: _Move | None = None
-        """Until steps have turned out to be shorter."""
+        """The newest move, until steps have turned out to be shorter."""
         self._num_vain = 0
-        """Moves after which steps were no shorter."""
+        """The number of moves after which steps were no shorter."""
         self.restart(blocks)
 
     def restart(self, blocks: Blocks) -> None:
-        """Measure anew, with these blocks in force."""
+        """Begins a new window, with these blocks in force."""
         self._blocks = self._tried = blocks
-        """``_tried``: those that suit the window before."""
+        """The blocks in force, and those that suit the window before."""
         self._paces: list[Pace] = []
-        """Of the pieces of the window."""
+        """The pace of each piece of the window so far."""
         self._begin_piece()
 
     def _begin_piece(self) -> None:
@@ -168,7 +189,7 @@ class Balancer:
         self._sums = list(map(operator.add, self._sums, itertools.chain.from_iterable(rows)))
 
     def end_step(self) -> Proposal | None:
-        """The step is over."""
+        """Ends a step. Returns blocks that are better, at the end of a window that shows it."""
         self._num_steps += 1
         if max(self._column(BUSY)) < _PIECE_S or self._num_vain == _MOST_VAIN:
             return None
@@ -182,7 +203,8 @@ class Balancer:
         paces, newest = self._paces, self._newest
         pace, self._newest = usual(paces), None
         if newest is not None and pace.step_s >= newest.step_s:
-            # exchanging gradients takes longer, say, since there are more subtrees to send
+            # The times of shards cannot tell this beforehand: blocks of other sizes may have more
+            # subtrees, so that exchanging gradients takes longer.
             self._num_vain += 1
             return self._propose(newest.away_from, 1 - newest.step_s / pace.step_s)
         gains = [each.gain(self._blocks, self._tried) for each in paces]
@@ -205,7 +227,7 @@ class Balancer:
         return self._sums[number :: AHEAD + 1]
 
     def _pace(self) -> Pace:
-        """Of the piece."""
+        """The pace of the piece that has just ended."""
         samples, in_shards, busy, idle = map(self._column, (SAMPLES, IN_SHARDS, BUSY, IDLE))
         a_shard = math.fsum(samples) / self._blocks.num_shards / self._num_steps
         return Pace(

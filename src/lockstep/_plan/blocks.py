@@ -1,8 +1,12 @@
 """Blocks of shards: which process runs which shards of a step.
 
-No answer depends on them: sums go through one tree over shard numbers (``plan.tree``), and any
-contiguous blocks will do. A run begins with blocks that are as even as possible; where a process is
-slower than others, they may change (``plan.balance``)."""
+No result depends on them: sums go through one tree over shard numbers (``plan.tree``), which
+accepts any contiguous blocks. A run begins with blocks that are as even as possible. If a process
+is slower than others, they may change (``plan.balance``).
+
+Blocks are contiguous for two reasons. A block of n adjacent shards is at most 2 log2(n) subtrees,
+so a process sends that many partial sums instead of n. And the ranks that have samples in a small
+batch are the lowest ones (``num_active``), because the empty shards of a step are the last."""
 
 from __future__ import annotations
 
@@ -33,7 +37,8 @@ def block(rank: int, world_size: int, num_shards: int) -> range:
     return range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size)
 
 
-# by identity, since every step looks plans up by its blocks: see ``blocks_of``
+# Compared by identity: every step looks its plan up by the blocks, which would hash W numbers
+# otherwise. ``blocks_of`` returns one object for equal sizes.
 @dataclass(frozen=True, eq=False)
 class Blocks:
     """The shards of every process: contiguous blocks in rank order, at least one shard each, all of
@@ -52,7 +57,7 @@ class Blocks:
 
     @property
     def num_shards(self) -> int:
-        """V."""
+        """The number of shards, V."""
         return self.bounds[-1]
 
     @functools.cached_property
@@ -72,7 +77,7 @@ class Blocks:
 
     @functools.cached_property
     def roots(self) -> tuple[list[tuple[int, int]], ...]:
-        """For each rank, the subtrees of its shards: see ``plan.tree``."""
+        """For each rank, start and size of each subtree of its shards, as in ``plan.tree``."""
         return tuple(map(roots, self.by_rank))
 
     @property
@@ -98,5 +103,5 @@ def blocks_of(sizes: tuple[int, ...]) -> Blocks:
 
 @functools.lru_cache(maxsize=256)
 def even_blocks(world_size: int, num_shards: int) -> Blocks:
-    """Blocks as equal as can be: see ``block``."""
+    """Blocks as equal as possible: ``block`` of every rank."""
     return blocks_of(tuple(len(block(rank, world_size, num_shards)) for rank in range(world_size)))

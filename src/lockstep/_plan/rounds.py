@@ -7,6 +7,18 @@ that have the same slice sum theirs, and so on. So a rank exchanges with ``sum(b
 rather than ``W - 1``, and sends as much as in a ring. For a power of two in base 2 this is
 recursive halving (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 Operations in MPICH", 2005). The ranks of a host come first: only its slices leave it, once.
+
+Three hosts of two ranks (bases 2 and 3), one shard a rank, and a tensor in six parts::
+
+    round 1    0 1    2 3    4 5     within each host: ranks 0, 2 and 4 sum parts 0 to 2 of their
+                                     pair, ranks 1, 3 and 5 parts 3 to 5
+    round 2    0 2 4     1 3 5       between hosts: each rank sums one part over the three pairs
+    way back   0 2 4     1 3 5       the sums, in the opposite order: every rank has three parts,
+               0 1    2 3    4 5     then all six
+
+A rank sends to 1 + 2 others instead of 5. It sends 1/2 + 1/3 of the tensor, and as much on the way
+back: (W - 1)/W = 5/6, as in a ring. Adjacent ranks come first because blocks are contiguous: the
+nodes of a group cover one range of shards, in which siblings add up before the next round.
 """
 
 from __future__ import annotations
@@ -19,7 +31,9 @@ from lockstep._plan.tree import sum_siblings
 
 Roots = Sequence[Sequence[tuple[int, int]]]
 """For each rank: start and size of each of its subtrees."""
-_LARGEST = 8  # more messages at a time, in fewer rounds that wait for each other
+# A large base means more messages at a time, in fewer rounds that wait for each other. Up to 8
+# ranks need a single round, in which each sends to all others directly.
+_LARGEST = 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ def _group(number: int) -> list[int]:
     found = [1]
     factor = 2
     while number > 1:
+        # No smaller factor is left, so the number is prime: a base of its own, however large it is.
         if factor * factor > number:
             factor = number
         if number % factor:
@@ -79,8 +94,10 @@ def plan_rounds(rank: int, roots: Roots, of_bases: Sequence[int]) -> list[Round]
     Args:
         rank: the rank.
         roots: the subtrees that each rank has summed from its own shards.
-        of_bases: see ``bases``.
+        of_bases: the result of ``bases``.
     """
+    # Computed for all ranks, although one is asked for: a receive must know the length of its
+    # message, so each rank must know how many nodes its peers have in every round.
     rounds, current, stride = [], [list(own) for own in roots], 1
     for base in of_bases:
         groups = [

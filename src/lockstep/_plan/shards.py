@@ -4,6 +4,15 @@ A global batch of ``n`` samples is split into ``V`` shards as evenly as possible
 by at most one, larger ones come first, and the last ones are empty only if ``n < V``. Neither the
 split nor a shard's weight depends on the number of processes. Each process has a block of shards
 (``plan.blocks``).
+
+11 samples in V = 4 shards, on two processes::
+
+    samples   0 1 2 | 3 4 5 | 6 7 8 | 9 10
+    shard       0       1       2      3        weights 3/11, 3/11, 3/11, 2/11
+    process   0 0 0   0 0 0   1 1 1   1 1
+
+The first ``n mod V`` shards have one sample more. Samples stay in order, so that those of a process
+are one slice of the global batch.
 """
 
 from __future__ import annotations
@@ -95,12 +104,16 @@ def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) ->
     return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active, sum(sizes), blocks)
 
 
-@functools.lru_cache(maxsize=256)  # nearly all batches of a run have the same size
+# Nearly all batches of a run have the same size, so all but the numbers of steps is computed once.
+@functools.lru_cache(maxsize=256)
 def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tuple[Any, ...], ...], int]:
     """The fields of each MicroStep after ``step``, and the number of ranks with samples. A shard's
     parts are consecutive, so that they have a sum of their own."""
     num_shards = blocks.num_shards
     filled = num_filled(sizes, num_shards)
+    # By shard first and by part second: a leaf of the tree is a whole shard, with the parts of all
+    # accumulated batches. By part first, a leaf for each shard would have to be kept over all
+    # parts.
     owned = [
         (shard, [part for part, size in enumerate(sizes) if shard < size])
         for shard in blocks.by_rank[rank]

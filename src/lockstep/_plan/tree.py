@@ -1,12 +1,29 @@
-"""The fixed binary tree over shard numbers in which everything that must be bit-identical is
+r"""The fixed binary tree over shard numbers in which everything that must be bit-identical is
 summed.
 
 Its leaves are the shards. A node of size ``s`` (a power of two) stands for the shards ``[a, a+s)``
 with ``a`` a multiple of ``s``, and is the sum of its two halves; a half without leaves is skipped,
 not added as zeros. So the order of additions depends on the shard numbers alone. A process with the
-shards ``[a, b)`` can sum only whole subtrees, which leaves the ``roots`` of its block: at most ``2
-log2(b - a)`` of them, and one if the block is aligned. Given the roots of all processes, the
-summation continues in the same way, and the remaining nodes are folded from the right."""
+shards ``[a, b)`` can sum only whole subtrees, which leaves the ``roots`` of its block: one if the
+block is aligned, and otherwise at most ``2 log2(b - a)`` of them. Given the roots of all processes,
+the summation continues in the same way, and the remaining nodes are folded from the right.
+
+Six shards, here on two processes and on three::
+
+                  (((0+1)+(2+3))+(4+5))
+                 /                     \
+         ((0+1)+(2+3))                  |
+          /         \                   |
+      (0+1)       (2+3)               (4+5)
+      /   \       /   \               /   \
+     0     1     2  :  3             4     5
+
+    2 processes:  0 1 2 : 3 4 5      roots  (0+1) 2  :  3 (4+5)
+    3 processes:  0 1 : 2 3 : 4 5    roots  (0+1)  :  (2+3)  :  (4+5)
+
+With two processes the node (2+3) has one child on each, so it and the nodes above it are summed
+when the processes exchange their roots; with three, only the nodes above the roots are. The
+brackets, and with them the bits, are the same."""
 
 from __future__ import annotations
 
@@ -36,8 +53,12 @@ def push(stack: list[Node[T]], node: Node[T], add: Callable[[T, T], T]) -> None:
         add: returns the sum of a left and a right value.
     """
     stack.append(node)
+    # Like carrying in a binary counter: after n leaves of a block that begins at 0, the sizes on
+    # the stack are the powers of two that add up to n. So memory is needed for log2(n) + 1 nodes,
+    # not n.
     while len(stack) > 1:
         left, right = stack[-2], stack[-1]
+        # Equal and adjacent is not enough: 1 and 2 are so, but belong to different parents.
         if left.size != right.size or left.start + left.size != right.start or left.start % (2 * left.size):
             return
         stack[-2:] = [Node(left.start, 2 * left.size, add(left.value, right.value))]
@@ -51,6 +72,8 @@ def fold(stack: list[Node[T]], add: Callable[[T, T], T]) -> T:
         stack: the stack after the last ``push``; not empty. It is consumed.
         add: returns the sum of a left and a right value.
     """
+    # From the right, because a missing half is skipped: with seven leaves the nodes left are of
+    # sizes 4, 2 and 1, and the tree over them is 4 + (2 + 1): leaf 7 is missing next to leaf 6.
     total = stack.pop().value
     while stack:
         total = add(stack.pop().value, total)
@@ -72,7 +95,7 @@ def sum_siblings(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T]
 
 
 def sum_subtrees(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T], add: Callable[[T, T], T]) -> T:
-    """The sum over all shards: see ``sum_siblings``, with all processes."""
+    """The sum over all shards. The arguments are those of ``sum_siblings``, of all processes."""
     return fold(sum_siblings(roots, values, add), add)
 
 

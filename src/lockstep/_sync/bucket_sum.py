@@ -1,4 +1,10 @@
-"""Summing the leaves of one bucket in the order of the tree."""
+"""Summing the leaves of one bucket in the order of the tree.
+
+A leaf is one shard's part of the bucket: gradients times the shard's weight, with ABSENT where it
+has none, and behind them a 1 or 0 for each parameter. Bits are the same for every number of
+processes, because each element of a leaf is a function of its shard alone: the gradient is created
+by autograd in an empty ``.grad``, widened, and multiplied once; then it is only ever added, in the
+brackets of the tree. With ``accumulate``, a leaf is the sum over the shard's parts, in order."""
 
 from __future__ import annotations
 
@@ -25,26 +31,27 @@ class BucketSum:
     def __init__(self, bucket: Bucket, ended: Iterable[int]) -> None:
         self._bucket = bucket
         self._empty = list(ended)
-        """This process's shards so far, until one has a gradient: leaves that need no memory
+        """This process's shards so far, until one has a gradient: their leaves need no memory
         yet."""
         self._leaf: Flat | None = None
         """The leaf of the current shard: with ``accumulate``, the sum over its parts so far."""
         self._filled_slots: set[int] = set()
         """The slots of ``_leaf`` that have a gradient."""
         self._arrived: dict[int, Tensor] = {}
-        """By slot, gradients on a device, which are yet to be multiplied by ``_factor`` and added
-        to the leaf."""
+        """The gradients on a device that are yet to be multiplied by ``_factor`` and added to the
+        leaf, by slot."""
         self._factor: float | Tensor = 1.0
         self.stack: list[Node[Flat]] = []
         self.used: set[int] = set()
         """The slots for which any of this process's shards has a gradient."""
 
     def take(self, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
-        """Multiply a gradient by ``factor`` and add it to the leaf: on a device at the next
+        """Multiplies a gradient by ``factor`` and adds it to the leaf: on a device at the next
         ``flush``. A factor that only the device knows is a scalar tensor there; with it, gradients
         of weight 0 are ABSENT, but count as gradients."""
         if not gradient.is_cpu:
-            # a second part, of a weight in several blocks that are run again (checkpoint)
+            # A second part of this gradient, of a weight in several checkpointed blocks: the first
+            # is added before, so that the order of additions is that of arrival, as on the CPU.
             if slot in self._arrived:
                 self.flush()
             self._arrived[slot] = gradient
@@ -56,15 +63,17 @@ class BucketSum:
         if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
             gradient = gradient.to(view.dtype)
         if slot in self._filled_slots:
-            # not in place: autograd may have given others the same tensor
+            # The product is a new tensor: autograd may have given other parameters the same one.
             view.add_(gradient * factor)
         else:
+            # Straight into the bucket: the gradient is read once, while it is in the cache, and
+            # there is no second copy of it.
             torch.mul(gradient, factor, out=view)
             self._filled_slots.add(slot)
 
     def flush(self) -> None:
-        """Add what has arrived on a device to the leaf, by a kernel for many parameters rather than
-        one for each."""
+        """Adds what has arrived on a device to the leaf, by a kernel for many parameters rather
+        than one for each."""
         gradients, self._arrived = self._arrived, {}
         if not gradients:
             return
@@ -95,8 +104,9 @@ class BucketSum:
         return flat
 
     def end_shard(self, shard: int) -> None:
-        """Add the complete leaf to the tree."""
+        """Adds the complete leaf to the tree."""
         self.flush()
+        # A bucket that no shard uses has no memory: its leaves are made only if it is sent.
         if self._leaf is None and not self.stack:
             self._empty.append(shard)
             return
@@ -105,13 +115,14 @@ class BucketSum:
         self._leaf, self._filled_slots = None, set()
 
     def make_whole(self) -> None:
-        """Add leaves for the shards before the first that had a gradient."""
+        """Adds leaves for the shards before the first that had a gradient."""
         for shard in self._empty:
             self._push(shard, None, set())
         self._empty = []
 
     def _push(self, shard: int, leaf: Flat | None, filled: set[int]) -> None:
         flat = leaf if leaf is not None else self._bucket.take()
+        # Numbers of shards, summed with the gradients: exact in float32 up to 2**24 shards.
         flat.counts.fill_(1.0)
         for slot in range(len(flat.views)) if len(filled) < len(flat.views) else ():
             if slot not in filled:
@@ -121,12 +132,13 @@ class BucketSum:
         self.used |= filled
 
     def _add(self, left: Flat, right: Flat) -> Flat:
+        # One addition for all gradients of the bucket, its counts and the gaps between them.
         left.data.add_(right.data)
         self._bucket.give_back(right)
         return left
 
     def clear(self) -> None:
-        """Discard the sum and return its memory."""
+        """Discards the sum and returns its memory."""
         flats = [node.value for node in self.stack] + ([] if self._leaf is None else [self._leaf])
         for flat in flats:
             self._bucket.give_back(flat)

@@ -3,8 +3,15 @@ pass.
 
 Sums are element by element, so bucket boundaries cannot change a bit. Alignment can (a norm or a
 matrix product over misaligned memory may take another code path), so every gradient begins at a
-multiple of 64 bytes, whatever the number of processes. Behind the gradients a bucket holds a count
-for each of them: the number of shards that had one."""
+multiple of 64 bytes, whatever the number of processes. Behind the gradients a bucket contains a
+count for each of them: the number of shards that had one.
+
+::
+
+    | gradient of p0 |gap| gradient of p1 |gap| ... | n0 | n1 | ...      one dtype, one device
+    0                16k                  16m        behind the last gap
+
+Parameters are in reverse model order, since the backward pass reaches the last layers first."""
 
 from __future__ import annotations
 
@@ -19,7 +26,7 @@ from torch.nn import Parameter
 from lockstep._sync.gradients import ABSENT, is_narrow
 
 _ALIGNED = 16  # elements: 64 bytes of float32
-# a smaller first bucket is full sooner, so sending begins early; small models are one bucket
+# A smaller first bucket is full sooner, so sending begins early. Small models are one bucket.
 _FIRST_BYTES = 4 << 20
 _MOST_BYTES = 25 << 20  # the default of DistributedDataParallel
 
@@ -94,7 +101,7 @@ class Bucket:
         if not flat.data.is_cpu:  # PyTorch's allocator reuses memory there
             return [self.view(flat.data, slot) for slot in slots]
         # A script may keep ``p.grad.detach()``, or a slice: other tensor objects, all of which keep
-        # the underlying array alive.
+        # the underlying array alive. So a weak reference to the array tells when the last is gone.
         array = flat.data.numpy()
         data = torch.from_numpy(array)
         self._lent.append((flat, weakref.ref(array)))

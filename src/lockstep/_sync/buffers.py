@@ -4,8 +4,21 @@ with the same values.
 Each shard's forward pass may change them. Its changes are recorded and undone, so that the next
 shard starts from the same values, and at the end of the phase they are combined: for a floating
 buffer, start + Σ fraction_i * (shard_i - start), the weighted mean over shards; an integer buffer
-becomes that of the lowest shard. A buffer that no shard changed is left alone (averaging a constant
-with itself can make it drift). Those of a phase's only shard become its own, bit for bit."""
+becomes that of the lowest shard. A buffer that no shard changed is unchanged (averaging a constant
+with itself can make it drift). If the phase has a single shard, its buffers are used as they are,
+bit for bit.
+
+::
+
+    start -- shard 0 --> b0    change 0 = f0 (b0 - start) \
+    start -- shard 1 --> b1    change 1 = f1 (b1 - start)  >  summed in the tree  -->  start + sum
+    start -- shard 2 --> b2    change 2 = f2 (b2 - start) /
+
+Every shard begins at ``start``, so its result does not depend on which shards this process has run
+before. Changes are summed rather than values, since then a shard or rank without changes adds
+nothing, and nothing
+has to be sent for it. Which buffers change is learned once per module: if any shard has changed
+them, they are summed in later phases without asking."""
 
 from __future__ import annotations
 
@@ -29,10 +42,10 @@ from lockstep._sync.copies import copy_all
 
 _start_of: Callable[[_Slot], Tensor] = operator.attrgetter("start")
 _MOST_COMPARED = 65536
-"""Elements up to which a buffer is compared with its start value."""
+"""The most elements of a buffer that is compared with its start value."""
 _WATCHED_PHASES = 8
-"""Phases in which a module's buffers are looked at, to warn where combining them loses something.
-Each sends more messages."""
+"""The number of phases in which a module's buffers are inspected, to warn where combining them
+loses something. Each sends additional messages."""
 
 
 class _Slot:
@@ -42,15 +55,15 @@ class _Slot:
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
         self.name = name
-        # read some thirty times a step for each buffer: getattr() takes five times as long
+        # Read some thirty times a step for each buffer: getattr() takes five times as long.
         self._buffers = module._buffers
         self.is_statistic = isinstance(module, NORMALIZATIONS)
         """Whether it belongs to a normalization layer of PyTorch, which writes it through
         ``.data``, since no backward pass needs its values: so a second backward pass through one
         forward pass works as it does in a plain script."""
         self._own = self.tensor
-        """The tensor that was there when the model was prepared, or one made here. Others are the
-        script's (an input, say)."""
+        """The tensor that was there when the model was prepared, or one made here. Any other tensor
+        is the script's (an input, for example), and is not written to."""
         self.start = self.tensor.detach().clone()
         self.mark()
 
@@ -61,8 +74,8 @@ class _Slot:
         return buffer
 
     def writable(self, like: Tensor) -> Tensor:
-        """The buffer, to be written to: a new one where a forward pass has assigned another, or one
-        of another shape."""
+        """Returns the buffer for writing: a new one if a forward pass has assigned another tensor,
+        or one of another shape."""
         if self.tensor is not self._own or self._own.shape != like.shape:
             self._own = torch.empty_like(like)
             setattr(self.module, self.name, self._own)
@@ -99,7 +112,7 @@ class _Slot:
 
 
 def _restart(slots: Sequence[_Slot]) -> None:
-    """Make the current values the start values."""
+    """Makes the current values the start values."""
     pairs = []
     for slot in slots:
         tensor = slot.tensor.detach()
@@ -111,7 +124,7 @@ def _restart(slots: Sequence[_Slot]) -> None:
 
 
 def _put(slots: Sequence[_Slot], values: Sequence[Tensor]) -> None:
-    """Give buffers these values."""
+    """Gives buffers these values."""
     pairs = []
     for slot, value in zip(slots, values, strict=True):
         tensor = slot.tensor
@@ -126,7 +139,7 @@ def _put(slots: Sequence[_Slot], values: Sequence[Tensor]) -> None:
 
 
 def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Add the results of ``ShardBuffers.changes`` of two sets of shards; ``left`` is changed and
+    """Adds the results of ``ShardBuffers.changes`` of two sets of shards; ``left`` is changed and
     returned."""
     shared = [number for number in right if number in left]
     sums = torch._foreach_add([left[n] for n in shared], [right[n] for n in shared]) if shared else ()
@@ -137,6 +150,9 @@ def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[in
 
 class _Owner:
     """A module with buffers. If one of them changed, all are treated as changed."""
+
+    # By module and not by buffer: the numbers that ranks exchange are fewer, and the buffers of a
+    # module (mean, variance, count) nearly always change together.
 
     def __init__(self, module: nn.Module, slots: list[_Slot]) -> None:
         self.module = module
@@ -172,24 +188,23 @@ class ShardBuffers:
     def __init__(self) -> None:
         self._owners: list[_Owner] = []
         self._unmade: list[tuple[nn.Module, str]] = []
-        """Buffers that are None. One that a forward pass creates and then leaves alone is a
-        constant created lazily."""
+        """The buffers that are None. A buffer that a forward pass creates and then does not change
+        is a constant created lazily."""
         self._made_late: list[_Slot] = []
         self._shard_samples = 0
-        """Of the newest shard, in its micro-steps so far."""
+        """The samples of the newest shard, in its micro-steps so far."""
         self._as_bits = False
-        """Whether the phase has a single shard, whose buffers are sent as bits: adding a difference
-        back would round."""
+        """Whether the phase has a single shard, whose buffers are sent as bits: start + (b - start)
+        may be rounded to another number than b."""
         self._looks: dict[Look, None] = {}
-        """At the buffers of this process's shards in the phase."""
+        """The looks at the buffers of this process's shards in the phase, in order."""
         self._num_looks: dict[int, int] = {}
-        """For each module whose buffers have changed, the number of phases in which they were
-        looked at."""
+        """The number of phases in which the buffers of each changed module were inspected."""
         self._told: set[tuple[str, str]] = set()
-        """The kinds of modules and names of the buffers of which a loss was told."""
+        """The buffers for which a warning was printed, as kind of module and name."""
 
     def attach(self, model: nn.Module) -> None:
-        """Add a model's buffers."""
+        """Adds a model's buffers."""
         attached = {id(slot.tensor) for owner in self._owners for slot in owner.slots}
         for module in model.modules():
             slots = []
@@ -203,15 +218,15 @@ class ShardBuffers:
 
     @torch.no_grad()
     def begin_step(self, num_shards: int) -> None:
-        """Begin a phase with so many shards that are not empty. Accepts changes since the last one
-        (by loading a checkpoint, say)."""
+        """Begins a phase with this number of shards that are not empty. Accepts changes since the
+        last phase (by loading a checkpoint, for example)."""
         self._as_bits = num_shards == 1
         self._looks = {}
         _restart(self._changed_slots())
 
     def end_shard(self, micro: MicroStep) -> dict[int, Tensor] | None:
-        """End a micro-step. If it is the last of its shard, return the shard's ``changes``, and
-        undo them. Otherwise return None: each part of a shard continues with the buffers of the
+        """Ends a micro-step. If it is the last of its shard, returns the shard's ``changes`` and
+        undoes them. Otherwise returns None: each part of a shard continues with the buffers of the
         part before."""
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
         if not micro.ends_shard:
@@ -224,8 +239,8 @@ class ShardBuffers:
 
     @torch.no_grad()
     def changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
-        """A shard's weighted changes, flat float64, by number of each changed module. Nothing is
-        undone.
+        """Returns a shard's weighted changes, flat float64, by number of each changed module.
+        Nothing is undone.
 
         Args:
             fraction: of the step's samples.
@@ -249,12 +264,12 @@ class ShardBuffers:
         return found
 
     def looks(self) -> Sequence[str]:
-        """How this process's shards have changed buffers in the phase, for ``judge`` on every rank.
-        Nearly always none."""
+        """Returns how this process's shards have changed buffers in the phase, for ``judge`` on
+        every rank. Nearly always empty."""
         return list(map(str, self._looks))
 
     def judge(self, new_keys: Iterable[Hashable]) -> None:
-        """Warn where combining the shards' changes has lost something, once for each name.
+        """Warns where combining the shards' changes has lost something, once for each name.
 
         Args:
             new_keys: the ``looks`` of all ranks among them, the same on every rank.
@@ -280,7 +295,7 @@ class ShardBuffers:
             self._num_looks[owner] = self._num_looks.get(owner, 0) + 1
 
     def absent(self, number: int) -> Tensor:
-        """The neutral element for a module's ``changes``, of the same shape."""
+        """Returns the neutral element for a module's ``changes``, of the same shape."""
         return torch.cat([pack_absent(self._start(slot)) for slot in self._owners[number].slots])
 
     def packed_size(self, number: int) -> int:
@@ -291,8 +306,9 @@ class ShardBuffers:
         return as_bits(slot.start) if self._as_bits else slot.start
 
     def by_device(self, numbers: Iterable[int]) -> list[list[int]]:
-        """Group modules by the device of their buffers, in an order that is the same on every
+        """Groups modules by the device of their buffers, in an order that is the same on every
         rank."""
+        # Sorted, because each group is one exchange, and the numbers come from sets.
         groups: dict[torch.device, list[int]] = {}
         for number in sorted(numbers):
             groups.setdefault(self._owners[number].slots[0].start.device, []).append(number)
@@ -301,13 +317,13 @@ class ShardBuffers:
     def start_sums(
         self, numbers: Iterable[int], nodes: Sequence[Node[dict[int, Tensor]]], start: Callable[[list[Tensor]], None]
     ) -> dict[int, Tensor]:
-        """Start summing the changes of these modules over all ranks.
+        """Starts summing the changes of these modules over all ranks.
 
         Args:
             numbers: of the modules, the same on every rank.
             nodes: the sums of this rank's shards' changes, in tree order.
-            start: starts summing tensors over all ranks, one for each of this rank's nodes; the
-                first becomes the sum.
+            start: a function that starts summing tensors over all ranks, one for each of this rank's
+                nodes; the first becomes the sum.
 
         Returns:
             The sums by module, which are valid when what ``start`` has started has finished.
@@ -321,7 +337,7 @@ class ShardBuffers:
 
     @torch.no_grad()
     def apply(self, changes: Mapping[int, Tensor]) -> None:
-        """Set buffers to their start values plus ``changes``, the sums over all shards."""
+        """Sets buffers to their start values plus ``changes``, the sums over all shards."""
         for numbers in self.by_device(changes):
             slots = [slot for number in numbers for slot in self._owners[number].slots]
             results = changed(list(map(self._start, slots)), torch.cat([changes[number] for number in numbers]))
@@ -332,8 +348,8 @@ class ShardBuffers:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A context in which changes are undone: for backward passes, in which ``checkpoint()``
-        runs layers again."""
+        """Returns a context in which changes are undone: for backward passes, in which
+        ``checkpoint()`` runs layers again, whose buffers have been written in the forward pass."""
         owners = [owner for owner in self._owners if owner.changed]
         slots = [slot for owner in owners for slot in owner.slots]
         with torch.no_grad():
@@ -357,7 +373,7 @@ class ShardBuffers:
 
     @torch.no_grad()
     def rewind(self) -> None:
-        """Undo all changes since the start values were set."""
+        """Undoes all changes since the start values were set."""
         slots = self._changed_slots()
         _put(slots, list(map(_start_of, slots)))
 

@@ -46,6 +46,8 @@ def pack_absent(start: Tensor) -> Tensor:
 def pack(starts: Sequence[Tensor], after: Sequence[Tensor], fraction: float, *, is_lowest_shard: bool) -> Tensor:
     """The changes of a shard times its fraction, packed one after the other; of integers the change
     of the lowest shard, and 0 for others."""
+    # One float64 message for all dtypes. Halves of 32 bits are exact in it, and only the lowest
+    # shard's are not 0, so their sums are exact too. -0.0 is "no change" of a floating buffer.
     parts: list[Sequence[Tensor]] = [()] * len(starts)
     for numbers in _alike(starts):
         change = _difference(_flat(after, numbers), _flat(starts, numbers))

@@ -323,5 +323,5 @@ def _are_same(left: list[Parameter], right: list[Parameter]) -> bool:
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
-    """See ``config.Strategy``."""
+    """Creates the strategy for ``sync.table.make_sync``."""
     return DDPSync(num_shards, find_unused=config.find_unused_parameters)

@@ -127,5 +127,5 @@ def _check_copies(model: nn.Module, num_gpus: int) -> None:
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
-    """See ``config.Strategy``."""
+    """Creates the strategy for ``sync.table.make_sync``."""
     return DataParallelSync(num_shards, config.accumulate, devices, config.batch_dim)

@@ -5,7 +5,30 @@ The gradients of a shard are a leaf: weighted, in float32 or wider, with ABSENT 
 none. A process sums its leaves in tree order (``plan.tree``), and on its last shard sends each
 bucket that earlier phases had (``sync.exchange``) as soon as the backward pass has filled it, if
 that is too much for one message at the end. Buffers go through the same tree. A single process runs
-the same code without sending anything. (V = 1 needs none of it: ``auto`` is then ``single``.)"""
+the same code without sending anything. (V = 1 needs none of it: ``auto`` is then ``single``.)
+
+A phase on one rank that has the shards 3, 4 and 5 of six, and two buckets of gradients::
+
+    shard 3   backward   leaves of 3            nothing is sent: the roots of this rank's block are
+    shard 4   backward   leaves of 4            3 and (4+5), which go together, and 5 is missing
+    shard 5   backward   leaf of 5, bucket 0 full  ->  start(roots of bucket 0)
+              |          leaf of 5, bucket 1 full  ->  start(roots of bucket 1)
+    end of the loop      numbers of all ranks (``loop.ledger``), new buckets, buffers, wait, .grad
+
+Ranks may have different numbers of shards, or none in a step, and their backward passes fill
+buckets at different times. They still make the same sequence of exchanges:
+
+1. buckets that earlier phases of this number had, sorted by backward call and bucket: within the
+last
+   backward pass, or in ``new_keys`` by a rank that has no such pass;
+2. the numbers of the phase, by which each rank learns which other buckets some rank has;
+3. these buckets, sorted, and the changes of buffers.
+
+Why it does not deadlock: posting a message does not block, and every rank posts and waits in one
+order (that of ``sync.exchange``, for this sequence). A rank waits for a message only after the
+point in the sequence at which the message is posted. So the rank that is furthest behind never
+waits for another: what it waits for was posted by all ranks that are at least as far. Then no set
+of ranks can wait for each other in a circle, whatever their speed."""
 
 from __future__ import annotations
 
@@ -36,12 +59,13 @@ from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
 MOST_TOGETHER = 1 << 20
-"""Bytes that a rank receives at most in one message with the numbers of a phase. More are better
+"""The most bytes that a rank receives in one message with the numbers of a phase. More are better
 sent in buckets during the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time
 in buckets, 1.11 together)."""
 _MAX_LAYOUTS = 8
-"""Number of cached bucket layouts, one per set of trainable parameters: a script may freeze others
-in every step. (One that a step and the two before it have not used has no memory.)"""
+"""The number of cached bucket layouts, one per set of trainable parameters: a script may freeze
+other parameters in every step. (A layout that a step and the two before it have not used has no
+memory.)"""
 
 
 class Layout:
@@ -55,11 +79,11 @@ class Layout:
         """The newest step that has used it; None: its memory is freed."""
 
     def use(self, step: int) -> None:
-        """It is that of this step."""
+        """Notes that this step uses the layout."""
         self._last_step = step
 
     def free_unless_used_since(self, step: int) -> None:
-        """Free the memory for gradients if neither this step nor a later one has used it."""
+        """Frees the memory for gradients if neither this step nor a later one has used it."""
         if self._last_step is not None and self._last_step < step:
             self._last_step = None
             for bucket in self.buckets:
@@ -72,14 +96,14 @@ class _History:
 
     def __init__(self) -> None:
         self.buckets: dict[tuple[Layout, int], set[int]] = {}
-        """By layout and backward call, the buckets in which any shard had gradients."""
+        """The buckets in which any shard had gradients, for each layout and backward call."""
         self.owners: set[int] = set()
-        """Numbers of modules whose buffers any shard has changed."""
+        """The numbers of the modules whose buffers any shard has changed."""
         self.slots: dict[tuple[Layout, int, int], tuple[set[int], list[int]] | None] = {}
-        """By layout, backward call and bucket on a GPU: the slots in which this process's shards
-        had gradients, and those in which any had, which only the sums tell. The sums need not be
-        read, which would wait for the GPU, until a rank says that its own were others. From then on
-        they are: None."""
+        """For each layout, backward call and bucket on a GPU: the slots in which this process's
+        shards had gradients, and the slots in which any shard had one, which only the sums show.
+        The sums are not read again, which would wait for the GPU, until a rank reports that its own
+        slots have changed. None: they have, and the sums are read in every phase."""
 
 
 def _cut_off() -> UsageError:
@@ -122,7 +146,7 @@ class ExactSync(Sync):
         self.replaced: dict[Parameter, Parameter] = {}
         self._rank = rank
         self._blocks = even_blocks(world_size, num_shards)
-        """Those of the current phase."""
+        """The blocks of the current phase."""
         self._block = self._blocks.by_rank[rank]
         self._num_shards = num_shards
         self._exchange = Exchange(rank, ranks_per_host=ranks_per_host, between_hosts=between_hosts)
@@ -138,11 +162,12 @@ class ExactSync(Sync):
         produce."""
         self.buffers = ShardBuffers()
         self._histories: dict[int, _History] = {}
-        """By number of the phase."""
+        """The history of each phase number."""
         self._micro: MicroStep | None = None
         self._listening = False
         self._hook_lock = threading.Lock()
-        """Autograd has a thread per GPU, and the parts of a model may be on several."""
+        """The lock of gradient hooks: autograd has a thread per GPU, and the parts of a model may
+        be on several."""
         self._call = 0
         self._factor: float | Tensor = 1.0
         self._was_cut_off = False
@@ -152,11 +177,11 @@ class ExactSync(Sync):
 
     def _forget_phase(self) -> None:
         self._sums: dict[tuple[int, int], BucketSum] = {}
-        """By backward call and bucket."""
+        """The sum of each bucket, by backward call and bucket."""
         self._sent: list[tuple[int, int]] = []
-        """Keys of the sums that are being exchanged."""
+        """The keys of the sums that are being exchanged."""
         self._num_calls = 0
-        """Backward calls of this process's last micro-step."""
+        """The number of backward calls in this process's last micro-step."""
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._next_shard = 0
         """This process's first shard that has yet to run in this phase."""
@@ -206,6 +231,8 @@ class ExactSync(Sync):
         if isinstance(factor, Tensor) and any(bucket.device.type == "cpu" for bucket in self._layout.buckets):
             factor = float(factor)
         self._call, self._factor = call, factor
+        # Only in the last micro-step: before that, this rank's roots lack a leaf. So communication
+        # overlaps with the last of its backward passes, and with none of the others.
         self._at_once = self._foreseen(call) if micro.is_last else []
         self._listening = True
         try:
@@ -215,6 +242,9 @@ class ExactSync(Sync):
         finally:
             self._listening = False
         with torch.no_grad():
+            # Parameters that the loss does not reach get no hook call. Now it is known that no
+            # gradient comes any more, so their buckets count as complete, with ABSENT in these
+            # slots.
             self._missing = [set() for _ in self._missing]
             for (of_call, _), bucket_sum in self._sums.items():
                 if of_call == call:
@@ -248,7 +278,9 @@ class ExactSync(Sync):
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
-            # calls that this process has not made
+            # Backward calls that this process has not made, because it has no samples in this step
+            # or its last shard left the call out. Other ranks have started these buckets and wait
+            # for them, so they must be posted before the numbers of the phase are exchanged.
             for call in range(self._num_calls, self._most_calls()):
                 for index in self._foreseen(call):
                     self._start(call, index)
@@ -268,6 +300,8 @@ class ExactSync(Sync):
     def _goes_together(self) -> bool:
         if self._world_size == 1 or any(bucket.device.type != "cpu" for bucket in self._layout.buckets):
             return False
+        # Nodes of one rank x bytes of a node x other ranks. In an all-gather all ranks send as many
+        # nodes as the rank with the most, so that the rows have one length.
         size = sum(bucket.length * bucket.dtype.itemsize for bucket in self._layout.buckets)
         return size * self._blocks.most_roots * (self._world_size - 1) <= MOST_TOGETHER
 
@@ -275,6 +309,9 @@ class ExactSync(Sync):
     @override
     def end_phase(self, outcome: Outcome) -> None:
         more = [key for key in outcome.new_keys if isinstance(key, tuple)]
+        # Sorted: every rank must start new buckets in the same order, since the tags of messages
+        # are assigned in the order of starts. (The keys came by rank, each rank's own first seen
+        # first.)
         for call, index, *_ in sorted(key for key in more if len(key) == 2):
             self._start(call, index)
             self._history.buckets.setdefault((self._layout, call), set()).add(index)
@@ -289,6 +326,9 @@ class ExactSync(Sync):
         self.buffers.judge(outcome.new_keys)
         for call, index in sorted(self._sent):
             total = outcome.totals[call] if call < len(outcome.totals) else None
+            # Divided once, after the sum: dividing each leaf would round V times, and the total of
+            # the weights is known only after the last shard. (It divides the counts, too: > 0 stays
+            # > 0.)
             if total is not None:
                 self._sums[call, index].stack[0].value.data.div_(total)
             self._set_gradients(call, index, self._sums.pop((call, index)))
@@ -296,8 +336,8 @@ class ExactSync(Sync):
 
     @override
     def drop(self) -> None:
-        # What was sent cannot be taken back: peers that have not received it would add it to later
-        # gradients.
+        # What was sent cannot be recalled: peers that have not received it would add it to later
+        # gradients. (Gradients that are held back for one message at the end were not sent.)
         self._was_cut_off |= self._world_size > 1 and bool(self._sent) and not self._exchange.holds
         self.buffers.rewind()
         self._clear()
@@ -317,13 +357,13 @@ class ExactSync(Sync):
     # The layout
 
     def _lay_out(self, step: int) -> None:
-        """Choose the bucket layout for the current set of trainable parameters.
+        """Chooses the bucket layout for the current set of trainable parameters.
 
         Frozen parameters, which may be unfrozen within a phase, have buckets of their own: as long
         as they have no gradients, nothing is stored or sent for them.
         """
         kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
-        # and put it behind the others: the first is the one not used for longest
+        # Reinserted behind the others, so that the first is the one that was not used for longest.
         layout = self._layouts.pop(kind, None)
         if layout is None:
             if len(self._layouts) == _MAX_LAYOUTS:
@@ -344,7 +384,7 @@ class ExactSync(Sync):
             self._missing = [set() for _ in self._layout.buckets]
 
     def _foreseen(self, call: int) -> list[int]:
-        """The buckets that are sent as soon as the backward pass has filled them."""
+        """The buckets that are sent as soon as the backward pass has filled them, in order."""
         return sorted(self._history.buckets.get((self._layout, call), ()))
 
     def _most_calls(self) -> int:
@@ -353,7 +393,7 @@ class ExactSync(Sync):
     # The backward pass
 
     def _arrived(self, parameter: Parameter) -> None:
-        """Move a new gradient into its bucket while it is in the CPU cache. Called by autograd
+        """Moves a new gradient into its bucket while it is in the CPU cache. Called by autograd
         during the backward pass."""
         location = self._layout.slots.get(parameter) if self._listening else None
         if location is not None:
@@ -365,7 +405,8 @@ class ExactSync(Sync):
         if (self._call, index) in self._sent:
             raise came_in_parts(self._names[parameter])
         factor = self._factor
-        # one of weight 0 is left out: it may be NaN, from a mean over nothing
+        # A gradient of weight 0 is left out: it may be NaN, from a mean over nothing, and 0 x NaN
+        # is NaN.
         if isinstance(factor, Tensor) or factor != 0:
             bucket_sum = self._sums.get((self._call, index)) or self._sum(self._call, index)
             bucket_sum.take(slot, gradient, factor)
@@ -382,8 +423,12 @@ class ExactSync(Sync):
         return self._sums[call, index]
 
     def _send_complete(self) -> None:
-        """In this process's last micro-step: send the complete buckets, in order."""
+        """Sends the complete buckets, in order. Does nothing before the last micro-step."""
         assert self._micro is not None
+        # In order, although a later bucket may be complete first: autograd's order depends on the
+        # graph, which may differ between ranks, and two ranks that start in different orders would
+        # match each other's messages of different buckets. A complete bucket waits for the ones
+        # before it.
         while self._at_once and not self._missing[self._at_once[0]]:
             index = self._at_once.pop(0)
             self._sum(self._call, index).end_shard(self._micro.shard)
@@ -392,18 +437,18 @@ class ExactSync(Sync):
             self._start(self._call, index)
 
     def _start(self, call: int, index: int) -> None:
-        """Start exchanging this process's part of a bucket."""
+        """Starts exchanging this process's part of a bucket."""
         bucket_sum = self._sum(call, index)
         bucket_sum.make_whole()
         self._sent.append((call, index))
         self._send([node.value.data for node in bucket_sum.stack])
 
     def _send(self, nodes: list[Tensor]) -> None:
-        """Start summing tensors over all ranks; ``nodes[0]`` becomes the sum."""
+        """Starts summing tensors over all ranks; ``nodes[0]`` becomes the sum."""
         (self._on_gpus.get(nodes[0].device) or self._exchange).start(nodes)
 
     def _set_gradients(self, call: int, index: int, bucket_sum: BucketSum) -> None:
-        """Set the gradients of a bucket's parameters to their sums, where any shard had one."""
+        """Sets the gradients of a bucket's parameters to their sums, where any shard had one."""
         bucket, flat = self._layout.buckets[index], bucket_sum.stack[0].value
         for node in bucket_sum.stack[1:]:
             bucket.give_back(node.value)
@@ -417,6 +462,8 @@ class ExactSync(Sync):
         """The slots in which any shard had a gradient. ``own``: those of this process."""
         if self._world_size == 1:
             return sorted(own)
+        # A gradient of zeros and no gradient differ: optimizers with momentum or weight decay skip
+        # a parameter whose .grad is None. So the counts behind each bucket are summed with it.
         known = self._history.slots.get(key)
         if known is not None:
             return known[1]
@@ -427,7 +474,7 @@ class ExactSync(Sync):
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
-    """See ``config.Strategy``."""
+    """Creates the strategy for ``sync.table.make_sync``."""
     return ExactSync(
         dist.get_rank(),
         dist.get_world_size(),

@@ -12,7 +12,34 @@ since Gloo does not send one long message both ways at once. Within a host that 
 time.
 
 If everything in a phase is short, it is held back for one message with the numbers of the phase
-(``gather``)."""
+(``gather``).
+
+One exchange of a tensor of n elements among four ranks, which are one round (each box is n/4)::
+
+    rank 0 has  [a][b][c][d]     sends b to 1, c to 2, d to 3     sums a of all ranks, in the tree
+    rank 1 has  [a][b][c][d]     sends a to 0, c to 2, d to 3     sums b
+    rank 2 has  [a][b][c][d]     sends a to 0, b to 1, d to 3     sums c
+    rank 3 has  [a][b][c][d]     sends a to 0, b to 1, c to 2     sums d
+    way back                     each sends its sum to the three others
+
+A rank sends 3 messages of n/4 elements on each way: 2 (1 - 1/4) n in all, as a ring does, in 2
+waits instead of 6. With two ranks, whole tensors are n elements in 1 wait, and slices n/2 + n/2 in
+2.
+
+Every rank runs the same operations in the same order, which is a function of the sequence of
+``start`` and ``finish`` alone::
+
+    start 1   post 1.1
+    start 2   post 2.1
+    start 3   post 3.1                     wait 1.1, post 1.2 (_LAG = 2: the two newest do not wait)
+    start 4   post 4.1                     wait 1.2, post 1.3; wait 2.1, post 2.2
+    finish    wait 1.3 ...
+
+As each message is posted before any rank waits for it in this order, the rank that is furthest
+behind can always proceed. The lag is what overlaps communication with the backward pass: with no
+lag, each bucket would stop the pass until the slowest rank has filled the same bucket; if nothing
+waited before ``finish``, later rounds would begin only after the backward pass, and the memory that
+messages are received into would be held for all buckets at once."""
 
 from __future__ import annotations
 
@@ -30,10 +57,18 @@ from lockstep._sync.together import gather_together
 from lockstep._world.comm.waiter import has_timed_out
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
+# Pieces between hosts: short enough for both directions to be busy, long enough for few sends, of
+# which one of 256 KiB takes 0.3 ms of the calling thread (docs/notes/exact-sum.md).
 _PIECE_BYTES = 512 << 10
+# Up to here whole nodes are sent in every round: a message costs more for its latency than for its
+# bytes, and no way back halves the number of messages.
 _SHORT_BYTES = 64 << 10
 _LAG = 2  # exchanges started before the oldest is waited for
-_FIRST_TAG = 1 << 30  # lower tags are left to the user
+# Lower tags are left to the user, and ``world.comm.short`` uses those from 2**30 + 2**28 on. Two
+# phases alternate between two ranges: a rank that has finished a phase may post messages of the
+# next one while another still waits in the first. It cannot be two phases ahead, because a phase
+# ends with the numbers of all ranks. Tags are C ints: 2**30 + 2 * 2**24 < 2**31.
+_FIRST_TAG = 1 << 30
 _TAGS_PER_PHASE = 1 << 24
 
 
@@ -60,14 +95,15 @@ class Exchange:
         """Seconds that this rank has waited for others since this was last set to 0."""
         self.piece_bytes = _PIECE_BYTES if between_hosts else 1 << 40
         self.roots: Roots = [[]]
-        """The subtrees of ranks 0, 1, ..."""
+        """The subtrees of each rank, in rank order."""
         self.rounds: list[Round] = []
         self.holds = False
         """Whether started exchanges wait for ``gather``."""
         self._ranks_per_host = ranks_per_host
         self._tag = _FIRST_TAG
         self._underway: list[Iterator[None]] = []
-        """In the order in which they were started. Each pauses before it waits for other ranks."""
+        """The exchanges that are not complete, in the order in which they were started. Each pauses
+        before it waits for other ranks."""
         self._held: list[list[Tensor]] = []
         """The nodes that ``gather`` will send."""
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
@@ -75,17 +111,17 @@ class Exchange:
         every step has other lengths in each."""
         self._num_steps = 0
         self._last_used: dict[tuple[torch.dtype, int], int] = {}
-        """The newest step that has received into it."""
+        """The newest step that has received into the memory of each key of ``_scratch``."""
 
     def begin_step(self) -> None:
-        """A step begins: free the memory that neither of the two steps before it has received
+        """Begins a step: frees the memory that neither of the two steps before it has received
         into."""
         self._num_steps += 1
         for key in [key for key, step in self._last_used.items() if step < self._num_steps - 2]:
             del self._scratch[key], self._last_used[key]
 
     def begin_phase(self, number: int, roots: Roots, *, holds: bool = False) -> None:
-        """Begin a phase.
+        """Begins a phase.
 
         Args:
             number: number of the phase within this launch, the same on every rank.
@@ -100,8 +136,8 @@ class Exchange:
         self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
 
     def start(self, nodes: list[Tensor]) -> None:
-        """Start summing flat tensors over all ranks. Returns at once; after ``finish`` the sum is
-        in ``nodes[0]``.
+        """Starts summing flat tensors over all ranks; after ``finish`` the sum is in ``nodes[0]``.
+        Waits for other ranks only in exchanges that were started two or more calls before.
 
         Args:
             nodes: one tensor for each of this rank's subtrees, in order: shape ``(n,)``, the same
@@ -116,7 +152,7 @@ class Exchange:
             self._advance(self._underway[:-_LAG])
 
     def finish(self) -> None:
-        """Wait until all started exchanges are complete.
+        """Waits until all started exchanges are complete.
 
         Raises:
             PeerError: a rank did not take part within the timeout.
@@ -125,12 +161,13 @@ class Exchange:
             self._advance(self._underway)
 
     def _advance(self, some: Sequence[Iterator[None]]) -> None:
-        """Bring some of the exchanges to where they next wait for other ranks."""
+        """Brings some of the exchanges to where they next wait for other ranks."""
+        # An exchange has as many stages on every rank, so it ends on all of them in the same call.
         ended = [one for one in some if next(one, "ended") == "ended"]
         self._underway = [one for one in self._underway if one not in ended]
 
     def gather(self, row: list[float]) -> list[list[float]]:
-        """Gather a row of numbers from each rank, and complete the exchanges held back, in one
+        """Gathers a row of numbers from each rank, and completes the exchanges held back, in one
         collective.
 
         Args:
@@ -140,6 +177,8 @@ class Exchange:
             The rows by rank.
         """
         held, self._held, self.holds = self._held, [], False
+        # Padded to the rank with the most nodes, since an all-gather takes rows of one length. The
+        # padding is not added to anything: ``values`` leaves it out.
         most_nodes = max(map(len, self.roots))
         parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
         rows, by_rank = gather_together(row, parts)
@@ -152,26 +191,26 @@ class Exchange:
     # For _Sum
 
     def reserve_tags(self, messages: int, pieces: int) -> range:
-        """Reserve tags, unique in this phase: of each message the first, which has one more for
-        every further piece."""
+        """Reserves tags, unique in this phase, and returns the first tag of each message. Every
+        further piece of a message has the next tag."""
         first = self._tag
         self._tag += messages * pieces
         return range(first, self._tag, pieces)
 
     def take_scratch(self, dtype: torch.dtype, length: int) -> Tensor:
-        """Memory to receive into."""
+        """Takes memory to receive into."""
         key = (dtype, length)
         self._last_used[key] = self._num_steps
         free = self._scratch.setdefault(key, [])
         return free.pop() if free else torch.empty(length, dtype=dtype)
 
     def give_back(self, scratch: Tensor) -> None:
-        """Return memory for reuse."""
+        """Returns memory for reuse."""
         self._scratch[scratch.dtype, scratch.numel()].append(scratch)
 
 
 class _Sum:
-    """One sum over the ranks."""
+    """One sum over the ranks: the messages of a ``start``."""
 
     def __init__(self, exchange: Exchange, nodes: list[Tensor]) -> None:
         self._exchange = exchange
@@ -179,21 +218,24 @@ class _Sum:
         # Gloo sends from CPU memory only: tensors on a GPU are copied there and back.
         self._nodes = nodes if self._on_gpu is None else [node.cpu() for node in nodes]
         self._home = self._nodes[0]
-        """The part of the first node to which this rank's sum goes."""
+        """The part of the first node into which this rank's sum is written. (So the slices of the
+        result are in place in ``nodes[0]``, and the way back receives next to them.)"""
         self._works: list[dist.Work] = []
         self._scratch: list[Tensor] = []
         length, bytes_each = nodes[0].numel(), nodes[0].element_size()
         self._is_whole = len(exchange.roots) == 2 or length * bytes_each <= _SHORT_BYTES
         self._piece = exchange.piece_bytes // bytes_each
         self._tags: list[range] = []
-        """For each round, the first tag of every message: of each subtree, and of the result."""
+        """The first tag of every message of each round: of each subtree, and of the result."""
+        # Reserved for all rounds now, while all ranks do so in the order of starts. Later, the
+        # order in which exchanges advance would be part of the numbering.
         for one in exchange.rounds:
             length = length if self._is_whole else len(split(range(length), len(one.members))[0])
             num_pieces = max(1, -(-length // self._piece))
             self._tags.append(exchange.reserve_tags(one.most_nodes + 1, num_pieces))
 
     def stages(self) -> Iterator[None]:
-        """Take the sum, pausing before each wait for other ranks."""
+        """Takes the sum, pausing before each wait for other ranks."""
         rank, rounds = self._exchange.rank, self._exchange.rounds
         span = range(self._home.numel())
         stack = [Node(*root, node) for root, node in zip(self._exchange.roots[rank], self._nodes, strict=True)]
@@ -202,9 +244,10 @@ class _Sum:
             parts = [span] * len(one.members) if self._is_whole else split(span, len(one.members))
             slices = [slice(part.start - span.start, part.stop - span.start) for part in parts]
             mine = one.members.index(rank)
-            # each begins with another one, to spread the load
+            # Each rank begins with another peer, to spread the load.
             peers = [*range(mine + 1, len(parts)), *range(mine)]
             values = {mine: [node.value[slices[mine]] for node in stack]}
+            # Receives first: a peer's message is delivered only once its receive is posted.
             for peer in peers:
                 values[peer] = self._receive_nodes(one, peer, len(parts[mine]), tags)
             for peer in peers:
@@ -214,6 +257,7 @@ class _Sum:
             self._wait()
             at_home = next(number for number, node in enumerate(stack) if node.value is self._home)
             self._home = values[mine][at_home]
+            # In member order, which is shard order, and not in the order of arrival.
             in_order = (value for peer in range(len(parts)) for value in values[peer])
             stack = sum_siblings(one.roots, in_order, self._add)
             ways_back.append((one, tags, parts, mine, peers))
@@ -238,6 +282,7 @@ class _Sum:
         return self._nodes[0][part.start : part.stop]
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
+        # In place, in either operand: the sum has the same bits, and must end in ``_home``.
         return torch.add(left, right, out=right if right is self._home else left)
 
     def _receive_nodes(self, one: Round, peer: int, length: int, tags: range) -> list[Tensor]:
@@ -260,7 +305,7 @@ class _Sum:
             self._works.append(work)
 
     def _wait(self) -> None:
-        """Wait for what was posted. (A peer that has sent its part has posted to receive ours.)"""
+        """Waits for what was posted. (A peer that has sent its part has posted to receive ours.)"""
         began_s = time.perf_counter()
         try:
             for work in self._works:

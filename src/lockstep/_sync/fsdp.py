@@ -395,7 +395,7 @@ def _penalty(what: str) -> LossError:
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
-    """See ``config.Strategy``."""
+    """Creates the strategy for ``sync.table.make_sync``."""
     if config.precision == "16-master":
         raise ConfigError(
             "precision='16-master' with strategy='fsdp': each process would make float16 copies of its part of the weights "

@@ -21,7 +21,7 @@ including -0.0 (IEEE 754), so adding it is the same as leaving it out. (+0.0 wou
 
 
 def detach_grads(parameters: Iterable[Parameter]) -> Gradients:
-    """Remove and return the gradients of parameters, so that the next backward pass begins with
+    """Removes and returns the gradients of parameters, so that the next backward pass begins with
     none.
 
     Autograd then creates each gradient anew, in the same way on every process; accumulating would
@@ -35,7 +35,8 @@ def detach_grads(parameters: Iterable[Parameter]) -> Gradients:
 
 
 def put_back(detached: Gradients) -> None:
-    """Add detached gradients to those computed since."""
+    """Adds detached gradients to those computed since."""
+    # Earlier + new, in this order on every rank, and into the earlier tensor, as PyTorch does.
     for parameter, gradient in detached.items():
         if parameter.grad is not None:
             gradient.add_(parameter.grad)
@@ -48,14 +49,14 @@ def is_narrow(tensor: Tensor) -> bool:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """A 16-bit tensor as float32, in which gradients are weighted and summed; others as they
-    are."""
+    """Returns a 16-bit tensor as float32, in which gradients are weighted and summed, and any other
+    tensor unchanged."""
     return tensor.float() if is_narrow(tensor) else tensor
 
 
 def usable(factor: float | Tensor, parameters: Iterable[Tensor]) -> float | Tensor:
-    """The factor for the gradients of these parameters: read from its device if any of them is on
-    the CPU."""
+    """Returns the factor for the gradients of these parameters, read from its device if any of them
+    is on the CPU."""
     is_read = isinstance(factor, Tensor) and any(parameter.is_cpu for parameter in parameters)
     return float(factor) if is_read else factor
 
@@ -67,8 +68,9 @@ def is_left_out(factor: float | Tensor) -> bool:
 
 
 def weigh(gradient: Tensor, factor: float | Tensor) -> Tensor:
-    """A gradient times a factor that is not 0, in place unless it has 16 bits. With a scalar tensor
-    on a device, which is not waited for, one of factor 0 becomes ABSENT, also if it was NaN."""
+    """Multiplies a gradient by a factor that is not 0, in place unless it has 16 bits. If the
+    factor is a scalar tensor on a device, which is not waited for, it may be 0: the gradient then
+    becomes ABSENT, even if it was NaN."""
     wide = widen(gradient)
     if isinstance(factor, Tensor):
         here = factor.to(wide.device, wide.dtype)
@@ -79,8 +81,8 @@ def weigh(gradient: Tensor, factor: float | Tensor) -> Tensor:
 
 
 def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float | Tensor) -> None:
-    """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0
-    are dropped, or ABSENT: see ``weigh``.
+    """Moves the gradients of parameters into ``sums``, multiplied by ``weight``. Gradients of
+    weight 0 are dropped, or become ABSENT as in ``weigh``.
 
     Raises:
         ModelError: a gradient is sparse.
@@ -107,8 +109,8 @@ def has_gradient(parameter: Tensor) -> bool:
 
 
 def on_gradient(parameter: Parameter, notify: Callable[[Parameter], None]) -> RemovableHandle:
-    """Have autograd call ``notify`` whenever it has put a gradient into ``.grad``, of a frozen
-    parameter once it learns."""
+    """Makes autograd call ``notify`` whenever it has put a gradient into ``.grad``, also of a
+    parameter that is unfrozen later."""
     learns = parameter.requires_grad
     parameter.requires_grad_(True)  # a frozen parameter accepts no hook, but keeps one
     hook: RemovableHandle = parameter.register_post_accumulate_grad_hook(notify)  # type: ignore[no-untyped-call]
@@ -117,7 +119,7 @@ def on_gradient(parameter: Parameter, notify: Callable[[Parameter], None]) -> Re
 
 
 def take_gradient(parameter: Tensor, name: str) -> Tensor:
-    """Remove and return a gradient that autograd has just put into ``.grad``.
+    """Removes and returns a gradient that autograd has just put into ``.grad``.
 
     Raises:
         ModelError: it is gone already, or sparse.

@@ -175,5 +175,5 @@ class HorovodSync(ShardedSync):
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
-    """See ``config.Strategy``."""
+    """Creates the strategy for ``sync.table.make_sync``."""
     return HorovodSync(num_shards, config.timeout_s)

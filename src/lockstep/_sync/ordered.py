@@ -1,7 +1,13 @@
 """The exchange by collectives in a fixed order, for GPUs: NCCL has no tags, and waits on the GPU.
 
-All work is issued on a stream of its own, which runs concurrently with the backward pass; the CPU
-never waits."""
+All work is issued on a separate stream, which runs concurrently with the backward pass; the CPU
+never waits. The sum is that of ``sync.exchange`` with one round of all ranks::
+
+    all-to-all    row r of every node goes to rank r, which adds the rows in the tree
+    all-gather    the sums go back, side by side
+
+NCCL matches collectives by the order in which they are issued. That is the same on every rank,
+because ``exact`` starts exchanges in one order."""
 
 from __future__ import annotations
 
@@ -29,19 +35,21 @@ class OrderedExchange:
         self._stream = new_stream(device)
         self._roots: Roots = [[]]
         self._held: list[list[Tensor]] = []
-        """What the stream may still read. (The allocator gives freed memory to the stream that it
-        was allocated on.)"""
+        """The tensors that the stream may still read. (The allocator gives freed memory to the
+        stream that it was allocated on.)"""
 
     def begin_phase(self, roots: Roots) -> None:
-        """Set the subtrees of all ranks for the following exchanges."""
+        """Sets the subtrees of all ranks for the following exchanges."""
         self._roots = roots
 
     def start(self, nodes: list[Tensor]) -> None:
-        """Sum this rank's subtrees over all ranks into ``nodes[0]``, on a stream of its own where
+        """Sums this rank's subtrees over all ranks into ``nodes[0]``, on the separate stream if
         there is one."""
         self._held.append(nodes)
         with self._on_stream():
             num_ranks, length = len(self._roots), nodes[0].numel()
+            # Rows of one width, so that row r is a slice of the same elements in every node. The
+            # last is padded with zeros, which are cut off again after the sum.
             width = -(-length // num_ranks)
             # Row r is sent to rank r: its slice of every subtree.
             outgoing = nodes[0].new_zeros(num_ranks, len(nodes), width)
@@ -56,7 +64,7 @@ class OrderedExchange:
             nodes[0].copy_(total[:length])
 
     def finish(self) -> None:
-        """Make the current stream wait for all started exchanges."""
+        """Makes the current stream wait for all started exchanges."""
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_stream(self._stream)
         self._held = []

@@ -1,4 +1,17 @@
-"""``Sync``: the interface of all strategies for synchronizing gradients."""
+"""``Sync``: the interface of all strategies for synchronizing gradients.
+
+Who calls what in a phase, on a rank with two shards::
+
+    begin_phase                           local
+    begin_shard, backward, end_shard      for each micro-step; backward may exchange
+    new_keys                              after the last shard; starts what earlier phases had
+    gather                                the numbers of all ranks (``loop.ledger``): all wait
+    end_phase                             starts the rest: all wait
+
+``new_keys`` comes before the exchange of numbers and ``end_phase`` after it, because a rank can
+know only from the others which gradients and buffers, that no earlier phase had, some rank has in
+this one. In a phase like the one before it, that is none, and nothing but the numbers and the
+gradients is sent."""
 
 from __future__ import annotations
 
@@ -18,22 +31,22 @@ class Outcome:
     immutable.)"""
 
     totals: Sequence[float | None]
-    """For each backward call of the phase, the divisor of its sum over all shards; None: not
-    divided."""
+    """The divisor of the sum of each backward call over all shards; None: not divided."""
     new_keys: Sequence[Hashable] = ()
     """The results of ``Sync.new_keys`` of all ranks, in order, without duplicates."""
     beside: int = 0
-    """Loops over other batches that were part of the phase on any rank: see ``Phases``."""
+    """The loops over other batches that were part of the phase on any rank, as bits in the order in
+    which the script opened them."""
 
 
 class ShardSync(Protocol):
     """The part of a Sync that micro-steps run on."""
 
     def begin_shard(self, micro: MicroStep) -> None:
-        """Begin a micro-step. Local."""
+        """Begins a micro-step. Local."""
 
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        """Run a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May
+        """Runs a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May
         communicate.
 
         Args:
@@ -44,7 +57,7 @@ class ShardSync(Protocol):
         """
 
     def end_shard(self) -> None:
-        """End the micro-step: changes of buffers are recorded and undone. Local."""
+        """Ends the micro-step: changes of buffers are recorded and undone. Local."""
 
 
 class Sync(ShardSync, Protocol):
@@ -65,20 +78,21 @@ class Sync(ShardSync, Protocol):
     ``batch.shards``. Then nothing is combined: of what a phase calls, it gets ``backward``
     alone."""
     waited_s: float
-    """For how many seconds of the newest backward pass this rank waited in it for the others, as
-    far as that is known."""
+    """The seconds that this rank waited for others in the newest backward pass, as far as known."""
     waited_in_forward_s: float
-    """The same of the forward pass before it."""
+    """The seconds that this rank waited for others in the forward pass before the newest backward
+    pass."""
     times_forward: bool
-    """Whether that is known: 0 where nobody waits in a forward pass."""
+    """Whether ``waited_in_forward_s`` is known: it is 0 if no forward pass waits for other
+    ranks."""
     buffers: ShardBuffers
-    """Combines the shards' changes of buffers."""
+    """The shards' changes of buffers, and their combination."""
     replaced: dict[nn.Parameter, nn.Parameter]
     """The parameters that ``attach``, or moving the model to its device, has replaced, with their
     replacements."""
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """Add a model, which must be on its device and equal in structure on all ranks.
+        """Adds a model, which must be on its device and equal in structure on all ranks.
 
         Every rank must call it, in the same order. Parameters and buffers become those of rank 0.
 
@@ -87,19 +101,20 @@ class Sync(ShardSync, Protocol):
         """
 
     def shard(self, model: nn.Module) -> None:
-        """Shard a model that is not trained, an average, as ``attach`` does one that is. It must be
-        the same on all ranks, and every rank must call it. Only where ``forward_is_collective``."""
+        """Shards a model that is not trained (an average) in the way in which ``attach`` shards one
+        that is. It must be the same on all ranks, and every rank must call it. Only if
+        ``forward_is_collective``."""
         return
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """Begin a phase of a step. Every parameter's ``.grad`` must be None. Local."""
+        """Begins a phase of a step. Every parameter's ``.grad`` must be None. Local."""
 
     def new_keys(self) -> Sequence[Hashable]:
-        """What this rank must tell the others about the phase because earlier phases of this number
-        did not have it."""
+        """Returns what the other ranks must learn about the phase because no earlier phase of this
+        number had it. May communicate: it starts the exchange of what earlier phases had."""
 
     def gather(self, row: list[float]) -> list[list[float]] | None:
-        """Gather a row of numbers from each rank, in one message with the gradients of the phase.
+        """Gathers a row of numbers from each rank, in one message with the gradients of the phase.
         Every rank must call it, after its shards have run and before ``end_phase``.
 
         Args:
@@ -110,14 +125,14 @@ class Sync(ShardSync, Protocol):
         """
 
     def end_phase(self, outcome: Outcome) -> None:
-        """Synchronize gradients and buffers. Every rank must call it; it blocks until all have.
+        """Synchronizes gradients and buffers. Every rank must call it; it blocks until all have.
 
         Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) / total``
         over all shards of all ranks: the same on every rank, and None if no shard used the
         parameter. Buffers are the same on every rank too."""
 
     def drop(self) -> None:
-        """Discard the sums of an unfinished phase. Local."""
+        """Discards the sums of an unfinished phase. Local."""
 
     def close(self) -> None:
-        """Release resources at the end of the run. Local."""
+        """Releases resources at the end of the run. Local."""

@@ -33,7 +33,8 @@ class ShardedSync(Sync):
         self._parameters: list[Parameter] = []
         self.buffers = ShardBuffers()
         self._changing: set[int] = set()
-        """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
+        """The numbers of the modules whose buffers any shard has changed; the same on every
+        rank."""
         self._changes: dict[int, Tensor] = {}
         """The sums of this process's shards' changes in the current phase."""
         self._sums: dict[int, Gradients] = {}
@@ -77,7 +78,8 @@ class ShardedSync(Sync):
 
     @override
     def new_keys(self) -> Sequence[Hashable]:
-        """The modules whose buffers have changed for the first time, and looks at buffers."""
+        """Returns the modules whose buffers have changed for the first time, and looks at
+        buffers."""
         new = [number for number in sorted(self._changes) if number not in self._changing]
         return [*new, *self.buffers.looks()]
 
@@ -104,7 +106,7 @@ class ShardedSync(Sync):
 
     @torch.no_grad()
     def _sum_changes(self) -> dict[int, Tensor]:
-        """The changes of buffers summed over all ranks. Every rank must call it."""
+        """Returns the changes of buffers summed over all ranks. Every rank must call it."""
         sums: dict[int, Tensor] = {}
         for numbers in self.buffers.by_device(self._changing):
             parts = [self._changes[n] if n in self._changes else self.buffers.absent(n) for n in numbers]
@@ -127,13 +129,13 @@ class ShardedSync(Sync):
         pass
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        """Copy the model from rank 0 to every rank, and return the callable for its forward pass.
-        Here it is there already: on the only process."""
+        """Copies the model from rank 0 to every rank, and returns the callable for its forward
+        pass. Here the only process has it already."""
         return model
 
     def _reduce(self, call: int) -> Gradients:
-        """The weighted sums of a backward call over all shards of all ranks, not yet in the
-        parameters' dtype. Here they are those of this process: there is no other.
+        """Returns the weighted sums of a backward call over all shards of all ranks, not yet in the
+        parameters' dtype. Here they are the sums of the only process.
 
         Called on every rank for every call that any rank made.
         """

@@ -41,5 +41,5 @@ class SingleSync(ShardedSync):
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
-    """See ``config.Strategy``."""
+    """Creates the strategy for ``sync.table.make_sync``."""
     return SingleSync(num_shards, config.accumulate)

@@ -41,13 +41,13 @@ class SliceExchange:
         self.clear()
 
     def clear(self) -> None:
-        """Discard everything. Local."""
+        """Discards everything. Local."""
         self._sums: dict[tuple[int, Slices], SliceSum] = {}
-        """By backward call."""
+        """The sum of each backward call and group of parameters."""
         self.begin_backward(0)
 
     def begin_backward(self, call: int) -> None:
-        """Begin a backward pass, or end one: what was put and not sent is discarded. Local.
+        """Begins a backward pass, or ends one: what was put and not sent is discarded. Local.
 
         Args:
             call: the number of the backward call within the micro-step.
@@ -58,8 +58,8 @@ class SliceExchange:
         """The slots of these leaves that have a gradient."""
 
     def put(self, slices: Slices, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
-        """Put a whole gradient, multiplied by ``factor``, into the leaf of its slices, or add it to
-        what is there. Local."""
+        """Puts a whole gradient, multiplied by ``factor``, into the leaf of its slices, or adds it
+        to what is there. Local."""
         if slices not in self._leaves:
             self._leaves[slices], self._filled[slices] = slices.new_leaf(), set()
         filled = self._filled[slices]
@@ -75,6 +75,8 @@ class SliceExchange:
         """Send the leaf of a micro-step's backward pass to its owners, and add what they send.
         Every rank must call it."""
         leaf = self._leaves.pop(slices, None)
+        # This rank's shard has no gradient for the unit, but another rank's may: all must take part
+        # in the all-to-all, unless all know that there is none because the parameters are frozen.
         if leaf is None:
             if not any(parameter.requires_grad for parameter in slices.parameters):
                 return
@@ -85,8 +87,10 @@ class SliceExchange:
             if key not in self._sums:
                 self._sums[key] = SliceSum(slices, self._blocks)
             self._sums[key].add(micro.shard - self._first, self._swap(leaf))
+            # The total is taken now, and not at the end of the phase, to free the memory of the
+            # leaves.
             if micro.is_last:
-                self._sums[key].total()  # now, to free the memory of the leaves
+                self._sums[key].total()
             if self._stream is not None:
                 self._sending = (leaf, self._stream.record_event())
 

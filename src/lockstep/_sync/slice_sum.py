@@ -15,7 +15,14 @@ class SliceSum:
     phase.
 
     In micro-step i every rank sends the leaf of the i-th of its shards. These belong to different
-    subtrees, so each rank has a stack here.
+    subtrees, so each rank has a stack here::
+
+        2 ranks, 6 shards     micro-step 0    1    2
+        from rank 0           shard      0    1    2     stack 0: (0+1) 2
+        from rank 1           shard      3    4    5     stack 1: 3 (4+5)
+
+    After the last micro-step the stacks are the roots that ``exact`` would exchange, and are added
+    in the same order: the sum has the same bits.
 
     Args:
         slices: whose they are.
@@ -27,14 +34,15 @@ class SliceSum:
         self._blocks = blocks
         self._stacks: list[list[Node[Tensor]]] = [[] for _ in blocks]
         self._leaf: Tensor | None = None
-        """What came for the newest shards: with ``accumulate``, the sum over their parts so far."""
+        """The leaves of the newest shards: with ``accumulate``, the sums over their parts so
+        far."""
         self._index = 0
-        """Theirs, within the blocks."""
+        """The index of the newest shards within their blocks."""
         self._total: Tensor | None = None
 
     def add(self, index: int, leaf: Tensor) -> None:
-        """Add what the ranks have sent for the shards with this index in their blocks: row r came
-        from rank r. It is kept."""
+        """Adds what the ranks have sent for the shards with this index in their blocks: row r came
+        from rank r. Keeps the tensor."""
         if self._leaf is not None and index == self._index:
             self._leaf.add_(leaf)
             return
@@ -42,7 +50,9 @@ class SliceSum:
         self._leaf = leaf
 
     def _push_until(self, index: int) -> None:
-        """Add the leaves before this index to the tree."""
+        """Adds the leaves before this index to the tree."""
+        # An index that was passed over had no gradients: its leaf is ABSENT, since it must have a
+        # place in the tree.
         while self._index < index:
             leaf = self._leaf if self._leaf is not None else self._slices.complete(self._slices.new_leaf())
             for block, stack, row in zip(self._blocks, self._stacks, leaf, strict=True):
@@ -51,7 +61,7 @@ class SliceSum:
             self._index += 1
 
     def total(self) -> Tensor:
-        """The sum, once the last leaf is there: shape ``(width,)``."""
+        """Returns the sum, once the last leaf is there: shape ``(width,)``."""
         if self._total is None:
             self._push_until(len(self._blocks[0]))
             roots = [[(node.start, node.size) for node in stack] for stack in self._stacks]

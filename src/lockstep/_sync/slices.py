@@ -33,14 +33,14 @@ class Slices:
         self.parameters = parameters
         self._dtype = dtype
         self._parts = [torch.empty_like(to_local(parameter.detach()), device="meta") for parameter in parameters]
-        """Of this rank."""
+        """The shapes and dtypes of this rank's parts of the parameters, without memory."""
         self._device = parameters[0].device
         self._world_size = world_size
         self._starts: list[int] = []
         self._numbers: list[int] = []
-        """How many numbers the gradient of each parameter has."""
+        """The number of numbers in the gradient of each parameter."""
         self._widths: list[int] = []
-        """For each parameter how many numbers rank 0 owns; none owns more."""
+        """The numbers that rank 0 owns of each parameter; no rank owns more."""
         end = 0
         for parameter in parameters:
             numbers = parameter.numel() * (2 if parameter.is_complex() else 1)

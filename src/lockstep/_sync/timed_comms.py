@@ -20,18 +20,18 @@ from lockstep._world.comm.waiter import has_timed_out
 
 
 class Waited:
-    """How long this rank has stood still in collectives, in seconds."""
+    """The seconds for which this rank has waited in collectives."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def take(self) -> float:
-        """The seconds since the last call of this."""
+        """Returns the seconds since the last call of this method."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
     def call(self, collective: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a collective, and add the time that it takes.
+        """Calls a collective, and adds the time that it takes.
 
         Raises:
             PeerError: a rank did not take part within the timeout.
@@ -52,19 +52,19 @@ class Waited:
 
 
 class TimedAllGather:
-    """For ``FSDPModule.set_custom_all_gather``."""
+    """The all-gather for ``FSDPModule.set_custom_all_gather``, with its time."""
 
     def __init__(self, waited: Waited) -> None:
         self._waited = waited
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer, as PyTorch's own would be."""
+        """Allocates a buffer as PyTorch's own all-gather does."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Gather the parts of parameters. Every rank must call it."""
+        """Gathers the parts of parameters. Every rank must call it."""
         work: dist.Work | None = self._waited.call(
             all_gather_flat, output_tensor, input_tensor, group=group, async_op=async_op
         )

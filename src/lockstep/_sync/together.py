@@ -3,7 +3,14 @@
 A message has a latency however short it is: tens of microseconds between processes of one machine,
 and several times that on a network or a virtual machine. At the end of each phase the ranks
 exchange the numbers of their ledgers. If all gradients are small they go into the same message.
-"""
+
+::
+
+    | row of float64 | node 0 of bucket 0 |gap| node 1 of bucket 0 |gap| ... |    bytes of one rank
+    0                                      8k                       8m
+
+A phase of a small model then costs one message instead of two or more. Every rank receives all
+nodes of all ranks and adds them itself, (W - 1) times the bytes: hence the limit of ``exact``."""
 
 from __future__ import annotations
 
@@ -14,12 +21,12 @@ from torch import Tensor
 
 from lockstep._world.comm.short import all_gather_short
 
-_ALIGNED = 8
+_ALIGNED = 8  # bytes: a part can be viewed as float64 only where it begins at a multiple of 8
 
 
 @torch.no_grad()
 def gather_together(row: Sequence[float], parts: Sequence[Tensor]) -> tuple[list[list[float]], list[list[Tensor]]]:
-    """Gather a row of numbers and some flat tensors from each rank, in one collective.
+    """Gathers a row of numbers and some flat tensors from each rank, in one collective.
 
     Every rank must call it, with rows of equal length, and equally many parts of the same lengths
     and dtypes, on the CPU.

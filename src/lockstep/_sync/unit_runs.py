@@ -1,5 +1,6 @@
-"""Which units the shards of a phase have run, forward and backward, in order: the same on every
-rank, or the run ends."""
+"""The order in which the shards of a phase have run units, forward and backward. If it differs
+between ranks, the run ends: each pass of a unit is a collective, and ranks that run other units
+would exchange the parameters of different ones."""
 
 from __future__ import annotations
 
@@ -10,28 +11,28 @@ from lockstep._sync.units import SAME_BLOCKS, Unit
 
 
 class UnitRuns:
-    """Them."""
+    """The orders of the current phase, and the orders on which all ranks agreed before."""
 
     def __init__(self) -> None:
         self._agreed: dict[int, int] = {}
-        """By number of the phase, the newest order that all ranks have had."""
+        """The newest order that all ranks have had, by number of the phase."""
         self._phase = 0
         self.clear()
 
     def clear(self) -> None:
-        """Forget those of a phase."""
+        """Forgets the orders of a phase."""
         self._runs: list[tuple[int, ...]] = []
-        """For each backward call, the numbers of the units that had run in the micro-step, in
-        order, and then of those that it has entered."""
+        """The numbers of the units that had run in the micro-step, in order, and then the numbers
+        of the units that the backward pass has entered, for each backward call."""
         self.begin_shard()
 
     def begin_phase(self, phase: int) -> None:
-        """Begin a phase. ``phase``: its number within the step."""
+        """Begins a phase. ``phase``: its number within the step."""
         self._phase = phase
         self.clear()
 
     def begin_shard(self) -> None:
-        """Begin a micro-step."""
+        """Begins a micro-step."""
         self._ran: list[int] = []
         """The numbers of the units whose forward passes have begun, in order."""
         self._forget_backward()
@@ -40,34 +41,34 @@ class UnitRuns:
         self._entered: list[int] = []
         """The numbers of the units that the backward pass has come to, in order."""
         self._inside: set[Unit] = set()
-        """Those that it is not yet through with."""
+        """The units that the backward pass has entered and not completed."""
         self._passed: dict[Unit, int] = {}
-        """How many forward passes of each unit the backward pass is through with."""
+        """The number of forward passes of each unit that the backward pass has completed."""
 
     def begun(self, unit: Unit) -> None:
-        """A forward pass of a unit begins."""
+        """Notes that a forward pass of a unit begins."""
         self._ran.append(unit.number)
 
     def begin_backward(self) -> None:
-        """A backward pass begins."""
+        """Begins a backward pass."""
         self._runs.append(tuple(self._ran))
         self._forget_backward()
 
     def entered(self, unit: Unit) -> None:
-        """The backward pass has the gradient of an output of a unit."""
+        """Notes that the backward pass has the gradient of an output of a unit."""
         if unit not in self._inside:
             self._inside.add(unit)
             self._entered.append(unit.number)
 
     def passed(self, unit: Unit) -> bool:
-        """The backward pass is through with one forward pass of a unit. Returns whether this was
-        the last."""
+        """Notes that the backward pass has completed one forward pass of a unit. Returns whether
+        this was the last."""
         self._inside.discard(unit)
         self._passed[unit] = self._passed.get(unit, 0) + 1
         return self._passed[unit] == unit.num_awaited and not unit.is_unannounced
 
     def end_backward(self, *, keeps_graph: bool) -> None:
-        """The backward pass has ended. ``keeps_graph``: whether another one may go through the same
+        """Ends the backward pass. ``keeps_graph``: whether another one may go through the same
         forward passes."""
         self._runs.append(tuple(self._entered))
         if not keeps_graph:
@@ -76,13 +77,15 @@ class UnitRuns:
         self._forget_backward()
 
     def new_order(self) -> int | None:
-        """A number that stands for the order of the phase, the same in every process; None: it is
-        the one agreed on."""
+        """Returns a number that stands for the order of the phase, the same in every process; None:
+        the order is the one agreed on."""
+        # Python's hash of ints and of tuples of ints does not depend on PYTHONHASHSEED.
         order = hash(tuple(self._runs))
         return None if order == self._agreed.get(self._phase, 0) else order
 
     def agree(self, orders: Sequence[int], world_size: int, step: int) -> None:
-        """Compare the new orders that ranks have had, none of which is to be left alone.
+        """Compares the new orders that ranks have had. Either all ranks have the same new one, or
+        none has one.
 
         Raises:
             ModelError: the ranks have run different units.

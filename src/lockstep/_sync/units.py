@@ -21,7 +21,7 @@ from lockstep._sync.slices import Slices, make_slices
 
 
 class Unit:
-    """One of them.
+    """A module whose own parameters are gathered and freed together.
 
     Args:
         module: the module, after ``fully_shard``.
@@ -58,22 +58,23 @@ class Unit:
         module.reshard()
         self.slices: list[Slices] = make_slices(filter(has_gradient, self.gathered.values()), world_size)
         self.num_awaited = 0
-        """Forward passes of the micro-step that a backward pass has yet to announce."""
+        """The number of forward passes of the micro-step that a backward pass has yet to
+        announce."""
         self.is_unannounced = False
-        """Whether the micro-step had forward passes that no backward pass announces: without
-        gradients of their inputs."""
+        """Whether the micro-step had forward passes that no backward pass announces, because their
+        inputs have no gradients."""
         self.has_run = False
         """Whether the micro-step had forward passes."""
         self._begun, self._entered, self._passed = begun, entered, passed
         self._counts = False
-        """Whether the forward pass that is running does."""
+        """Whether the running forward pass counts."""
         # The first of all hooks: what another one computes from the parameters (weight_norm) comes
         # after it, and so before it in the backward pass.
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
         module.register_forward_hook(self._after_forward)
 
     def begin_shard(self) -> None:
-        """Begin a micro-step."""
+        """Begins a micro-step."""
         self.num_awaited, self.is_unannounced, self.has_run, self._counts = 0, False, False, False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -109,13 +110,15 @@ class Unit:
         self._entered(self)
 
     def announce(self) -> None:
-        """A backward pass has computed the gradients of the inputs of one forward pass, and so
-        those of the weights before: autograd takes what was created last first."""
+        """Notes that a backward pass has computed the gradients of the inputs of one forward pass.
+        Then it has computed those of its weights, too: autograd runs the nodes first that were
+        created last."""
         self._passed(self)
 
 
 class _Announce(torch.autograd.Function):
-    """Returns its inputs."""
+    """An identity of the inputs of a unit, whose backward pass tells that the unit's is
+    complete."""
 
     @staticmethod
     def forward(ctx: Any, unit: Unit, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -1,5 +1,5 @@
-"""For which sharded parameters any shard of a phase had a gradient: the others have none after it,
-as with ``exact``."""
+"""The sharded parameters for which any shard of a phase had a gradient. The others have none after
+it, as with ``exact``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch.distributed as dist
 from lockstep._world.comm.group import default_group
 
 Used = dict[int, frozenset[int]]
-"""By backward call, the numbers of parameters."""
+"""The numbers of the used parameters, by backward call."""
 
 
 class UsedParameters:
-    """Them. What the newest phase of one number has had is not sent again while it stays the same.
+    """The parameters with gradients in each backward call of a phase, on all ranks. What the newest
+    phase of one number had is not sent again while it stays the same.
 
     Args:
         device: of the messages.
@@ -24,21 +25,21 @@ class UsedParameters:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: dict[int, tuple[Used, Used]] = {}
-        """By number of the phase: those of this rank's shards, and of all."""
+        """For each phase number, the parameters used by this rank's shards, and by all shards."""
         self._phase = 0
         self._now: dict[int, set[int]] = {}
-        """Those of this rank's shards in the phase."""
+        """The parameters used by this rank's shards in the current phase, by backward call."""
 
     def begin_phase(self, phase: int) -> None:
-        """Begin a phase. ``phase``: its number within the step."""
+        """Begins a phase. ``phase``: its number within the step."""
         self._phase, self._now = phase, {}
 
     def begin_call(self, call: int) -> None:
-        """A backward call of this number begins."""
+        """Begins a backward call."""
         self._now.setdefault(call, set())
 
     def add(self, call: int, number: int) -> None:
-        """The parameter of this number had a gradient in a backward call."""
+        """Notes that a parameter had a gradient in a backward call."""
         self._now[call].add(number)
 
     def _own(self) -> Used:
@@ -46,13 +47,17 @@ class UsedParameters:
 
     @property
     def is_new(self) -> bool:
-        """Whether this rank's are others than in the phase of this number before."""
+        """Whether this rank's shards used other parameters than in the phase of this number
+        before."""
         known = self._known.get(self._phase)
         return self._own() != (known[0] if known is not None else {})
 
     def exchange(self, num_calls: int, num_parameters: int) -> None:
-        """Find out those of all ranks. Every rank must call it, if it ``is_new`` on any."""
+        """Learns the parameters that all ranks used. Every rank must call it, if it ``is_new`` on
+        any."""
         own = self._own()
+        # One byte a parameter and call, and the maximum over ranks: 1 where any rank has a
+        # gradient.
         flags = torch.zeros(num_calls, num_parameters, dtype=torch.uint8)
         for call, used in own.items():
             flags[call, list(used)] = 1
@@ -63,6 +68,6 @@ class UsedParameters:
         self._known[self._phase] = own, of_all
 
     def of(self, call: int) -> frozenset[int]:
-        """Those of all ranks in a backward call."""
+        """Returns the parameters that any rank used in a backward call."""
         known = self._known.get(self._phase)
         return frozenset() if known is None else known[1].get(call, frozenset())
