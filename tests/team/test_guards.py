@@ -9,10 +9,8 @@ import guard_scripts
 import pytest
 import torch
 from codes import refusal_of
-from torch.nn import functional
 
 from lockstep._base.errors import LaunchError
-from lockstep._loop.refusals import is_sum, may_be_sum
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -101,22 +99,6 @@ def test_a_loss_that_is_a_sum_is_found_and_right_if_it_is_said(standing_crew):
             assert code == "loss-is-sum"
         for weight in standing_crew(nproc, guard_scripts.train_with, name, "sum", shards=4):
             assert weight == pytest.approx(plain, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("loss", "kind"),
-    [
-        (lambda output: output.square().mean(), ""),
-        (lambda output: output.square().sum(), "sum"),
-        (lambda output: functional.mse_loss(output, torch.ones_like(output), reduction="sum"), "sum"),
-        (lambda output: torch.stack([row.square().mean() for row in output]).sum(), "perhaps"),
-        (lambda output: torch.stack([(output - task).square().mean() for task in range(3)]).sum(), "perhaps"),
-        (lambda output: torch.stack([(output - task).square().mean() for task in range(4)]).sum(), ""),
-    ],
-)
-def test_a_sum_over_stacked_losses_may_be_over_samples_and_any_other_is(loss, kind):
-    loss = loss(torch.ones(3, 2, requires_grad=True))
-    assert (is_sum(loss, 3), may_be_sum(loss, 3)) == (kind == "sum", kind == "perhaps")
 
 
 @pytest.mark.parametrize("name", ["mean", "sum, divided", "sum over tasks"])

@@ -7,9 +7,7 @@ import balance_scripts
 import pytest
 from balance_scripts import NUM_EPOCHS
 
-from lockstep._base.config import STRATEGIES, RunConfig
 from lockstep._cli.main import main
-from lockstep._loop.balance import may_balance
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -41,15 +39,3 @@ def test_a_slow_rank_gets_fewer_shards_until_the_run_resumes(standing_crew, tmp_
     for seen in resumed:
         assert digests(alone).items() >= {**digests(fast), **digests(seen)}.items()
     assert digests(fast) == digests(slow)
-
-
-@pytest.mark.parametrize("strategy", [name for name, strategy in STRATEGIES.items() if not strategy.balances])
-def test_shards_stay_where_the_strategy_needs_it(strategy):
-    assert not may_balance(RunConfig(strategy=strategy, shards=8), 2)
-
-
-def test_shards_stay_if_the_user_says_so_or_if_they_are_few():
-    assert may_balance(RunConfig(strategy="exact", shards=8), 2)
-    assert not may_balance(RunConfig(strategy="exact", shards=8, balance="off"), 2)
-    assert not may_balance(RunConfig(strategy="exact", shards=8), 1)
-    assert not may_balance(RunConfig(strategy="exact", shards=8), 5)

@@ -1,0 +1,91 @@
+"""Ledgers of several ranks in one process, a thread for each: what they exchange is put together
+here."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from lockstep._loop.ledger import Ledger
+from lockstep._plan.blocks import blocks_of
+from lockstep._plan.shards import plan_step
+
+
+class Exchanges:
+    """What ranks gather from each other, and a note of each time that they do."""
+
+    def __init__(self, size):
+        self.size = size
+        self.rows = []
+        """The rows of each exchange of rows, by rank."""
+        self.num_pages = 0
+        """How often the ranks have exchanged pages."""
+        self._values = [None] * size
+        self._barrier = threading.Barrier(size, timeout=20)
+
+    def gather(self, rank, value):
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+
+class Rank:
+    """One rank: its ledger, what this uses of a group of ranks, and a clock that never ticks."""
+
+    def __init__(self, exchanges, rank, sizes, accumulate=1):
+        self.size = exchanges.size
+        self.blocks = blocks_of(sizes)
+        self.step = 0
+        self._exchanges, self._rank = exchanges, rank
+        self.ledger = Ledger(self, accumulate, self)
+
+    # Collectives
+
+    def all_gather_plain(self, value):
+        if self._rank == 0:
+            self._exchanges.num_pages += 1
+        return self._exchanges.gather(self._rank, value)
+
+    # Clock
+
+    def device_finished(self):
+        pass
+
+    def report(self, num_samples):
+        return [float(num_samples)]
+
+    def receive(self, rows):
+        pass
+
+    # A phase
+
+    def gather(self, row):
+        rows = self._exchanges.gather(self._rank, row)
+        if self._rank == 0:
+            self._exchanges.rows.append(rows)
+        return rows
+
+    def phase(self, shard, num_samples=8, phase=0, keys=(), step=None):
+        """A phase of the next step, in which ``shard(ledger, micro)`` is run for each shard of this
+        rank. Returns the outcome and the values."""
+        self.step = step or self.step + 1
+        plan = plan_step(self.step, (num_samples,), self._rank, self.blocks)
+        for micro in plan.micro_steps:
+            shard(self.ledger, micro)
+            self.ledger.end_shard(micro)
+        return self.ledger.settle(plan, phase, keys, self.gather, self.step)
+
+
+def on_ranks(sizes, work):
+    """What ``work(rank)`` returned on each rank, or the error that it raised, and the exchanges.
+    ``sizes``: how many shards each rank has."""
+    exchanges = Exchanges(len(sizes))
+
+    def run(number):
+        try:
+            return work(Rank(exchanges, number, sizes))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(sizes)) as threads:
+        return list(threads.map(run, range(len(sizes)))), exchanges

@@ -1,0 +1,89 @@
+"""The loop of one process, put together without a run directory, checkpoints or a launcher."""
+
+from types import SimpleNamespace
+
+import torch
+from ledger_ranks import Exchanges, Rank
+
+from lockstep._data.batch import Batch
+from lockstep._listener import EVENTS, Listener, Listeners
+from lockstep._loop.phases import Phases
+from lockstep._plan.blocks import blocks_of
+from lockstep._plan.shards import plan_step
+from lockstep._prepare.guards import ShardGuards
+from lockstep._prepare.trained import TrainedObjects
+from lockstep._sync.exact import ExactSync
+from lockstep._sync.single import SingleSync
+
+
+class Noting(Listener):
+    """Notes every event with its number of the step, phase or shard."""
+
+    def __init__(self):
+        self.events = []
+
+
+def _note(name):
+    def method(self, *args, **options):
+        number = getattr(args[0], "shard", args[0]) if args else None
+        self.events.append((name, number) if isinstance(number, int) else name)
+
+    return method
+
+
+for _name in EVENTS:
+    setattr(Noting, _name, _note(_name))
+
+
+class Process:
+    """Phases of rank ``rank`` of as many ranks as ``sizes`` has, with a model of one weight. Only a
+    single rank can end a phase."""
+
+    def __init__(self, sizes=(2,), strategy="exact", rank=0, seed=5):
+        num_shards = sum(sizes)
+        self.blocks, self.rank = blocks_of(sizes), rank
+        sync = SingleSync(num_shards) if strategy == "single" else ExactSync(rank, len(sizes), num_shards)
+        trained = TrainedObjects(None)
+        guards = ShardGuards(trained, num_shards, is_plain=sync.is_plain)
+        self.noting = Noting()
+        ledger = Rank(Exchanges(len(sizes)), rank, sizes).ledger
+        self.phases = Phases(
+            seed, num_shards, sync, ledger, trained, guards, Listeners([self.noting]), lambda _: None, lambda mine: mine
+        )
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            self.model.weight.fill_(1.0)
+        if len(sizes) == 1:
+            sync.attach(self.model)
+        trained.add_model(self.model, SimpleNamespace(reaches_backward=False))
+        guards.add_model(self.model)
+        self._number = 0
+
+    def batch(self, num_samples=8, first=0.0):
+        """The next global batch, of the numbers from ``first`` on, in a step that begins."""
+        batch = self.batch_beside(num_samples, first)
+        self.phases.begin_step(batch.plan)
+        return batch
+
+    def batch_beside(self, num_samples=8, first=0.0):
+        """One that no step begins with: of a loader beside another."""
+        self._number += 1
+        plan = plan_step(self._number, (num_samples,), self.rank, self.blocks)
+        numbers = first + torch.arange(float(num_samples)).unsqueeze(1)
+        return Batch(plan, [numbers[micro.rows] for micro in plan.micro_steps], self.phases, None)
+
+    def backward(self, x, **options):
+        """The backward pass of the mean of a shard, whose gradient is that of ``x``."""
+        self.phases.backward(self.model(x).mean(), options.pop("weight", None), options.pop("reduction", None), options)
+
+    def train(self, batch):
+        """A phase."""
+        for x in batch.shards:
+            self.backward(x)
+
+    @property
+    def gradient(self):
+        return None if self.model.weight.grad is None else self.model.weight.grad.item()
+
+    def clear(self):
+        self.model.weight.grad = None
