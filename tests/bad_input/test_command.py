@@ -18,8 +18,8 @@ pytestmark = pytest.mark.timeout(60)
     [
         (("--strategy", "dpp"), "unknown strategy 'dpp' (did you mean 'dp' or 'ddp'?): choose one of auto, single, ddp"),
         (("--precision", "fp8"), "unknown precision 'fp8': choose one of 32-true, 16-mixed, 16-master, 16-true"),
-        (("--nproc-per-node", "3", "--shards", "2"), "3 processes for 2 shards"),
-        (("--device", "cuda", "--nproc-per-node", "99"), "99 processes, and"),
+        (("--nproc-per-node", "3", "--shards", "2"), "3 processes but only 2 shards"),
+        (("--device", "cuda", "--nproc-per-node", "99"), "99 processes, but"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_the_script_runs(run_here, options, words):

@@ -107,7 +107,7 @@ def mistakes():
             try:
                 call()
             except (lockstep.ConfigError, lockstep.UsageError) as error:
-                told.append(str(error))
+                told.append(error.code)
         return told
 
 

@@ -48,12 +48,12 @@ def _sum(team):
 
 
 def _told(call):
-    """What an error says, and how long it took to come."""
+    """An error's type, code and message, and how long it took to come."""
     began = time.monotonic()
     try:
         return f"no error: {call()}", 0.0
     except lockstep.LockstepError as error:
-        return f"{type(error).__name__}: {error}", time.monotonic() - began
+        return f"{type(error).__name__} {error.code}: {error}", time.monotonic() - began
 
 
 def meet(url, delays=(0.0, 0.0, 0.0), **settings):

@@ -87,21 +87,18 @@ def test_every_collective_works_in_groups_that_do_not_wait_for_each_other(standi
 def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(standing_crew):
     for told in standing_crew(2, comm_scripts.mistakes, timeout_s=20.0):
         assert told == [
-            "unknown reduction 'average': choose one of sum, mean, product, min, max",
-            "src=2: the ranks of this group go from 0 to 1",
-            "dst=-1: the ranks of this group go from 0 to 1",
-            "reduce_scatter: shape (3, 2): dimension 0 must be 2, a row a rank",
-            "new_group(ranks=[0, 0]): give each rank once, and at least one",
-            "new_group(ranks=[]): give each rank once, and at least one",
-            "ranks=5: the ranks of this group go from 0 to 1",
-            "a mean of torch.int64 would be truncated: give a floating-point tensor, or use the sum",
-            "new_group() of a sub-group: the ranks outside of it would not know of the new one, and creating later "
-            "groups would fail. Create all groups with team.new_group(), called by every rank.",
-            "all_gather_rows: no rank has given a tensor: give those of this rank's shards",
-            "all_gather_rows: the tensors do not have rows of one shape, dtype and device type (rank 0: (2, 2), float32, cpu; "
-            "rank 1: (2, 3), float32, cpu): they may differ only in dimension 0, the number of rows",
-            "all_gather_rows: the tensors do not have rows of one shape, dtype and device type (rank 0: (), float32, cpu; "
-            "rank 1: (), float32, cpu): they may differ only in dimension 0, the number of rows",
+            "",  # names the valid ones: tests/test_config.py
+            "rank-out-of-range",
+            "rank-out-of-range",
+            "reduce-scatter-shape",
+            "group-ranks-invalid",
+            "group-ranks-invalid",
+            "rank-out-of-range",
+            "mean-of-integers",
+            "group-of-sub-group",
+            "gather-rows-empty",
+            "gather-rows-differ",
+            "gather-rows-differ",
         ]
 
 
@@ -110,5 +107,6 @@ def test_results_have_no_gradients(standing_crew):
 
 
 def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):
-    with pytest.raises(LaunchError, match=r"(?ms)rank 0 waits for rank 1\..*^rank 0 of 2"):
+    # (Who waits for whom is reported besides, if the machine is quick enough: tests/explain.)
+    with pytest.raises(LaunchError, match=r"(?m)rank 0 of 2"):
         crew(2, comm_scripts.ask_for_a_rank_that_never_comes)

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import rendezvous_scripts as scripts
+from codes import raises
 
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError, LaunchError, PeerError
@@ -125,12 +126,10 @@ def test_a_place_that_cannot_be_meant_is_refused(url):
 
 def test_a_rank_that_does_not_come_is_named_after_the_timeout(crew, place):
     first, second, _ = crew(3, scripts.come_as, place("tcp"), [(0, 3), (1, 3), None])
-    assert "PeerError: rank 0 of 3 timed out: it waited 3 s at" in first[0]
+    assert "PeerError rendezvous-timeout: rank 0 of 3 " in first[0]
     assert "for rank 2" in first[0]
     # Over TCP, rank 0 keeps the store, and may give up first.
-    assert re.search(
-        r"PeerError: .*(timed out: it waited .* for ranks? (0, )?2|rank 0, which hosts its store, has ended)", second[0]
-    ), second[0]
+    assert re.search(r"PeerError (rendezvous-timeout: .* for ranks? (0, )?2|store-lost: )", second[0]), second[0]
     assert all(took_s > 2.5 for _, took_s in (first, second))
 
 
@@ -144,23 +143,21 @@ def test_without_rank_0_the_others_say_so_and_leave_nothing(crew, place):
 
 def test_two_processes_of_one_rank_are_told(crew, place):
     told = [one[0] for one in crew(3, scripts.come_as, place("file"), [(0, 3), (1, 3), (1, 3)])]
-    assert any("two processes joined" in one and "as rank 1" in one for one in told)
+    assert any("ConfigError rank-taken: " in one and "rank 1" in one for one in told)
     assert all("Error" in one for one in told)
 
 
 def test_processes_of_runs_of_different_sizes_are_told(crew, place):
     told = [one[0] for one in crew(2, scripts.come_as, place("tcp"), [(0, 2), (1, 3)])]
-    assert any("ConfigError" in one and "of 3" in one and "of 2" in one for one in told) or any(
-        "ConfigError" in one and "as rank 0 of 2, but another one as one of 3" in one for one in told
-    )
+    assert any("ConfigError world-sizes-differ: " in one and "of 3" in one and "of 2" in one for one in told)
     assert all("Error" in one for one in told)
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("taken", r"ConfigError: .*rank 0 cannot listen on port \d+ of this machine \(Address already in use"),
-        ("silent", r"PeerError: .*has not answered as a run's rank 0 would"),
+        ("taken", r"ConfigError port-in-use: .*\(Address already in use"),
+        ("silent", r"PeerError rendezvous-timeout: .*does not answer"),
     ],
 )
 def test_a_port_that_another_program_uses_is_told(crew, place, kind, words):
@@ -171,9 +168,9 @@ def test_a_port_that_another_program_uses_is_told(crew, place, kind, words):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("tcp://no-such-host.invalid:29500", "'no-such-host.invalid' does not resolve"),
+        ("tcp://no-such-host.invalid:29500", "ConfigError host-unresolved: "),
         ("tcp://127.0.0.1:9", "Connection refused"),
-        ("file:///no/such/directory/file", "Name a path in a directory that exists"),
+        ("file:///no/such/directory/file", "ConfigError rendezvous-file-unusable: "),
     ],
 )
 def test_a_place_that_cannot_be_reached_is_told(crew, url, words):
@@ -218,10 +215,7 @@ def test_rank_0_listens_on_the_address_that_its_host_means_and_says_so_once(kind
     said = capfd.readouterr().err
     if kind == "loopback":  # which may be so on rank 0's machine alone
         assert listens in (["::"], ["0.0.0.0"])
-        assert (
-            f"it listens at port {port} on all network interfaces (it was given 127.0.0.1, a loopback address). It has"
-            in said
-        )
+        assert f"port {port} on all network interfaces" in said
     else:
         assert listens == [host]
         assert said.count(f"it listens at {host}:{port} (") == (kind == "outward")
@@ -236,11 +230,11 @@ def pause_for_ever(waiter):
 def test_who_waits_says_so_after_a_moment_and_gives_up_in_the_end(monkeypatch, capsys):
     monkeypatch.setattr("lockstep._world.comm.waiter._TELL_AFTER_S", 0.05)
     waiter = Waiter(1, 20, "tcp://h:1", 0.3)
-    with pytest.raises(PeerError, match=r"timed out: it waited 0.3 s at tcp://h:1 for ranks 0, 3 \(a hint\).*timeout_s="):
+    with raises(PeerError, "rendezvous-timeout") as caught:
         pause_for_ever(waiter)
+    assert "for ranks 0, 3 (a hint)" in str(caught.value)
     assert waiter.remaining_s == 0
-    told = capsys.readouterr().err
-    assert told == "lockstep: rank 1 of 20 is waiting at tcp://h:1 for ranks 0, 3 (a hint), for up to 0.3 s\n"
+    assert capsys.readouterr().err.count("at tcp://h:1 for ranks 0, 3 (a hint)") == 1
 
 
 # Where to meet, and who is where
@@ -268,22 +262,18 @@ def test_a_place_that_is_named_comes_before_what_the_launcher_says(init_method, 
 
 
 @pytest.mark.parametrize(
-    ("init_method", "fields", "words"),
+    ("init_method", "fields", "code"),
     [
-        ("tcp://h:1", {"launcher": "python"}, "the rank of this process is unknown: set RANK and WORLD_SIZE"),
-        (None, {}, "MASTER_ADDR is not set"),
-        ("env://", {}, "MASTER_ADDR is not set"),
-        (None, {"master": ("h", "")}, "MASTER_ADDR=h, and MASTER_PORT= is not set"),
-        (None, {"master": ("h", "x")}, "MASTER_PORT=x"),
-        (
-            None,
-            {"launcher": "mpirun", "local_world_size": 2},
-            r"2 of 4 processes are on this machine.*mpirun -x MASTER_ADDR",
-        ),
+        ("tcp://h:1", {"launcher": "python"}, "rank-unknown"),
+        (None, {}, "rendezvous-missing"),
+        ("env://", {}, "rendezvous-missing"),
+        (None, {"master": ("h", "")}, "master-port-invalid"),
+        (None, {"master": ("h", "x")}, "master-port-invalid"),
+        (None, {"launcher": "mpirun", "local_world_size": 2}, "rendezvous-missing"),
     ],
 )
-def test_processes_that_do_not_know_where_to_meet_are_told(init_method, fields, words):
-    with pytest.raises(ConfigError, match=words):
+def test_processes_that_do_not_know_where_to_meet_are_told(init_method, fields, code):
+    with raises(ConfigError, code):
         rendezvous_url(init_method, world(**fields))
 
 

@@ -18,7 +18,7 @@ def test_a_rank_without_the_runs_secret_is_not_let_in(crew):
 def test_a_rank_that_goes_away_meanwhile_is_not_called_a_stranger(crew):
     (kind, message), _ = crew(2, strangers.leave_before_the_proof)
     assert kind == "PeerError"
-    assert "belong to this run" in message
+    assert "belong to one run" in message
 
 
 def test_what_is_said_of_a_stranger_is_not_taken_for_an_echo_of_a_lost_connection():

@@ -77,7 +77,7 @@ def test_the_last_words_of_a_script_that_was_stopped_are_shown(start_own, tmp_pa
     launcher.send_signal(signal.SIGINT)
     _, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 130
-    assert [line.partition(":")[0] for line in err.splitlines()] == ["stopped at step 7", "stopped by Ctrl-C"]
+    assert [line.partition(";")[0] for line in err.splitlines()] == ["stopped at step 7", "stopped by Ctrl-C"]
 
 
 def test_a_second_ctrl_c_kills_at_once(run_warm, monkeypatch):

@@ -99,7 +99,7 @@ def test_an_error_that_would_only_come_again_does_not_restart(start_own, tmp_pat
     _, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 1
     assert len(read_pids(tmp_path)) <= 2
-    assert err.splitlines()[-1] == "lockstep: not started again: a ConfigError would only recur"
+    assert err.splitlines()[-1] == "lockstep: not started again: a ConfigError would occur again"
     assert "restart 1" not in err
 
 

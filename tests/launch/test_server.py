@@ -70,7 +70,7 @@ def test_a_lost_server_is_told_by_the_next_message_after_all_that_it_had_said(se
     until(lambda: not is_running(server.pid))
     server.start_worker("not even sent", 2, [])
     assert server.receive()["status"] == -signal.SIGKILL
-    with pytest.raises(LaunchError, match=r"was killed \(SIGKILL\)"):
+    with pytest.raises(LaunchError, match="SIGKILL"):
         server.receive()
     assert not server.is_alive()
 

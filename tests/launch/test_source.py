@@ -3,6 +3,7 @@
 import textwrap
 
 import pytest
+from codes import raises
 
 from lockstep._base.errors import ConfigError
 from lockstep._launch.options import LaunchOptions
@@ -158,7 +159,7 @@ def test_who_starts_the_processes_follows_from_the_source_and_what_was_said(read
     assert (script.starter is not None) is expected
     check_starter(script, 1)
     if expected:
-        with pytest.raises(ConfigError, match=r"Leave --nproc-per-node out.*--spawns no"):
+        with raises(ConfigError, "script-starts-itself"):
             check_starter(script, 2)
     else:
         check_starter(script, 2)
@@ -174,15 +175,15 @@ def test_a_script_that_starts_its_processes_is_passed_no_local_rank(read):
         (
             "parser.add_argument('--local_rank')",
             {},
-            "train.py, line 1 defines --local_rank: each process is passed --local_rank=RANK; --pass-local-rank none",
+            "--pass-local-rank none",
         ),
         (
             SPAWNS,
             {},
-            "torch.multiprocessing.spawn in train.py, line 2): it is started once (--spawns no launches it)",
+            "torch.multiprocessing.spawn in train.py, line 2): starting it once (--spawns no",
         ),
-        (EITHER, {"nproc_per_node": None}, "it is started once (--spawns no launches it)"),
-        (EITHER, {}, "it is launched (--spawns yes starts it once)"),
+        (EITHER, {"nproc_per_node": None}, "(--spawns no"),
+        (EITHER, {}, "(--spawns yes"),
     ],
 )
 def test_a_guess_is_told_in_a_line_that_says_what_overrides_it(read, source, options, words):

@@ -67,8 +67,8 @@ def test_a_script_with_an_address_of_its_own_meets_there(lockstep_run, free_port
 
 def test_a_script_that_spawns_is_not_started_several_times(lockstep_run):
     told = lockstep_run(*TWO, "spawn_env.py", status=2)
-    assert "starts its processes itself (torch.multiprocessing.spawn in spawn_env.py, line " in told
-    assert "Leave --nproc-per-node out" in told
+    assert "(torch.multiprocessing.spawn in spawn_env.py, line " in told
+    assert "Remove --nproc-per-node" in told
 
 
 def test_a_script_that_can_do_both_is_launched_where_a_number_of_processes_is_given(lockstep_run):
@@ -122,8 +122,8 @@ def test_an_argument_that_the_script_did_not_want_is_explained_and_can_be_left_o
     (here / "plain.py").write_text("import argparse, options\nargparse.ArgumentParser().parse_args()\n")
     told = lockstep_run(*TWO, "plain.py", status=2)
     assert "unrecognized arguments: --local_rank=" in told
-    assert "options.py, line 2 defines --local_rank: each process is passed --local_rank=RANK" in told
-    assert "--pass-local-rank none leaves it out" in told
+    assert "options.py, line 2 defines --local_rank" in told
+    assert "--pass-local-rank none" in told
     assert lockstep_run(*TWO, "--pass-local-rank", "none", "plain.py") == []
 
 

@@ -158,7 +158,7 @@ def test_what_fails_while_the_run_is_to_be_saved_is_shown_and_not_started_again(
     ended = lab.run(source, nproc=2, fault=fault, max_restarts=2)
     assert ended.status == 1, ended
     assert "ValueError: boom" in ended.err, ended
-    assert "not started again: it failed after SIGTERM, which asked it to end" in ended.err, ended
+    assert "not started again: it failed after SIGTERM, which asked it to exit" in ended.err, ended
 
 
 def test_a_run_that_does_not_come_to_the_end_of_its_step_is_not_waited_for_for_ever(lab, monkeypatch):

@@ -3,13 +3,15 @@ to name it by."""
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lockstep._joining.startup.host import Caller, Installed, host_of
+from lockstep._joining.startup import host as host_module
+from lockstep._joining.startup.host import Caller, Installed, host_of, host_with_handler
 
 pytestmark = pytest.mark.timeout(60)
 SITE, STDLIB, BIN, HOME = "/venv/lib/python3/site-packages", "/usr/lib/python3", "/venv/bin", "/home/me"
@@ -168,3 +170,25 @@ def test_a_training_that_a_host_calls_is_to_be_named_if_it_is_to_be_resumed(tmp_
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50)
     told = [line for line in run.stdout.splitlines() if line.startswith(("in ", "ConfigError "))]
     assert told == ["ConfigError True", "in a", "in b", "in runs/run-1", "in runs/run-2"], run
+
+
+@pytest.mark.parametrize(
+    ("file", "runs", "expected"),
+    [
+        (f"{SITE}/submitit/core/job_environment.py", "submitit", "submitit"),
+        (f"{SITE}/lightning/trainer.py", "submitit", None),
+        (f"{SITE}/lightning/trainer.py", None, None),
+        (SCRIPT, "submitit", None),
+    ],
+)
+def test_a_host_that_handles_a_signal_itself_is_known(monkeypatch, file, runs, expected):
+    monkeypatch.setattr(host_module, "host_of_this_process", lambda: runs)
+    monkeypatch.setattr(host_module, "_installed", lambda script: INSTALLED)
+    assert host_with_handler(signal.SIGUSR2) is None
+    made = {}
+    exec(compile("def handle(*_): pass", file, "exec"), made)
+    before = signal.signal(signal.SIGUSR2, made["handle"])
+    try:
+        assert host_with_handler(signal.SIGUSR2) == expected
+    finally:
+        signal.signal(signal.SIGUSR2, before)

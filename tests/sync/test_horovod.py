@@ -104,7 +104,7 @@ def test_an_error_in_a_backward_pass_that_is_caught_ends_the_shard_as_an_error(c
 
 def test_without_horovod_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    with pytest.raises(ConfigError, match=r"not installed here .*make horovod.*docs/horovod.md.*strategy='ddp'"):
+    with pytest.raises(ConfigError, match=r"not installed .*make horovod.*docs/horovod.md.*strategy='ddp'"):
         find_horovod()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import secrets
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from lockstep._base import errors
 from lockstep._base.config import STRATEGIES, RunConfig, merge_settings
 from lockstep._base.errors import ConfigError, LockstepError, UsageError
-from lockstep._base.reports import warn
+from lockstep._base.reports import NOTICE, Report, publish, warn
 from lockstep._data.many_workers import hold_back_warning
 from lockstep._data.streams import script_seed
 from lockstep._joining.engine import Engine, RunContext
@@ -23,7 +24,7 @@ from lockstep._joining.excepthook import install_excepthook
 from lockstep._joining.instrument import make_instruments
 from lockstep._joining.opening import LaunchRequest, OpenRun, open_run
 from lockstep._joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
-from lockstep._joining.startup.host import host_of_this_process
+from lockstep._joining.startup.host import host_of_this_process, host_with_handler
 from lockstep._joining.team import Team
 from lockstep._plan.blocks import block
 from lockstep._state.recovery.resuming import Checkpoint
@@ -262,4 +263,31 @@ def _open(
             )
         is_program = False
     command = Command.of_this_process(_num_joined, is_program=is_program, explicit=explicit, part=part)
-    return open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
+    run = open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
+    if config.threads is None and environment.threads is not None and not environment.asked:
+        _report_threads(environment.threads, run, threads_for(num_shards, world.num_cores))
+    if config.interval != "off" and (host := host_with_handler(signal.SIGTERM)) is not None:
+        warn(
+            f"{host} handles SIGTERM in this process, so the run is not saved when SIGTERM arrives. To save it, restore the "
+            "default before join(): signal.signal(signal.SIGTERM, signal.SIG_DFL)",
+            code="sigterm-handled",
+        )
+    return run
+
+
+def _report_threads(given: int, run: OpenRun, own: int) -> None:
+    """Report what OMP_NUM_THREADS does to this run. Platforms set it (Ray, to the CPUs of a worker),
+    and users do not see that: the same script may then give other bits than elsewhere."""
+    if run.is_new and given != own:
+        text = (
+            f"{given} threads per process, as OMP_NUM_THREADS is set ({own} otherwise). The results' last bits depend on this "
+            f"number. To get the same bits where that variable differs, set threads={given} (--threads {given})"
+        )
+    elif not run.is_new and given != run.birth.threads:
+        text = (
+            f"OMP_NUM_THREADS={given} is ignored: this run was started with {run.birth.threads} threads per process, and its "
+            f"results depend on this number. To change it: --threads {given} --allow threads"
+        )
+    else:
+        return
+    publish(Report(kind=NOTICE, text=text, code="threads-from-environment", is_warning=False))

@@ -28,12 +28,14 @@ def check_binding(kind: str, config: RunConfig) -> None:
         return
     if config.device == "cpu" or gpus.num_gpus_here() == 0:
         raise ConfigError(
-            f"--bind {kind} binds each process to the CPUs near its GPU, and there is none: leave it out (taskset and numactl "
-            "bind the whole run)"
+            f"--bind {kind} binds each process to the CPUs near its GPU, but this machine has no GPU. "
+            "Remove it (taskset and numactl bind the whole run)",
+            code="bind-without-gpu",
         )
     if shutil.which("numactl") is None:
         raise ConfigError(
-            f"--bind {kind}: PyTorch binds only where the program numactl is installed. Install it, or leave --bind out"
+            f"--bind {kind} needs the program numactl, which is not installed. Install it, or remove --bind",
+            code="bind-without-numactl",
         )
 
 

@@ -49,7 +49,7 @@ def _workers_in(trace: TracebackType | None) -> Sequence[Any]:
 
 
 def _named(worker: Any) -> RuntimeError:
-    """In PyTorch's words."""
+    """How PyTorch's own error describes the end of this loader worker."""
     if worker.exitcode < 0:
         how = f"is killed by signal: {signal.strsignal(-worker.exitcode)}. "
     else:

@@ -21,7 +21,7 @@ _TEXTS = (
     "Wait timeout",  # of the store
 )
 _NO_FAILURES = (KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, Stopped)
-"""What a rank may be handling without anything having failed there."""
+"""Errors that a rank may be handling although nothing has failed in it."""
 
 
 def is_echo(error: BaseException) -> bool:
@@ -31,8 +31,8 @@ def is_echo(error: BaseException) -> bool:
 
 
 def is_echo_in(traceback: str) -> bool:
-    """The same, of a traceback as text. Not if it shows an error of its own as well, which may be
-    the cause."""
+    """Whether a traceback, as text, is that of a consequence. Not if it also shows an error of this
+    rank, which may be the cause."""
     blocks = traceback.split("Traceback (most recent call last):\n")[1:]
     said = ["\n".join(line for line in block.splitlines() if not line.startswith("  ")) for block in blocks]
     return bool(said) and all(any(sign in text for sign in (*_TYPES, *_TEXTS)) for text in said)

@@ -12,7 +12,7 @@ from lockstep._launch.observer import Observer
 
 
 class ExplainedFailures:
-    """Those of this machine's ranks, explained by ``observers``."""
+    """The failures of this machine's ranks, explained by ``observers``."""
 
     def __init__(self, observers: Observers[Observer]) -> None:
         self.by_rank: dict[int, Failure] = {}

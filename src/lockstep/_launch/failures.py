@@ -41,10 +41,10 @@ _CLOSED = re.compile(r"(closed|reset) by peer|broken pipe", re.IGNORECASE)
 _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
 _SIGNAL_WORDS: dict[int, str] = {
-    signal.SIGKILL: "killed from outside: perhaps out of memory (the kernel's log, dmesg, would say so)",
+    signal.SIGKILL: "killed by another process or the kernel, for example because memory ran out (see dmesg)",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a bus error, perhaps because /dev/shm is full",
-    signal.SIGTERM: "terminated from outside",
+    signal.SIGTERM: "terminated by another process",
 }
 
 
@@ -55,7 +55,7 @@ class Failure:
     rank: int
     host: str = field(default_factory=socket.gethostname)
     time_s: float = field(default_factory=time.time)
-    """When it ended, or that was noticed, in seconds since 1970."""
+    """The moment at which it ended, or at which that was noticed, in seconds since 1970."""
     kind: str
     """Name of the exception's type, or of the signal; empty: unknown."""
     message: str
@@ -64,16 +64,16 @@ class Failure:
     text: str = ""
     """The traceback, by Python or faulthandler."""
     frames: str = ""
-    """What of it is shown, with the whole message above; empty: all."""
+    """The part of the traceback that is shown, with the whole message above it; empty: all."""
     explanation: str = ""
-    """In plain words, if it is one of PyTorch's cryptic errors."""
+    """A plain explanation, if it is one of PyTorch's cryptic errors."""
     exit_status: int = 1
     """The exit status of the launcher if this is the first failure."""
     is_consequence: bool = False
     """Whether it looks like a consequence of another rank's failure."""
     then: str = ""
-    """For a failure of its own that a rank was handling when it met such a consequence: where it
-    did, in words."""
+    """Where the rank met a consequence while it was handling a failure of its own, as a clause;
+    empty: it did not."""
     would_recur: bool = False
     """Whether the same program would fail in the same way again."""
     ended_early: bool = False
@@ -88,7 +88,7 @@ class Failure:
     doing."""
 
     def summary(self) -> str:
-        """One line."""
+        """The failure in one line."""
         return self._said(first_line(self.message))
 
     def whole(self) -> str:
@@ -182,7 +182,7 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
     """
     text, has_waited = "", end is not None and status == 1
     if has_waited:  # as lockstep's exit handler ends it after a timeout
-        kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
+        kind, message, exit_status = "", "the script finished, but an exit handler failed (see the output above)", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
     else:
@@ -231,17 +231,17 @@ def fault_path(private_dir: str, rank: int) -> Path:
 
 def end_of(error: SystemExit | None = None) -> End:
     """The successful end of a program, perhaps by ``sys.exit()``. Called in the worker."""
-    how = "its program came to its end"
+    how = "the script finished"
     if error is not None:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != exit_status.__file__]
         where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-        how = f"it called sys.exit({'' if error.code is None else error.code}){where}"
+        how = f"called sys.exit({'' if error.code is None else error.code}){where}"
     return End(how=how)
 
 
 def unforeseen_end() -> End:
     """The end of a process, with status 0, whose program has not come to its end."""
-    return End(how="it ended with status 0 before its program came to its end (os._exit, or os.exec* and what that ran?)")
+    return End(how="exited with status 0 before the script finished (os._exit or os.exec*?)")
 
 
 def early_end(
@@ -269,7 +269,10 @@ def early_end(
         rank=rank,
         time_s=known[rank].time_s,
         kind="",
-        message=f"{known[rank].how}, while other ranks still needed it. All ranks must take the same steps, and end together",
+        message=(
+            f"{known[rank].how} while other ranks were still waiting for it. All ranks must run the "
+            "same number of steps and exit together."
+        ),
         ended_early=True,
     )
 
@@ -311,8 +314,8 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
     parts += [text.rstrip() for text in (explained, "" if first.frames else first.text, first.remark) if text]
     if first.kind in ("BdbQuit", "EOFError") and attached != first.rank:
         parts.append(
-            f"A breakpoint() or input() of a worker has no terminal to read from; "
-            f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
+            "A breakpoint() or input() in a worker has no terminal to read from. `lockstep run "
+            f"--attach {first.rank}` connects rank {first.rank} to this one."
         )
     rest = [] if are_alike else [failure for failure in rest if not (first.is_of_all and failure.is_of_all)]
     if rest:
@@ -327,7 +330,7 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
 
 
 def _where(failure: Failure) -> str:
-    """Of a rank that still needed one that ended, where it did, as a clause."""
+    """Where a rank still needed one that had ended, as a clause."""
     return f" (at {place})" if (place := place_of(failure)) else ""
 
 

@@ -20,7 +20,7 @@ _MOST_ASKED = 4
 
 
 class ForkedWorkers:
-    """Those of this machine. They must be closed.
+    """The workers of this machine, forked by the server. They must be closed.
 
     Args:
         server: forks them.

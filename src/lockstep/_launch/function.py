@@ -68,8 +68,9 @@ def launch(
     """
     if worker.importing_caller:
         raise UsageError(
-            "launch() was called while a worker imports your script, and would go on without end: "
-            'put what starts the run under `if __name__ == "__main__":`'
+            "launch() was called while a worker process imported the script, which would start "
+            'processes endlessly. Call it under `if __name__ == "__main__":`',
+            code="launch-at-import",
         )
     config = RunConfig.merge(settings, {})
     count = resolve_nproc(nproc, config)
@@ -102,7 +103,7 @@ def launch(
             raise Stopped(outcome.stopped_with)
         if outcome.stopped_by is None and outcome.stopped_with is None:
             if outcome.is_unsaved:
-                end_unsaved("launch: the training finished, but NOT all of it could be saved: see the warnings above")
+                end_unsaved("launch: training finished, but some of it could NOT be saved (see the warnings above)")
             return [result_of(outcome.spec.private_dir, rank) for rank in range(count)]
     if outcome.stopped_by not in (None, signal.SIGINT):
         signal.raise_signal(outcome.stopped_by)  # with its usual effect on this process
@@ -121,7 +122,7 @@ def result_of(private_dir: str, rank: int) -> Any:
     try:
         return pickle.loads(worker.result_path(private_dir, rank).read_bytes())
     except FileNotFoundError:
-        raise LaunchError(f"rank {rank} ended early, with status 0 and before the function returned") from None
+        raise LaunchError(f"rank {rank} exited with status 0 before the function returned") from None
 
 
 def _stdout_is_plain() -> bool:
@@ -158,13 +159,16 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
     except ImportError:
         name = getattr(fn, "__qualname__", repr(fn))
         raise UsageError(
-            f"{name} cannot be sent to other processes: {why}. Put it in a file and import it from there, "
-            "or install cloudpickle"
+            f"{name} cannot be sent to other processes: {why}. Move it to a file and import it from "
+            "there, or install cloudpickle",
+            code="function-not-importable",
         ) from None
     try:
         payload = cloudpickle.dumps((fn, args))
     except Exception as error:
-        raise UsageError(f"the function or its arguments cannot be sent to other processes: {error}") from error
+        raise UsageError(
+            f"the function or its arguments cannot be sent to other processes: {error}", code="function-not-picklable"
+        ) from error
     return Call(payload=payload, sys_path=tuple(sys.path), sys_argv=tuple(sys.argv), by_value=True)
 
 

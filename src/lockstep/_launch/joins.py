@@ -38,7 +38,7 @@ class Joining:
     where: str = ""
     """``train.py, line 3``; empty: nothing is known of it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Those that are constants there, by name. The name may be of no setting."""
+    """The settings that are constants in the call, by name. A name may belong to no setting."""
 
     def merged(self, settings: Mapping[str, Any]) -> RunConfig:
         """The settings of the command and of the script together, as ``join()`` will merge them.

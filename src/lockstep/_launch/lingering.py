@@ -17,7 +17,7 @@ class Lingering:
 
     def __init__(self, observers: Observers[Observer]) -> None:
         self.next_look = math.inf
-        """When to call ``look`` again, in the time of ``time.monotonic``."""
+        """The moment at which to call ``look`` again, in the time of ``time.monotonic``."""
         self._observers = observers
         self._over_at: dict[int, float] = {}  # by rank
 

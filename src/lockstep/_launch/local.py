@@ -44,16 +44,24 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
     if asked == "gpu":
         count = gpus.num_gpus_here()
         if count == 0:
-            raise ConfigError("--nproc-per-node gpu: no CUDA GPU is visible here, or torch was built without CUDA")
+            raise ConfigError(
+                "--nproc-per-node gpu: no CUDA GPU is visible here, or torch was built without CUDA",
+                code="nproc-gpu-without-gpus",
+            )
         if count < each:
-            raise ConfigError(f"--nproc-per-node gpu with {each} devices a process: {count} CUDA GPUs are visible here")
+            raise ConfigError(
+                f"--nproc-per-node gpu with {each} devices per process: only {count} CUDA GPUs are visible",
+                code="nproc-gpu-too-few",
+            )
         return count // each
     try:
         count = int(asked)
     except ValueError:
         count = 0
     if count < 1:
-        raise ConfigError(f"--nproc-per-node {asked}: give a number, 1 or more, or one of auto, cpu, gpu")
+        raise ConfigError(
+            f"--nproc-per-node {asked}: pass a number, 1 or more, or one of auto, cpu, gpu", code="nproc-invalid"
+        )
     return count
 
 
@@ -69,25 +77,33 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0, where: str = "
     """
     strategy = STRATEGIES[config.strategy]
     if strategy.one_process and nproc > 1:
-        raise ConfigError(f"strategy {config.strategy} is one process, and {nproc} were asked for: leave one of the two out")
-    if strategy.needs == "gpus" and (config.device == "cpu" or gpus.num_gpus_here() == 0):
-        why = "--device cpu was asked for" if config.device == "cpu" else "none is visible here, or torch has no CUDA"
         raise ConfigError(
-            f"strategy {config.strategy} spreads batches over CUDA GPUs, and {why}: use strategy single, or several processes "
-            "with strategy ddp (--nproc-per-node 2)"
+            f"strategy {config.strategy} runs in one process, but {nproc} were requested. Remove one of the two",
+            code="strategy-of-one-process",
+        )
+    if strategy.needs == "gpus" and (config.device == "cpu" or gpus.num_gpus_here() == 0):
+        why = "--device cpu was passed" if config.device == "cpu" else "none is visible here, or torch has no CUDA"
+        raise ConfigError(
+            f"strategy {config.strategy} needs CUDA GPUs, and {why}. Use strategy single, or several "
+            "processes with strategy ddp (--nproc-per-node 2)",
+            code="strategy-needs-gpus",
         )
     least = nproc + num_others
     if config.shards is not None and config.shards < least:
-        elsewhere = f" ({nproc} here, and one or more on each of the other nodes that may come)" if num_others else ""
-        more = f"write shards={least} or more in {where}" if where else f"for --shards {least} or more"
+        elsewhere = f" ({nproc} here, and at least one on each of the other nodes)" if num_others else ""
+        more = f"pass shards={least} or more in {where}" if where else f"pass --shards {least} or more"
         raise ConfigError(
-            f"{least} processes{elsewhere} for {config.shards} shard{'s' if config.shards > 1 else ''}: a process without a "
-            f"shard would have nothing to do. Ask for at most {config.shards} in all, or {more}"
+            f"{least} processes{elsewhere} but only {config.shards} "
+            f"shard{'s' if config.shards > 1 else ''}: each process needs at least one. Use at most "
+            f"{config.shards} processes, or {more}",
+            code="processes-above-shards",
         )
     if config.backend == "mpi":
         raise ConfigError(
-            "backend mpi is for processes that mpirun starts (mpirun -np 2 python SCRIPT), with a PyTorch that was built from "
-            "source on a machine with MPI: leave backend out, or use gloo (or nccl, with a GPU for each process)"
+            "backend mpi needs processes that mpirun starts (mpirun -np 2 python SCRIPT), and a "
+            "PyTorch built from source with MPI. Remove it, or use gloo (or nccl, with a GPU for "
+            "each process)",
+            code="backend-mpi-launched",
         )
     if config.device == "cuda" or config.backend == "nccl":
         asked = "device cuda" if config.device == "cuda" else "backend nccl"
@@ -97,9 +113,10 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0, where: str = "
         if nproc * each > count and not may_share:
             why = "" if gpus.torch_has_cuda() else " (the installed torch is built without CUDA)"
             raise ConfigError(
-                f"{asked} for {nproc} processes, and {count} CUDA GPUs are visible{why}: "
-                f"each process needs {'its own' if each == 1 else each}. "
-                f"Ask for {'fewer processes, or backend gloo to share GPUs' if count else 'device cpu'}"
+                f"{asked} for {nproc} processes, but {count} CUDA GPUs are visible{why}: each process "
+                f"needs {'its own' if each == 1 else each}. Use "
+                f"{'fewer processes, or backend gloo to share GPUs' if count else 'device cpu'}",
+                code="gpus-too-few",
             )
 
 
@@ -117,7 +134,9 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
             holder.bind(("", asked))
         except OSError as error:
             raise ConfigError(
-                f"port {asked} of this machine is not available ({error.strerror}): leave it out, and a free one is taken"
+                f"port {asked} of this machine is not available ({error.strerror}). Without "
+                "--master-port, a free port is used",
+                code="port-in-use",
             ) from error
         yield holder.getsockname()[1]
 

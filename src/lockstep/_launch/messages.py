@@ -22,7 +22,7 @@ class Told:
     """What a worker has reported so far."""
 
     pid: int | None = None
-    """Its process id, sent first."""
+    """The worker's process id, which it sends first."""
     watches: Sequence[int] = ()
     """The signals on which it saves its run by itself: see ``lockstep._base.stopping``."""
     failure: Failure | None = None
@@ -83,7 +83,7 @@ class Receiver:
         os.set_blocking(self._fd, False)
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The descriptor of the pipe, for selectors."""
         return self._fd
 
     def handed_over(self) -> None:

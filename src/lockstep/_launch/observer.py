@@ -23,7 +23,7 @@ class Launch:
     """A directory for this start alone, removed at its end. The workers' observers know it, too."""
     world_size: int
     ranks: Sequence[int]
-    """Of this machine."""
+    """The ranks of this machine."""
     end: Callable[[Failure], None]
     """Ends the launch, with this as its failure, unless it is ending already. May be called from
     any thread."""
@@ -39,7 +39,7 @@ class JoinedRun(NamedTuple):
         """What the same command does now."""
         if self.newest is None:
             return "there is no checkpoint, so the same command starts over"
-        return f"the same command resumes after step {self.newest}"
+        return f"repeat the command to resume after step {self.newest}"
 
 
 class Observer:

@@ -121,5 +121,5 @@ class LaunchOptions:
 
     @property
     def local_rank_option(self) -> str:
-        """One of ``PASS_LOCAL_RANK``."""
+        """The way in which workers get their local rank: one of ``PASS_LOCAL_RANK``."""
         return "none" if self.use_env else self.pass_local_rank

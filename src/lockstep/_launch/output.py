@@ -29,7 +29,7 @@ Sink = Callable[[int, bool, bytes], None]
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPlan:
-    """The requested output."""
+    """The places to which the output of the ranks goes, as the user requested."""
 
     log_dir: Path | None = None
     """A directory for each rank's output, in ``rank-<R>.log``."""
@@ -79,7 +79,9 @@ class Streams:
                 if self._goes_on:  # what is there may end in the middle of a line
                     self.append(dict.fromkeys(self._logs, f"\n{self._goes_on}\n"))
             except OSError as error:
-                raise ConfigError(f"--log-dir {self._plan.log_dir} cannot be written: {error}") from error
+                raise ConfigError(
+                    f"--log-dir {self._plan.log_dir} cannot be written: {error}", code="log-dir-unwritable"
+                ) from error
         return self
 
     def for_rank(self, rank: int) -> tuple[int, int, int]:
@@ -157,7 +159,8 @@ class _Pump(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="lockstep-output", daemon=True)
         self.takers: dict[int, Callable[[bytes], None]] = {}
-        """What to call with each line, by descriptor of the pipe. Complete before the start."""
+        """The functions to call with each line, by descriptor of the pipe. Complete before the
+        start."""
         self._is_last = self._is_over = False
 
     def finish(self) -> None:

@@ -38,7 +38,8 @@ def private_directory() -> Iterator[str]:
         path = tempfile.mkdtemp(prefix=f"lockstep-{_processes_here()}-{os.getpid()}-")
     except OSError as error:  # it names the directories that were tried
         raise ConfigError(
-            f"no directory for this launch can be made: {error}. Set TMPDIR to one you can write to"
+            f"cannot create a directory for this launch: {error}. Set TMPDIR to a directory that you can write to",
+            code="no-private-directory",
         ) from error
     try:
         yield path

@@ -26,20 +26,22 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
         _find_program(target, is_module=is_module)
         return None
     if not (target.strip(".") if is_module else target):
-        raise ConfigError("the script's name is empty: give the path of a script, or -m and the name of a module")
+        raise ConfigError(
+            "the script's name is empty. Pass the path of a script, or -m and the name of a module", code="no-such-script"
+        )
     if is_module:
         return _find_module(target)
     path = Path(target)
     if path.is_file():
         return path
     if path.is_dir():
-        raise ConfigError(f"{target} is a directory: name the script in it, or a module after -m")
+        raise ConfigError(f"{target} is a directory. Pass a script in it, or a module after -m", code="no-such-script")
     hint = ""
     if "." in target and not target.endswith(".py") and "/" not in target:
         hint = f". To run a module, put -m before it: lockstep run -m {target}"
     elif path.with_suffix(".py").is_file():
         hint = f". Did you mean {path.with_suffix('.py')}?"
-    raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}")
+    raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}", code="no-such-script")
 
 
 def check_script(target: str, source: Source | None, args: Sequence[str], options: LaunchOptions) -> Script:
@@ -66,19 +68,17 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
         spawning = source.starter()
         if spawning and is_counted and source.asks_launcher():
             guesses.append(
-                f"the script may start processes itself ({spawning}), but also reads the ranks of a launcher: it is "
-                "launched (--spawns yes starts it once)"
+                f"the script may start processes itself ({spawning}), but also reads a launcher's ranks: "
+                "launching it (--spawns yes starts it once)"
             )
         elif spawning:
             starter = spawning
-            guesses.append(
-                f"the script starts its processes itself ({starter}): it is started once (--spawns no launches it)"
-            )
+            guesses.append(f"the script starts its own processes ({starter}): starting it once (--spawns no launches it)")
     if options.local_rank_option == "auto" and starter is None:
         option, where = source.local_rank_option() or (None, "")
         if option:
             guesses.append(
-                f"{where} defines {option}: each process is passed {option}=RANK; --pass-local-rank none leaves it out"
+                f"{where} defines {option}: each process gets {option}=RANK (--pass-local-rank none turns this off)"
             )
     return replace(
         script,
@@ -97,18 +97,19 @@ def check_starter(script: Script, nproc: int) -> None:
     """
     if script.starter is not None and nproc > 1:
         raise ConfigError(
-            f"{nproc} processes of a script that starts its processes itself ({script.starter}): each of them would start "
-            "all of its own, and they would compete for one port. Leave --nproc-per-node out. If the script does not do "
-            "that when a launcher has started it, say --spawns no. Nothing was started."
+            f"the script starts its own processes ({script.starter}), so --nproc-per-node {nproc} "
+            f"would start {nproc} copies of them. Remove --nproc-per-node. If the script does not "
+            "spawn under a launcher, pass --spawns no",
+            code="script-starts-itself",
         )
 
 
 def _find_program(target: str, *, is_module: bool) -> None:
     if is_module:
-        raise ConfigError("--no-python and -m: a module is Python. Leave one of the two out")
+        raise ConfigError("--no-python and -m: a module is Python. Remove one of the two", code="no-python-with-module")
     if shutil.which(target) is None:
         why = f"{target} is not executable (chmod +x {target})" if Path(target).is_file() else f"{target}: no such program"
-        raise ConfigError(f"--no-python: {why}. To run a Python script, leave --no-python out")
+        raise ConfigError(f"--no-python: {why}. To run a Python script, remove --no-python", code="program-not-executable")
 
 
 def _find_module(name: str) -> Path | None:

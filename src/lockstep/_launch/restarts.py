@@ -19,7 +19,7 @@ def check_max_restarts(asked: int) -> None:
         ConfigError: it is not a whole number, or negative.
     """
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
-        raise ConfigError(f"max_restarts={asked!r}: it must be a whole number, 0 or more")
+        raise ConfigError(f"max_restarts={asked!r}: it must be a whole number, 0 or more", code="max-restarts-invalid")
 
 
 def follows(spec: LaunchSpec, cause: Failure) -> bool:
@@ -66,9 +66,9 @@ def why_not(cause: Failure | None, max_restarts: int, stopped_by: signal.Signals
     if not max_restarts:
         return ""
     if stopped_by is not None:
-        why = f"it failed after {stopped_by.name}, which asked it to end"
+        why = f"it failed after {stopped_by.name}, which asked it to exit"
     elif cause is not None and cause.would_recur:
-        why = f"a {cause.kind} would only recur"
+        why = f"a {cause.kind} would occur again"
     else:
         why = f"all restarts were used ({max_restarts})"
     return f"\n\nlockstep: not started again: {why}"

@@ -88,8 +88,10 @@ def run_script(
     remark = check_surroundings(on_nodes=nodes is not None, is_alone=options.nnodes is not None)
     if nodes is not None and script.starter is not None:
         raise ConfigError(
-            f"the script starts its processes itself ({script.starter}), and knows nothing of other nodes: start it on each "
-            "machine as it wants to be. If it does not do that when a launcher has started it, say --spawns no"
+            f"the script starts its own processes ({script.starter}), which do not meet those of "
+            "other machines. Start it on each machine without --nnodes. If it does not spawn under a "
+            "launcher, pass --spawns no",
+            code="script-starts-itself",
         )
     check_fit(known, count, nodes.most - 1 if nodes is not None else 0, "" if "shards" in settings else joining.where)
     check_binding(options.bind, config)
@@ -101,8 +103,8 @@ def run_script(
         say(line)
     if late:
         say(
-            f"WARNING: {late[0]} comes after {target}, so it goes to the script, which has no option of that name. Options of "
-            "lockstep run come before the script"
+            f"WARNING: {late[0]} after {target} is passed to the script, which does not define it. "
+            "Put lockstep options before the script."
         )
     endpoint = None
     if nodes is not None:
@@ -144,7 +146,9 @@ def run_script(
 def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> OutputPlan:
     attach = options.attach
     if attach is not None and nodes is None and not 0 <= attach < nproc:
-        raise ConfigError(f"--attach {attach}: with {nproc} processes ranks go from 0 to {nproc - 1}")
+        raise ConfigError(
+            f"--attach {attach}: with {nproc} processes ranks go from 0 to {nproc - 1}", code="attach-out-of-range"
+        )
     if attach is None and nodes is None and nproc == 1 and options.log_dir is None and not options.shows_ranks:
         attach = 0  # a single process gets the terminal
     return OutputPlan(log_dir=options.log_dir, tee=options.shows_ranks, attach=attach)
@@ -165,8 +169,8 @@ def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, I
 def unsaved_end() -> str:
     """The last words on a run that came to its end, and that could not be saved."""
     return (
-        "the training finished, but NOT all of it could be saved: the warnings above say what and why. Status "
-        f"{UNSAVED_END_STATUS}; the same command resumes from the newest checkpoint: "
+        "training finished, but some of it could NOT be saved (see the warnings above). Exiting "
+        f"with status {UNSAVED_END_STATUS}. To resume from the newest checkpoint: "
         f"{shlex.join(['lockstep', *sys.argv[1:]])}"
     )
 
@@ -177,7 +181,7 @@ def interruption(outcome: Outcome) -> Interruption | None:
     if by is None and status is None:
         return Interruption(status=UNSAVED_END_STATUS, message=unsaved_end()) if outcome.is_unsaved else None
     who = "Ctrl-C" if by is signal.SIGINT else "a signal" if by is None else by.name
-    message = f"stopped by {who}: everything that lockstep run (process {os.getpid()}) started has ended"
+    message = f"stopped by {who}; all processes of lockstep run (process {os.getpid()}) have exited"
     if status is None:
         assert by is not None
         unsaved = ". The run was NOT saved" if outcome.was_cut_short else ""
@@ -185,6 +189,6 @@ def interruption(outcome: Outcome) -> Interruption | None:
             unsaved += f": {outcome.joined.as_words()}"
         return Interruption(status=128 + by, message=message + unsaved)
     if status == UNSAVED_STATUS:
-        return Interruption(status=status, message=f"{message}, with status {status}: the run could not be saved")
-    saved = f"the run is saved, the same command resumes it: {shlex.join(['lockstep', *sys.argv[1:]])}"
-    return Interruption(status=status, message=f"{message}, with status {status}: {saved}")
+        return Interruption(status=status, message=f"{message} (status {status}). The run could NOT be saved")
+    saved = f"Checkpoint saved. To resume: {shlex.join(['lockstep', *sys.argv[1:]])}"
+    return Interruption(status=status, message=f"{message} (status {status}). {saved}")

@@ -29,7 +29,7 @@ from lockstep._world.machine.addresses import is_loopback
 
 OPTION = "--rdzv-secret-file"
 _SHORTEST = 16
-"""Characters."""
+"""The shortest secret that is accepted, in characters."""
 _DIGITS = 64
 """Hexadecimal digits of a signature."""
 
@@ -64,9 +64,9 @@ class SharedSecret:
     """Where this launcher finds the secret."""
 
     given: Secret | None
-    """The user's; None: it is in the file."""
+    """The secret that the user has given; None: it is in the file."""
     path: Path
-    """The file of the launcher that keeps the store."""
+    """The secret's file, which the launcher that keeps the store writes."""
 
     def look(self) -> Secret | None:
         """The secret; None: there is no file yet, or it is not this user's, or others can read or
@@ -98,8 +98,9 @@ class SharedSecret:
             write_atomic(self.path, key, mode=0o600)
         except OSError as error:
             raise ConfigError(
-                f"{self.path}, which would tell the other launchers the secret of this run, cannot be written "
-                f"({error.strerror}). Start in a directory that all nodes see, or {_how_to_give()}"
+                f"{self.path}, by which the other launchers get the secret of this run, cannot be written "
+                f"({error.strerror}). Start in a directory that all nodes see, or {_how_to_give()}",
+                code="secret-not-written",
             ) from error
         try:
             yield
@@ -112,16 +113,34 @@ class SharedSecret:
         """The error if ``keeper``, as the user knows it, has another secret, or this launcher knows
         none."""
         if self.given is not None:
-            why = f"has a different secret from this launcher, which was given one by {SECRET} or {OPTION}"
-        else:
-            why = (
-                f"has a secret that this launcher does not know: {self.path} is missing here, or not the same file as on "
-                "its machine"
+            return ConfigError(
+                f"{keeper} has a different secret from this launcher, whose secret comes from {SECRET} or {OPTION}. Pass "
+                "all launchers of the run the same one",
+                code="secret-differs",
+            )
+        if (mode := self._open_to_others()) is not None:
+            # Mounts of object stores (gcsfuse, s3fs) and SMB shares show the same mode for all files.
+            return ConfigError(
+                f"{keeper} has a secret that this launcher cannot trust: {self.path} has mode {mode:04o}, with which others "
+                f"can read or write it. If that file system cannot keep files private, {_how_to_give()}",
+                code="secret-not-private",
             )
         return ConfigError(
-            f"{keeper} {why}. Launchers of one run need the same: start them as one user in a directory that all nodes see, "
-            f"with the endpoint spelled alike (the file is named after it), or {_how_to_give()}"
+            f"{keeper} has a secret that this launcher does not know: {self.path} is missing here, or is another file than "
+            "on its machine. Start all launchers as one user in a directory that all nodes see, with the same spelling of "
+            f"the endpoint, or {_how_to_give()}",
+            code="secret-unknown",
         )
+
+    def _open_to_others(self) -> int | None:
+        """The mode of this user's file if others can read or write it; None: they cannot, or there
+        is no such file."""
+        try:
+            status = self.path.lstat()
+        except OSError:
+            return None
+        mode = stat.S_IMODE(status.st_mode)
+        return mode if stat.S_ISREG(status.st_mode) and mode & 0o077 else None
 
 
 def shared_secret(nodes: Nodes, run_dir: str | None, file: str | None, text: str | None) -> SharedSecret:
@@ -140,7 +159,7 @@ def shared_secret(nodes: Nodes, run_dir: str | None, file: str | None, text: str
         try:
             given = _checked(Path(file).read_bytes(), f"{OPTION} {file}")
         except OSError as error:
-            raise ConfigError(f"{OPTION} {file} cannot be read ({error})") from error
+            raise ConfigError(f"{OPTION} {file} cannot be read ({error})", code="secret-unreadable") from error
     elif text:
         given = _checked(os.fsencode(text), SECRET)
     parent = Path.cwd() if run_dir is None else Path(run_dir).absolute().parent
@@ -153,11 +172,12 @@ def _checked(content: bytes, name: str) -> Secret:
     key = content.strip()
     if len(key) < _SHORTEST:
         raise ConfigError(
-            f"{name}: a secret of {len(key)} characters can be guessed, {_SHORTEST} or more are needed: `openssl rand -hex "
-            "32` prints one"
+            f"{name}: a secret of {len(key)} characters can be guessed. At least {_SHORTEST} are needed: `openssl rand -hex "
+            "32` prints one",
+            code="secret-too-short",
         )
     return Secret(key)
 
 
 def _how_to_give() -> str:
-    return f"give each of them the same one, in the environment variable {SECRET} or by {OPTION} FILE"
+    return f"pass all of them the same secret, in the environment variable {SECRET} or by {OPTION} FILE"

@@ -1,4 +1,20 @@
-"""The launcher's end of a fork server."""
+"""The launcher's end of a fork server.
+
+``import torch`` takes seconds of a core, and a launch starts many processes, some of them again and
+again. The server imports it once, and every worker is a fork of the server::
+
+    launcher --- socket ---> fork server (imports torch, is never a rank)
+       ^                        | fork          | fork
+       |                        v               v
+       +------ a pipe each --- rank 0 ...      rank 1
+
+The server is a process of its own, and not the launcher, since a fork copies everything: a launcher
+has threads, open sockets and signal handlers that no worker may inherit. The server never starts a
+parallel region and never initializes a device, which do not survive a fork (``serve``).
+
+All workers are children of the server, so its death is the death of the launch: the kernel sends
+each descendant SIGKILL then (``guard``), and no rank trains on without a launcher.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +102,7 @@ class ForkServer:
         return self._socket.fileno() >= 0 and self._process.poll() is None
 
     def fileno(self) -> int:
-        """For selectors: readable when ``receive`` has a message."""
+        """The descriptor for selectors: readable when ``receive`` has a message."""
         return self._socket.fileno()
 
     def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
@@ -124,8 +140,8 @@ class ForkServer:
         if not data:  # the server, and a worker that it was forking, have ended
             self.close()
             raise LaunchError(
-                f"the fork server (process {self.pid}, from which all ranks of this machine are forked) "
-                f"{_end_of(self._process.returncode)}, and its workers ended with it"
+                f"the fork server (process {self.pid}), parent of all ranks on this machine, "
+                f"{_end_of(self._process.returncode)}"
             )
         message: dict[str, Any] = json.loads(data)
         self.is_ready = self.is_ready or "ready" in message
@@ -191,10 +207,10 @@ def _interpreter_flags() -> list[str]:
 def _end_of(status: int) -> str:
     if status != -signal.SIGKILL:
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        return f"ended unexpectedly, {how}"
+        return f"exited unexpectedly, {how}, and its ranks with it"
     return (
-        "was killed (SIGKILL): by the kernel when memory ran out (its log, dmesg, would say so), or by somebody, perhaps a "
-        "process of the script that killed its parent"
+        "was killed by SIGKILL, so its ranks exited. Likely causes: out of memory (see dmesg), "
+        "or another process killed it. To resume, repeat the command"
     )
 
 

@@ -57,7 +57,7 @@ class Interrupts:
             os.close(self._write_fd)
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The descriptor for selectors: readable when a signal was received."""
         return self._read_fd
 
     def clear(self) -> None:

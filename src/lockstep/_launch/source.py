@@ -50,11 +50,11 @@ class Source:
         except SyntaxError as error:
             where = f"{path}, line {error.lineno}" if error.lineno else str(path)
             line = f"\n    {error.text.strip()}" if error.text else ""
-            raise ConfigError(f"{where}: {error.msg}{line}\nNothing was started.") from error
+            raise ConfigError(f"{where}: {error.msg}{line}\nNothing was started.", code="script-not-python") from error
         except ValueError as error:  # null bytes
-            raise ConfigError(f"{path} is not Python source: {error}") from error
+            raise ConfigError(f"{path} is not Python source: {error}", code="script-not-python") from error
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}", code="script-unreadable") from error
         return Source(path=path, root=root or path.resolve().parent, text=text, tree=tree)
 
     def local_rank_option(self) -> tuple[str, str] | None:
@@ -96,14 +96,14 @@ class Source:
         return any(_OPTIM.search(source.text) for source in (self, *self._imported(b"optim")))
 
     def lacks(self, args: Iterable[str]) -> list[str]:
-        """Those of the script's arguments that are options of launchers, and of which the script
-        itself says nothing."""
+        """The script's arguments that are options of launchers, and that the script itself does not
+        mention."""
         names = {arg: arg.lstrip("-").replace("-", "_") for arg in args if arg.replace("_", "-") in _OF_LAUNCHES}
         text = self.text.replace(b"-", b"_")
         return [arg for arg, name in names.items() if name.encode() not in text]
 
     def line_of(self, node: ast.AST) -> str:
-        """``train.py, line 3``."""
+        """The place of a node in the source, as ``train.py, line 3``."""
         return f"{self.path}, line {getattr(node, 'lineno', 0)}"
 
     def calls(self) -> list[tuple[ast.Call, str]]:

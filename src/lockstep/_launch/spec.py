@@ -37,7 +37,7 @@ class Script:
     has_optimizer: bool = False
     """Whether each worker will import what PyTorch imports with the first optimizer."""
     guesses: tuple[str, ...] = ()
-    """What was concluded from the script's source, and what overrides it: a line each, for the
+    """Conclusions from the script's source, each with what overrides it: one line each, for the
     user."""
 
     def arguments(self, local_rank: int) -> list[str]:
@@ -55,7 +55,7 @@ class Call:
     """The caller's script, if the payload refers to definitions there: it is imported first, as
     ``__mp_main__``."""
     main_module: str | None = None
-    """The same for a caller that was started with ``python -m``."""
+    """The name of the module that started the launch with ``python -m``."""
     sys_path: tuple[str, ...] = ()
     sys_argv: tuple[str, ...] = ()
     by_value: bool = False
@@ -67,14 +67,14 @@ class Node:
     """This machine's part in a start on several machines."""
 
     number: int
-    """From 0."""
+    """The node's number, from 0."""
     num_nodes: int
     first_rank: int
     """The first rank of its processes."""
     world_size: int
     """The number of processes on all machines."""
     master_addr: str
-    """Of rank 0's machine."""
+    """The address of rank 0's machine."""
     store: str
     """The rendezvous of lockstep scripts' workers, in the launchers' store:
     ``tcp://HOST:PORT/PREFIX``."""
@@ -83,7 +83,7 @@ class Node:
     interface: str
     """The network interface towards the other machines; empty: unknown."""
     secret: str
-    """By which the ranks recognise each other."""
+    """The secret by which the ranks recognize each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,8 @@ class LaunchSpec:
     """The requested fields of ``RunConfig``."""
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     master_port: int = 0
-    """For scripts that use ``env://``; 0, before a start: any free port."""
+    """The port of rank 0's store for scripts that use ``env://``; 0, before a start: any free
+    port."""
     terminal: bool = False
     """Whether rank 0 writes to a terminal."""
     restart: int = 0
@@ -113,9 +114,9 @@ class LaunchSpec:
     bind: str = "none"
     """How each process is bound to CPUs near its GPU: see ``binding``."""
     node: Node | None = None
-    """None: this machine is the only one."""
+    """This machine among several; None: it is the only one."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What the caller asks of the run, by instrument: see ``lockstep._joining.instrument``."""
+    """The caller's requests to the run, by instrument: see ``lockstep._joining.instrument``."""
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -1,5 +1,19 @@
 """The stages of a launch, and the transitions between them. Pure: ``supervise`` carries out the
-actions."""
+actions.
+
+::
+
+    RUNNING --echoed--> ECHO --0.5 s, or failed--+
+       |                                         v
+       +------failed, or asked to end--------> ENDING --timed out--> KILLED
+       |                                         ^                     ^
+       +--asked to save, or saved--> SAVING -----+ failed              |
+                                        |                              |
+                                        +-- timed out, asked again ----+
+
+Stages only go to the right: once workers were asked to end, nothing but a second signal or a time
+limit changes what happens, so an error that a worker meets while it ends is no new failure.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +81,7 @@ class State:
 
     stage: Stage = Stage.RUNNING
     until: float = math.inf
-    """When the stage times out, in the time of ``time.monotonic``."""
+    """The moment at which the stage times out, in the time of ``time.monotonic``."""
     is_saving: bool = False
     """Whether the run was asked to save itself, at any time."""
 

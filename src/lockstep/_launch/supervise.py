@@ -1,4 +1,12 @@
-"""Start the workers of one launch, watch them, and end all of them together."""
+"""Start the workers of one launch, watch them, and end all of them together.
+
+Ranks wait for each other in every step, so the end of one is the end of all. What makes it hard is
+to name the cause: the rank that fails first closes its connections, and the others then fail within
+milliseconds, with errors that name the connection. Their errors may arrive first. So a failure that
+looks like a consequence (``echoes``) does not end the launch yet: the rank at fault gets a moment to
+report why (``Stage.ECHO``). ``stages`` has the transitions, which are pure, and this module carries
+out their actions.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +42,8 @@ GRACE_S = 3.0
 """Seconds that workers get to end by themselves once one of them has failed, or Ctrl-C was
 pressed."""
 SAVING_GRACE_S = 30.0
-"""The same if a worker handles the signal that stopped the launcher: it may have a state to save.
+"""Seconds that workers get if one of them handles the signal that stopped the launcher: it may have
+a state to save.
 
 Runs that called ``lockstep.join`` get as long as ``--timeout`` if that is more: they finish their
 step or evaluation first, and within that time a rank that waits for others times out anyway. (This
@@ -42,7 +51,7 @@ is the last resort: whoever sent the signal has a limit as well. Slurm kills Kil
 SIGTERM at a time limit; preempted jobs have GraceTime; ``--signal=USR1@120`` leaves 120 s.)
 """
 RESTART_GRACE_S = 0.3
-"""The same if all are restarted afterwards."""
+"""Seconds that workers get if all are restarted afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +74,7 @@ class Outcome:
     """The run, of a launch that has failed or was stopped; None: there is none, or that is not
     known."""
     spec: LaunchSpec
-    """Of the last start."""
+    """The specification of the last start."""
 
 
 def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
@@ -99,7 +108,8 @@ class _Watch:
 
     def __init__(self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> None:
         self.stopped_with: int | None = None
-        """As in ``Outcome``, once the first worker has ended with it."""
+        """The exit status of a run that was asked to stop, once the first worker has exited with
+        it."""
         self._server = server
         self._spec = spec
         self._interrupts = interrupts
@@ -108,7 +118,7 @@ class _Watch:
         self._without_failure: dict[int, failures.End] = {}  # of ranks that ended with status 0
         self._state = State()
         self._verdicts: list[Failure] = []
-        """By which observers end the launch: the first one counts."""
+        """The failures by which observers end the launch: the first one counts."""
         self._verdict, self._verdict_in = socket.socketpair()
         """Readable once there is one."""
         self._observers = Observers[Observer](
@@ -307,8 +317,8 @@ class _Watch:
             self.workers.kill()
         elif action is Action.GIVE_UP:
             raise LaunchError(
-                f"processes {sorted(self.workers.pids.values())} do not end, although they were killed: the kernel holds them "
-                "(a file system or driver that does not answer)"
+                f"processes {sorted(self.workers.pids.values())} were killed but do not exit: the kernel "
+                "waits in a file system or driver that does not answer"
             )
 
     def _end(self) -> None:

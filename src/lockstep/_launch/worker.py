@@ -330,8 +330,9 @@ def _run_call(call: Call, rank: int, private_dir: str) -> None:
         data = pickler.dumps(result)
     except Exception as error:
         raise LaunchError(
-            f"rank {rank} finished, but its result, a {type(result).__qualname__}, cannot be pickled: {error}. "
-            "Return plain values, arrays or tensors"
+            f"rank {rank} finished, but its result, a {type(result).__qualname__}, cannot be pickled: "
+            f"{error}. Return plain values, arrays or tensors",
+            code="result-not-picklable",
         ) from error
     result_path(private_dir, rank).write_bytes(data)
 

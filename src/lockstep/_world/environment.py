@@ -35,7 +35,7 @@ ASKED = "LOCKSTEP_ASKED"
 ``replay``, ``tune``): a JSON object of what it asks of the run, by instrument (see
 ``lockstep._joining.instrument``). Nothing of such a run goes to trackers."""
 FAILURE = "LOCKSTEP_FAILURE"
-"""Set by a trial: the file in which a failure is told to the program that made the run (see
+"""Set by a trial: the file to which a failure is reported for the program that made the run (see
 ``journal.failure``)."""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
@@ -65,10 +65,9 @@ class World:
     node_rank: int = 0
     num_nodes: int = 1
     launcher: str = "python"
-    """What started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env``
+    """The launcher of this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env``
     (anything that sets RANK and WORLD_SIZE), ``slurm`` (``srun``, as one of several tasks),
-    ``hand`` (the script gave
-    the rank), or ``python``."""
+    ``hand`` (the script passed the rank), or ``python``."""
     unsaid: frozenset[str] = frozenset()
     """Names of the fields above that the launcher did not set. They have the values for one process
     per machine until the processes have exchanged their machines at the rendezvous."""
@@ -146,7 +145,7 @@ class Environment:
     threads: int | None = None
     """OMP_NUM_THREADS, if the user has set it."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What a command asks of this run, by instrument; empty: it is one of the user's own."""
+    """The requests of a command to this run, by instrument; empty: it is a run of the user's."""
     several: Several | None = None
     """Variables of a job of several machines that ``world`` does not use; None: there are none."""
 
@@ -205,8 +204,7 @@ VARIABLES = frozenset(
 """All variables that give a process its place in a run, under any launcher, except MASTER_ADDR and
 MASTER_PORT."""
 _OF_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_", "HOROVOD_", "MV2_")
-"""What the names of further variables of launchers begin with, by which libraries recognize
-them."""
+"""The prefixes of further variables of launchers, by which libraries recognize them."""
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ import torch.utils.deterministic
 from lockstep._base.config import STRATEGIES, RunConfig
 
 NOTICE = (
-    "deterministic kernels are on, for the same bits each time; an operation that has none is an error. --allow numerics, or "
-    "--strategy ddp, goes without"
+    "deterministic kernels are on, so that runs are repeatable; operations without one raise "
+    "an error. To turn them off: --allow numerics, or --strategy ddp"
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import itertools
+import signal
 import site
 import sys
 import sysconfig
@@ -100,6 +101,17 @@ def host_of_this_process() -> str | None:
         return None
     script = sys.argv[0] if sys.argv else ""
     return host_of(script, list(_callers(sys._getframe())), _installed(script))
+
+
+def host_with_handler(number: signal.Signals) -> str | None:
+    """The host of this process, if it handles a signal itself, as submitit does SIGTERM; None: it
+    does not. (A handler of the script is the user's choice.)"""
+    handler = signal.getsignal(number)
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    if code is None:
+        return None
+    package = _installed("").package_of(Path(code.co_filename).resolve())
+    return package if package is not None and package == host_of_this_process() else None
 
 
 def _callers(frame: FrameType | None) -> Iterator[Caller]:

@@ -35,9 +35,9 @@ from lockstep._world.machine.addresses import interface_with, is_loopback, with_
 
 _MONITOR_S = 0.1
 _LAUNCH = "launch"
-"""Under which its name is kept."""
+"""The entry with the name of the launch, in the run's store."""
 _USED = "used"
-"""Under which the restarts after failures are counted."""
+"""The entry with the number of restarts after failures, in the run's store."""
 _FAREWELL_S = GRACE_S + 1.5
 """Seconds that the keeper of the store waits for the others at the end: their workers get GRACE_S
 to end, then they report."""
@@ -66,7 +66,7 @@ class NodeAgent:
         plan: OutputPlan,
     ) -> None:
         self.verdict: Verdict | None = None
-        """Of the last round, unless it ended successfully."""
+        """The verdict on the last round; None: it ended successfully, or has not ended."""
         self.is_reporter = True
         """Whether this launcher reports the verdict in full."""
         self._connection = connection

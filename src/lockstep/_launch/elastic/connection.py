@@ -23,8 +23,9 @@ OTHERS_S = 5.0
 ALL_RUNS = "lockstep"
 """Prefix of the launchers' entries in the store."""
 _GREETING = f"{ALL_RUNS}/greeting"
-"""Where the store's keeper writes a nonce, signed with the secret of the run. All else is signed
-with a secret derived from both, so that recorded entries of an earlier store cannot be replayed."""
+"""The entry in which the store's keeper writes a nonce, signed with the secret of the run. All
+other entries are signed with a secret derived from both, so that recorded entries of an earlier
+store cannot be replayed."""
 _SEEN_S = 10.0
 """Seconds until a file written by another machine must be visible (NFS caches attributes for
 seconds)."""
@@ -147,8 +148,9 @@ def _greeted(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waite
         signed = client.get(_GREETING)
     except DistStoreError as error:
         raise ConfigError(
-            f"what listens at {nodes.endpoint} is a PyTorch store, but not that of a launcher of this version of "
-            "lockstep: give the run a port of its own, and all nodes the same version"
+            f"{nodes.endpoint} is used by another PyTorch store, or by a different version of "
+            "lockstep. Use a separate port for this run, and the same version on all machines",
+            code="endpoint-of-another-store",
         ) from error
     deadline = time.monotonic() + _SEEN_S
     while True:

@@ -87,10 +87,10 @@ class DynamicRendezvous:
             except DistStoreError as error:  # a timeout, reported by the store, which is not lost
                 connection = self._connection
                 whom = f"a node that had joined {connection.nodes.endpoint} did not start with the others within"
-                why = f"{whom} {connection.answer_s:g} s: it was lost or stopped at that moment"
+                why = f"{whom} {connection.answer_s:g} s (it was lost or stopped)"
                 if not connection.nodes.is_elastic:
-                    raise LaunchError(f"{why}. Start the same command again on all nodes") from error
-                say(f"{why}. The others join a new rendezvous")
+                    raise LaunchError(f"{why}. Repeat the command on all nodes", code="node-lost-at-start") from error
+                say(f"{why}. The other nodes join a new rendezvous")
 
     def _take_place(self, met: RendezvousInfo, machine: Machine, start: Callable[[], Start]) -> Place:
         connection = self._connection
@@ -118,8 +118,9 @@ class DynamicRendezvous:
             return self._inner.next_rendezvous()
         except RendezvousClosedError as error:
             raise LaunchError(
-                f"the run {nodes.run_id!r} at {nodes.endpoint} has ended, and accepts no more nodes: wait until its "
-                "launchers are gone, or give another --rdzv-id"
+                f"the run {nodes.run_id!r} at {nodes.endpoint} has ended and accepts no more nodes. Wait "
+                "until its launchers have exited, or pass another --rdzv-id",
+                code="run-has-ended",
             ) from error
         except RendezvousTimeoutError as error:
             assert self._waiter is not None

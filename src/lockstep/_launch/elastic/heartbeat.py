@@ -34,7 +34,7 @@ class Heartbeat:
         self.error: Exception | None = None
         """Why the store cannot be used or trusted any more."""
         self.answered_at = time.monotonic()
-        """When the store last answered, in the time of ``time.monotonic``."""
+        """The moment at which the store last answered, in the time of ``time.monotonic``."""
         self.beat_s = connection.beat_s
         self._connection = connection
         self._act: Callable[[SignedStore], None] | None = None

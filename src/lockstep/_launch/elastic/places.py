@@ -28,9 +28,9 @@ class Machine:
     keeps_store: bool = False
     """Whether its launcher keeps the launchers' store."""
     pid: int = 0
-    """Of its launcher."""
+    """The process id of its launcher."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Unique."""
+    """A unique text for each announcement, since a number may go to another launcher."""
 
     @staticmethod
     def here(address: str, num_ranks: int, *, keeps_store: bool) -> Machine:
@@ -45,7 +45,7 @@ class Machine:
 
     @property
     def ranks(self) -> str:
-        """For the user."""
+        """The ranks of its processes, for the user."""
         last = self.first_rank + self.num_ranks - 1
         return f"rank {last}" if self.num_ranks == 1 else f"ranks {self.first_rank} to {last}"
 
@@ -68,14 +68,14 @@ class Place(Start):
     they may be thousands."""
 
     number: int
-    """Of the node."""
+    """The node's number, from 0."""
     num_nodes: int
     count: int
     """Number of earlier starts of this run: the same on all nodes."""
     master_addr: str
     """The address of the first node."""
     first_rank: int
-    """Of the node's processes."""
+    """The first rank of the node's processes."""
     world_size: int
     token: str
     """The token of the machine that has this place: another launcher may have taken its number."""

@@ -7,7 +7,20 @@ silent: else requests would grow with the square of the number of nodes. A heart
 that changes, so the machines' clocks do not matter. A launcher with a reason to end the round (its
 processes failed, another node is silent, one wants to join, the launcher was stopped) announces it;
 then all end their processes, and each reports how its own ended. The entries of a round have a
-prefix of their own."""
+prefix of their own, so that nothing of an earlier round can be taken for this one's::
+
+    machine/N, answer/N   the rendezvous: a node's machine, and its place (places)
+    machines              all machines, by number
+    beat/N                a node's heartbeat; node 0's contains what it has seen of all
+    done/N                its processes have ended successfully
+    ended                 the node that announced the end first: set once, so all agree on it
+    report/N              how the round ended on a node
+    left/N                its launcher needs the store no longer
+
+A node that is silent is not waited for at the end. Each node acts on the silences that node 0
+publishes, and looks itself only at node 0 (at all, once node 0 is silent). So all leave out the same
+nodes, and judge the same reports.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +52,7 @@ class Report:
     is_first: bool = False
     """Whether this node announced the end first: in the store, since clocks differ."""
     failures: tuple[Failure, ...] = ()
-    """Of its processes, the cause first."""
+    """The failures of its processes, the cause first."""
     signal: int = 0
     """The signal that stopped its launcher, so that this node leaves; 0: none did."""
     stopped_with: int = 0
@@ -47,7 +60,7 @@ class Report:
     (``base.stopping``); 0: it was not."""
 
     def to_json(self) -> str:
-        """For the store."""
+        """The report as JSON, for the store."""
         return json.dumps(asdict(self))
 
     @staticmethod

@@ -75,7 +75,7 @@ class _Launch:
 
     def __init__(self, endpoint: Endpoint, server: ForkServer) -> None:
         self.agent: NodeAgent | None = None
-        """None: not connected to the other nodes yet."""
+        """The agent of this node; None: this launcher is not connected to the other nodes yet."""
         self.error: BaseException | None = None
         """The error with which the launch ended."""
         self._endpoint = endpoint
@@ -91,7 +91,7 @@ class _Launch:
         return signal.Signals(interrupts.received[0]) if interrupts.received else None
 
     def run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
-        """The agent's thread."""
+        """Runs the agent, in its own thread."""
         try:
             self._run(spec, plan)
         except BaseException as error:
@@ -150,7 +150,8 @@ class _Launch:
         with contextlib.suppress(DistError):  # its keeper has left already: all is done
             agent.leave()
         if agent.verdict is not None and not agent.verdict.continues and agent.stopped_with is None:
-            raise LaunchError(agent.verdict.text if agent.is_reporter else agent.verdict.brief, agent.verdict.status)
+            verdict = agent.verdict
+            raise LaunchError(verdict.text if agent.is_reporter else verdict.brief, verdict.status, code=verdict.code)
 
     def _take_server(self) -> ForkServer:
         """The warm server, or a new one if that was ended with its workers."""

@@ -49,11 +49,11 @@ class SignedStore(Store):
         self._prefix = prefix
 
     def under(self, prefix: str) -> SignedStore:
-        """The same store, with a further prefix, and a slash, for all names."""
+        """This store, with a further prefix and a slash for all names."""
         return SignedStore(self._inner, self._secret, self._where, f"{self._prefix}{prefix}/")
 
     def through(self, other: SignedStore) -> SignedStore:
-        """The same names, by another one's client."""
+        """This store's names, through the client of another store."""
         return SignedStore(other._inner, self._secret, self._where, self._prefix)
 
     @override
@@ -75,8 +75,9 @@ class SignedStore(Store):
 
     @override
     def add(self, key: str, amount: int) -> int:
-        """By compare_set: numbers that the store adds itself could not be signed. Callers that fail
-        wait longer and longer, or a thousand of them would need a million attempts."""
+        """Adds by ``compare_set``, since numbers that the store adds itself could not be signed.
+        Callers that fail wait longer and longer, or a thousand of them would need a million
+        attempts."""
         name, before, number, pause_s, num_failed = self._prefix + key, b"", 0, _LEAST_PAUSE_S, 0
         while True:
             # Concurrent callers write different bytes, so that each knows whether it was first.
@@ -131,8 +132,9 @@ class SignedStore(Store):
         value = self._secret.open(name, signed)
         if value is None:
             raise ForgedError(
-                f"what stands under {name!r} in the launchers' store at {self._where} was not written by a launcher of this "
-                "run: somebody without the run's secret can reach that port, and writes there. All processes of this machine "
-                "have ended. Let only the machines of the run through to it (a private network, a firewall), and start again"
+                f"security: entry {name!r} in the launchers' store at {self._where} has no valid "
+                "signature; another program can write to that port. All processes on this machine were "
+                "stopped. Restrict the port to the machines of this run (private network, firewall)",
+                code="store-entry-forged",
             )
         return value

@@ -83,6 +83,7 @@ class StaticRendezvous:
         self._count += 1
         mine = json.dumps(asdict(machine))
         store = self._arrive(mine)
+        self._sign_at = time.monotonic() + self._sign_every_s
         try:
             if self._rank == 0:
                 self._gather(store)
@@ -175,7 +176,7 @@ class StaticRendezvous:
             self._sign_at = time.monotonic() + self._sign_every_s
 
     def _gather(self, store: SignedStore) -> None:
-        """Wait for all."""
+        """Wait for the machines of all nodes."""
         waiter, missing, look_at_s = self._waiter(), "the other nodes", 0.5
         while not store.check([machine_key(number) for number in self._numbers]):
             if waiter.waited_s >= look_at_s:
@@ -221,18 +222,18 @@ def _sign_key(rank: int) -> str:
 
 
 def _called(machine: Machine) -> str:
-    """For the user."""
+    """The launcher of a machine, for the user."""
     return f"process {machine.pid} on {machine.host}"
 
 
 def _named(absent: Sequence[int], num_nodes: int) -> str:
-    """For the user."""
+    """Nodes that are missing, for the user."""
     more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
     return f"node{'s' if len(absent) != 1 else ''} {', '.join(map(str, absent[:_SHOWN]))}{more} of {num_nodes}"
 
 
 def _absent(store: SignedStore, numbers: Sequence[int]) -> list[int]:
-    """Those of these nodes that have not arrived."""
+    """The nodes, of these numbers, that have not arrived."""
     if store.check([machine_key(number) for number in numbers]):
         return []
     if len(numbers) == 1:

@@ -13,9 +13,7 @@ from lockstep._launch.elastic.places import Machine
 from lockstep._launch.elastic.round import Report
 from lockstep._launch.failures import Failure
 
-_RESUMES = (
-    "The same command, again on all nodes, resumes from the newest checkpoint (of a script that calls lockstep.join())"
-)
+_RESUMES = "To resume from the newest checkpoint (of a script that calls lockstep.join()), repeat the command on all nodes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +25,14 @@ class Verdict:
     counts: bool
     """Whether that uses one of the allowed restarts."""
     text: str
-    """For the user, from the reporting node."""
+    """The message for the user from the reporting node."""
     brief: str
-    """From the other nodes."""
+    """The message from each of the other nodes, which do not repeat the whole report."""
     status: int
     """The exit status of the launchers, if they end."""
+    code: str
+    """Why the round ended, as ``LockstepError.code``: ``saved``, ``stopped``, ``node-joined``,
+    ``node-left``, ``node-lost``, ``restart``, ``restarts-used`` or ``would-recur``."""
     stopped_with: int | None = None
     """The exit status of a run that was asked to stop, and saved itself or could not: no
     failure."""
@@ -61,54 +62,68 @@ def judge(
     remaining = [number for number in reports if number not in stopped]
     reporter = min(remaining or reports)
 
-    def end(text: str, status: int, brief: str = "") -> Verdict:
-        return Verdict(continues=False, counts=False, text=text, brief=brief or text, status=status, reporter=reporter)
+    def end(text: str, status: int, brief: str = "", *, code: str) -> Verdict:
+        return Verdict(
+            continues=False, counts=False, text=text, brief=brief or text, status=status, code=code, reporter=reporter
+        )
 
-    def again(text: str, brief: str = "", *, counts: bool = False) -> Verdict:
-        return Verdict(continues=True, counts=counts, text=text, brief=brief or text, status=0, reporter=reporter)
+    def again(text: str, brief: str = "", *, counts: bool = False, code: str) -> Verdict:
+        return Verdict(continues=True, counts=counts, text=text, brief=brief or text, status=0, code=code, reporter=reporter)
 
     statuses = [report.stopped_with for report in reports.values() if report.stopped_with]
     if statuses and not has_cause:
         hosts = ", ".join(machines[number].host for number in stopped)
         stay = len(reports) - len(stopped) >= least and not any(machines[node].keeps_store for node in stopped)
-        text, continues = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
+        text, continues, code = (
+            f"stopped on {hosts or 'no machine, but by a signal to a process'}: all nodes exit",
+            False,
+            "saved",
+        )
         if joins and not stopped:
-            text, continues = "a node joined: restarting all workers", True
+            text, continues, code = "a node joined: restarting all workers", True, "node-joined"
         elif is_elastic and stopped and stay and set(statuses) <= {REQUEUE_STATUS, INTERRUPTED_STATUS}:
-            text, continues = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
+            text, continues = f"checkpoint saved, and {hosts} leaves: the other nodes join a new rendezvous", True
+            code = "node-left"
         status = min(statuses)
         return Verdict(
-            continues=continues, counts=False, text=text, brief=text, status=status, stopped_with=status, reporter=reporter
+            continues=continues,
+            counts=False,
+            text=text,
+            brief=text,
+            status=status,
+            code=code,
+            stopped_with=status,
+            reporter=reporter,
         )
     if stopped and not has_cause:
         host, number = machines[stopped[0]].host, reports[stopped[0]].signal
         if not is_elastic:
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
-            return end(f"stopped by signal {number}{how} on {host}, and not saved. {_RESUMES}", 128 + number)
+            return end(f"stopped by signal {number}{how} on {host} without saving. {_RESUMES}", 128 + number, code="stopped")
         if any(machines[node].keeps_store for node in stopped):
-            return end(f"stopped by signal {number} on {host}: {without_store(host)}", 128 + number)
-        return again(f"{host} was stopped, and leaves: the others join a new rendezvous")
+            return end(f"stopped by signal {number} on {host}: {without_store(host)}", 128 + number, code="stopped")
+        return again(f"{host} was stopped and leaves: the other nodes join a new rendezvous", code="node-left")
     if joins and not has_cause:
-        return again("a node joined: restarting all workers")
-    whole = brief = _lost_words(lost) or "a node that was silent for too long has come back"
+        return again("a node joined: restarting all workers", code="node-joined")
+    whole = brief = _lost_words(lost) or "a node that was silent for too long is back"
     if reported and (has_cause or not lost):
         first = reported[0]
         whole = failures.report(reported, world_size) + (f"\n\n{_lost_words(lost)}" if lost else "")
         brief = failures.headline(first, world_size)
         brief += f" (the launcher on {machines[reporter].host} shows all)"
     elif lost and is_elastic:
-        return again(f"{whole}: the others join a new rendezvous")
+        return again(f"{whole}: the other nodes join a new rendezvous", code="node-lost")
     status = (reported[0].exit_status or 1) if reported else 1
     if has_cause and reported[0].would_recur:
-        return end(whole + restarts.why_not(reported[0], max_restarts), status, brief)
+        return end(whole + restarts.why_not(reported[0], max_restarts), status, brief, code="would-recur")
     if lost and not is_elastic:
-        return end(whole if has_cause else f"{whole}. {_RESUMES}", status, brief)
+        return end(whole if has_cause else f"{whole}. {_RESUMES}", status, brief, code="node-lost")
     if any(report.signal for report in reports.values()) and not is_elastic:
-        return end(whole, status, brief)  # a node was stopped, and would be missing
+        return end(whole, status, brief, code="stopped")  # a node was stopped, and would be missing
     if used >= max_restarts:
-        return end(whole + restarts.why_not(None, max_restarts), status, brief)
+        return end(whole + restarts.why_not(None, max_restarts), status, brief, code="restarts-used")
     count = f"restart {used + 1} of {max_restarts}: all nodes join a new rendezvous"
-    return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True)
+    return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True, code="restart")
 
 
 def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
@@ -126,13 +141,13 @@ def _lost_words(lost: Sequence[Machine]) -> str:
     if not lost:
         return ""
     hosts = ", ".join(f"{machine.host} ({machine.ranks})" for machine in lost)
-    return f"lost contact with {hosts}: the machine, its link or its launcher is lost"
+    return f"lost contact with {hosts} (machine, network or launcher failed)"
 
 
 def without_store(host: str) -> str:
     """What follows from the loss of the machine that keeps the launchers' store, for the user."""
     return (
-        "it kept the rendezvous store, and they cannot continue without it. All processes of this machine have ended. Start "
-        f"the same command again on all nodes when {host} is back, or with another machine in its place: a run that calls "
-        "lockstep.join() resumes from its newest checkpoint"
+        "it kept the rendezvous store, so all processes on this machine were stopped. When "
+        f"{host} is back, or with another machine instead, repeat the command on all nodes: a "
+        "script that calls lockstep.join() resumes from its newest checkpoint"
     )

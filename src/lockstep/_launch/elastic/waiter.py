@@ -82,14 +82,14 @@ class Waiter:
             self._tell_at = time.monotonic() + _TELL_EVERY_S
             until = time.strftime("%H:%M:%S", time.localtime(self._began_at + self._timeout_s))
             limit = f", until {until}, {self._timeout_s:g} s in all" if ends else ""
-            say(f"waiting at {self._endpoint} for {whom} ({self.waited_s:.0f} s so far{limit}). Ctrl-C ends it")
+            say(f"waiting at {self._endpoint} for {whom} ({self.waited_s:.0f} s so far{limit}). Press Ctrl-C to exit")
 
     def timed_out(self) -> LaunchError:
         """The error for a wait that timed out."""
         return LaunchError(f"timed out: waited {self._timeout_s:g} s at {self._endpoint} for {self._whom}. {self._remedy}")
 
     def pause(self, whom: str, *, ends: bool = True) -> None:
-        """The same, then sleep briefly.
+        """Report, if it is due, that this node waits for ``whom``, then sleep briefly.
 
         Raises:
             StoppedError: this launcher was stopped.

@@ -73,7 +73,7 @@ class Workers:
             self._interrupts.tell(number)
 
     def end(self, *, at_once: bool = False) -> None:
-        """The same without saving the run, which is no longer possible."""
+        """End the workers without saving the run, which is no longer possible."""
         self._interrupts.may_save = False
         self.stop(signal.SIGINT, at_once=at_once)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep._base.errors import MismatchError
 from lockstep._world.comm.collectives import Collectives
 
-_REMEDY = "They must all run the same script on the same data: look for code that depends on the rank, the host or the time"
+_REMEDY = "All ranks must run the same script on the same data. Look for code that depends on the rank, the host or the time"
 
 
 def compare_ranks(noun: str, lines: list[str], collectives: Collectives, remedy: str = _REMEDY) -> None:
@@ -25,4 +25,7 @@ def compare_ranks(noun: str, lines: list[str], collectives: Collectives, remedy:
         longest = max(len(theirs), len(everyone[0]))
         pairs = zip([*everyone[0], *["nothing more"] * longest], [*theirs, *["nothing more"] * longest], strict=False)
         expected, line = next((a, b) for a, b in pairs if a != b)
-        raise MismatchError(f"the ranks have different {noun}: rank 0 has `{expected}`, rank {rank} has `{line}`. {remedy}.")
+        raise MismatchError(
+            f"the ranks have different {noun}: rank 0 has `{expected}`, rank {rank} has `{line}`. {remedy}.",
+            code="ranks-differ",
+        )

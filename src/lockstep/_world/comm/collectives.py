@@ -81,7 +81,7 @@ class Collectives:
     def group(self) -> dist.ProcessGroup:
         """PyTorch's process group."""
         if self._open_group is None:
-            raise UsageError("the run is over: its process group is closed")
+            raise UsageError("the run has ended and its process group is closed", code="group-closed")
         return self._open_group
 
     def release(self) -> None:
@@ -156,8 +156,10 @@ class Collectives:
             parts = [part.detach().contiguous() for part in (tensors if tensors is not None else ())]
             if len(parts) != self.size or any(part.shape != like.shape for part in parts):
                 raise ConfigError(
-                    f"scatter: {len(parts)} tensors of shapes {[tuple(part.shape) for part in parts]} for {self.size} "
-                    f"ranks and shape {tuple(like.shape)}: rank {src} must give one of that shape for each rank"
+                    f"scatter: rank {src} passed {len(parts)} tensors of shapes "
+                    f"{[tuple(part.shape) for part in parts]}. It must pass one of shape {tuple(like.shape)} "
+                    f"for each of the {self.size} ranks",
+                    code="scatter-shapes",
                 )
         result = torch.empty_like(like, memory_format=torch.contiguous_format)
         dist.scatter(result, parts, group_src=src, group=self.group)
@@ -173,7 +175,10 @@ class Collectives:
         """
         self._guard("reduce_scatter")
         if tensor.ndim == 0 or tensor.shape[0] != self.size:
-            raise ConfigError(f"reduce_scatter: shape {tuple(tensor.shape)}: dimension 0 must be {self.size}, a row a rank")
+            raise ConfigError(
+                f"reduce_scatter: shape {tuple(tensor.shape)}: dimension 0 must be {self.size}, one row per rank",
+                code="reduce-scatter-shape",
+            )
         result = torch.empty(tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
         dist.reduce_scatter(result, list(tensor.detach().contiguous().unbind()), op=_find_op(op, tensor), group=self.group)
         return result.div_(self.size) if op == "mean" else result
@@ -239,14 +244,18 @@ class Collectives:
         by_rank = self.all_gather_plain((forms, [part.to("cpu", copy=True).contiguous() for part in parts]))
         everyone = [(rank, *form) for rank, (of_rank, _) in enumerate(by_rank) for form in of_rank]
         if not everyone:
-            raise ConfigError("all_gather_rows: no rank has given a tensor: give those of this rank's shards")
+            raise ConfigError(
+                "all_gather_rows: no rank has passed a tensor. Pass the tensors of this rank's shards",
+                code="gather-rows-empty",
+            )
         if () in [shape for _, shape, _, _ in everyone] or len({(shape[1:], *rest) for _, shape, *rest in everyone}) > 1:
             given = "; ".join(
                 f"rank {rank}: {shape}, {str(dtype).removeprefix('torch.')}, {kind}" for rank, shape, dtype, kind in everyone
             )
             raise ConfigError(
-                f"all_gather_rows: the tensors do not have rows of one shape, dtype and device type ({given}): they may differ "
-                "only in dimension 0, the number of rows"
+                f"all_gather_rows: the tensors differ in row shape, dtype or device type ({given}). Only "
+                "dimension 0, the number of rows, may differ",
+                code="gather-rows-differ",
             )
         device = parts[0].device if parts else torch.device(everyone[0][3])
         rows = torch.cat([part for _, of_rank in by_rank for part in of_rank]).to(device)
@@ -304,11 +313,15 @@ class Collectives:
         self._guard("new_group")
         if self.size != dist.get_world_size():
             raise UsageError(
-                "new_group() of a sub-group: the ranks outside of it would not know of the new one, and creating later groups "
-                "would fail. Create all groups with team.new_group(), called by every rank."
+                "new_group() was called on a sub-group: other ranks would not know of the new group, and "
+                "creating later groups would fail. Create all groups with team.new_group(), called by "
+                "every rank.",
+                code="group-of-sub-group",
             )
         if len(set(ranks)) != len(ranks) or not ranks:
-            raise ConfigError(f"new_group(ranks={list(ranks)}): give each rank once, and at least one")
+            raise ConfigError(
+                f"new_group(ranks={list(ranks)}): pass at least one rank, and each only once", code="group-ranks-invalid"
+            )
         for rank in ranks:
             self._check_rank("ranks", rank)
         group = open_sub_group(ranks, self._transport)
@@ -320,7 +333,9 @@ class Collectives:
 
     def _check_rank(self, name: str, rank: int) -> int:
         if not 0 <= rank < self.size:
-            raise ConfigError(f"{name}={rank}: the ranks of this group go from 0 to {self.size - 1}")
+            raise ConfigError(
+                f"{name}={rank}: the ranks of this group go from 0 to {self.size - 1}", code="rank-out-of-range"
+            )
         return rank
 
 
@@ -328,5 +343,8 @@ def _find_op(op: str, tensor: Tensor) -> Any:
     if op not in _OPS:
         raise unknown_name("reduction", op, _OPS)
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ConfigError(f"a mean of {tensor.dtype} would be truncated: give a floating-point tensor, or use the sum")
+        raise ConfigError(
+            f"the mean of {tensor.dtype} would be truncated. Pass a floating-point tensor, or use the sum",
+            code="mean-of-integers",
+        )
     return _OPS[op]

@@ -29,7 +29,7 @@ _FAREWELL_S = 0.02
 _LATER_S = 60.0
 _ON_CPU = ("gloo", "mpi")
 _key = b""
-"""By which the ranks of the open group recognise each other."""
+"""The key by which the ranks of the open group recognize each other."""
 _waits_at_end = False
 """Whether the open group is one of devices."""
 _store: Store | None = None
@@ -82,7 +82,8 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
         return (torch.device("cpu"),) * (num_devices or 1)
     if kind != accelerator():
         raise ConfigError(
-            f"device={kind!r}, but PyTorch sees no {name_of(kind)} here: leave device out, or use device={accelerator()!r}"
+            f"device={kind!r}, but PyTorch sees no {name_of(kind)} here. Remove device, or use device={accelerator()!r}",
+            code="device-missing",
         )
     count = torch.accelerator.device_count()
     drives_all = STRATEGIES[config.strategy].devices == "all"
@@ -92,7 +93,8 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
         raise ConfigError(
             f"devices_per_process={num_devices} with {world.local_world_size} process(es) on this machine, and PyTorch sees "
             f"{count} {name_of(kind)}(s) here: ask for fewer devices or processes"
-            + ("" if drives_all else ", or have them share GPUs, with backend='gloo'")
+            + ("" if drives_all else ", or have them share GPUs, with backend='gloo'"),
+            code="devices-too-few",
         )
     return tuple(torch.device(kind, (world.local_rank * num_devices + number) % count) for number in range(num_devices))
 
@@ -123,13 +125,16 @@ def choose_transport(
         needed = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
         processes = counted(world.local_world_size, "process", "processes")
         raise ConfigError(
-            f"backend='nccl' needs {needed} for each process: this machine runs {processes}, with {available} in use: leave "
-            "backend out (Gloo lets processes share a GPU), or start fewer processes"
+            f"backend='nccl' needs {needed} for each process: this machine runs {processes}, with "
+            f"{available} in use. Remove backend (Gloo lets processes share a GPU), or start fewer "
+            "processes",
+            code="backend-nccl-devices",
         )
     if backend == "gloo" and kind not in ("cpu", "cuda") and world.world_size > 1:
         raise ConfigError(
-            f"backend='gloo' with device {kind!r}, whose tensors Gloo cannot send: leave backend out, with a device for each "
-            "process of a machine, or use device='cpu'"
+            f"backend='gloo' cannot send tensors of device {kind!r}. Remove backend and use one device "
+            "for each process, or use device='cpu'",
+            code="backend-gloo-device",
         )
     interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
     if backend == "gloo" and interface == "lo":
@@ -140,14 +145,16 @@ def choose_transport(
 def _check_mpi(world: World) -> None:
     if not dist.is_mpi_available():
         raise ConfigError(
-            "backend='mpi' needs a PyTorch that was built from source on a machine with MPI. This one "
-            f"({torch.__version__}) was not, nor are those that can be downloaded. Leave backend out, or use 'gloo' (or "
-            "'nccl', with a GPU for each process): they serve processes that mpirun started, too"
+            "backend='mpi' needs a PyTorch built from source with MPI, and this one "
+            f"({torch.__version__}) was not. Remove backend, or use 'gloo' (or 'nccl', with a GPU for "
+            "each process): both also work under mpirun",
+            code="backend-mpi-missing",
         )
     if world.launcher != "mpirun":
         raise ConfigError(
-            "backend='mpi' needs processes that mpirun has started, and this one was not: mpirun -np N python SCRIPT; or leave "
-            "backend out"
+            "backend='mpi' needs processes that mpirun has started, and this one was not. Use mpirun "
+            "-np N python SCRIPT, or remove backend",
+            code="backend-mpi-launched",
         )
 
 
@@ -245,9 +252,10 @@ def check_not_open() -> None:
     """
     if dist.is_initialized():
         raise UsageError(
-            "torch.distributed was initialized before lockstep.join(), by the script or by what runs it (as Ray Train "
-            "does): leave init_process_group to join(), call join() first, or torch.distributed.destroy_process_group() "
-            "before it"
+            "torch.distributed was initialized before lockstep.join(), by the script or its host (as "
+            "Ray Train does). Let join() initialize it: remove init_process_group, or call "
+            "torch.distributed.destroy_process_group() before join()",
+            code="group-already-open",
         )
 
 

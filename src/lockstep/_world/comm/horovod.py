@@ -39,14 +39,18 @@ def find_horovod() -> Any:
         horovod: Any = importlib.import_module("horovod.torch")
     except ImportError as error:
         raise ConfigError(
-            f"Horovod is not installed here ({error}), and the strategy 'horovod' and the launcher horovodrun need it. The "
-            "package registry has its source, which does not build against a current PyTorch as it is: `make horovod` in "
-            "lockstep's repository builds it, and docs/horovod.md says how. Or use strategy='ddp': the same up to rounding."
+            f"strategy 'horovod' and horovodrun need Horovod, which is not installed ({error}). Its "
+            "published source does not build against a current PyTorch: use `make horovod` in "
+            "lockstep's repository (docs/horovod.md), or strategy='ddp', which is equal up to "
+            "rounding.",
+            code="horovod-missing",
         ) from error
     if not hasattr(horovod, "init"):  # it has printed the reason, and continued without
         raise ConfigError(
-            "Horovod is installed here, but its library does not load: it was built for another PyTorch, or without "
-            "HOROVOD_WITH_PYTORCH=1. `make horovod` in lockstep's repository builds it for the one that is installed."
+            "Horovod is installed, but its library does not load: it was built for another PyTorch, "
+            "or without HOROVOD_WITH_PYTORCH=1. Rebuild it for this PyTorch (`make horovod` in "
+            "lockstep's repository).",
+            code="horovod-not-loadable",
         )
     return horovod
 
@@ -73,12 +77,15 @@ def start_horovod(timeout_s: float) -> Any:
         raise ConfigError(
             f"strategy='horovod' on {len(set(hosts))} machines ({', '.join(sorted(set(hosts)))}), started by another launcher "
             "than horovodrun, which alone tells Horovod how they reach each other. Start the script with "
-            f"`horovodrun --gloo -np {size} -H HOST:SLOTS,HOST:SLOTS python SCRIPT`, or use strategy='ddp'."
+            f"`horovodrun --gloo -np {size} -H HOST:SLOTS,HOST:SLOTS python SCRIPT`, or use strategy='ddp'.",
+            code="horovod-on-machines",
         )
     if not horovod.gloo_built():
         raise ConfigError(
-            "Horovod is installed without Gloo (HOROVOD_WITH_GLOO=1), by which its processes communicate: start the script "
-            "with Horovod's own launcher, or rebuild it (`make horovod` in lockstep's repository)."
+            "Horovod was built without Gloo (HOROVOD_WITH_GLOO=1), which its processes need to "
+            "communicate. Start the script with Horovod's own launcher, or rebuild it (`make "
+            "horovod` in lockstep's repository).",
+            code="horovod-without-gloo",
         )
     with _rendezvous_port(rank) as port:
         port = broadcast_plain(port)

@@ -52,9 +52,10 @@ def recognise(key: bytes, group: dist.ProcessGroup) -> None:
         if isinstance(error, LockstepError):
             raise
         raise PeerError(
-            f"the ranks could not prove to each other that they belong to this run ({str(error).partition(chr(10))[0]}): "
-            "either another rank ended in the meantime, and its error is the cause; or somebody else's program connected in "
-            "place of a rank, and nothing that it sent was used"
+            "the ranks could not verify that they belong to one run "
+            f"({str(error).partition(chr(10))[0]}). Either another rank exited (see its error), or "
+            "another program connected in place of a rank. Nothing that it sent was used",
+            code="peers-unverified",
         ) from error
 
 
@@ -71,9 +72,11 @@ def _prove(key: bytes, group: dist.ProcessGroup) -> None:
     strangers = [str(peer) for peer, code in enumerate(codes) if not hmac.compare_digest(code, _code(key, peer, numbers))]
     if strangers:
         raise StrangerError(
-            f"what answered in place of rank {' and '.join(strangers)} does not hold the secret of this run: it is somebody "
-            "else's program, or a rank with a different LOCKSTEP_SECRET. Nothing that it sent was used. Give all ranks the "
-            "same LOCKSTEP_SECRET, or none; if they have, somebody else reaches the ports of this run"
+            "another program, or a rank with a different LOCKSTEP_SECRET, answered in place of rank "
+            f"{' and '.join(strangers)}. Nothing that it sent was used. Give all ranks the same "
+            "LOCKSTEP_SECRET, or none. If they have it, restrict the ports of this run to its "
+            "machines",
+            code="stranger-answered",
         )
 
 

@@ -56,12 +56,12 @@ class RawCollectives(Listener):
         micro = self._micro
         assert micro is not None
         raise UsageError(
-            f"a collective of torch.distributed was called inside batch.shards, in step {micro.step}, shard {micro.shard} (an "
-            "all_reduce or all_gather of the script, or of a layer or loss that it uses): it combines only the shards that the "
-            "processes run at that moment, so the answer would depend on the number of processes, which may also wait for one "
-            "that has fewer shards. For means use batch.add(name=value). For losses over the whole batch (contrastive ones) "
-            "collect what they need inside, and call team.all_gather_object() or team.all_reduce() after the loop over "
-            "batch.shards, before a second loop that calls team.backward()."
+            f"a collective of torch.distributed was called inside batch.shards, in step {micro.step}, "
+            f"shard {micro.shard}. There it combines only the shards that run at that moment, so "
+            "results would depend on the number of processes, and ranks may hang. For means use "
+            "batch.add(name=value). For losses over the whole batch, collect inside the loop and "
+            "call team.all_gather_object() or team.all_reduce() after it.",
+            code="collective-inside-shards",
         )
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from lockstep._world.comm.collectives import all_gather_flat
 
 _FEW = 8
-"""With fewer ranks PyTorch's own all-gather is as fast, and faster for messages of 16 KB (2
-processes: 0.66 of the time). For some numbers it takes 2.2 times as long with 8 processes, and 3.7
-times with 16."""
+"""The number of ranks below which PyTorch's own all-gather is as fast, and faster for messages of
+16 KB (2 processes: 0.66 of the time). For some numbers it takes 2.2 times as long with 8 processes,
+and 3.7 times with 16."""
 _FIRST_TAG = (1 << 30) + (1 << 28)  # above those of ``sync.exchange``
 
 

@@ -31,7 +31,7 @@ _on_leave: list[Callable[[], None]] = []
 """Callbacks for when this process no longer needs its store."""
 _JOB_PORTS = range(10_000, 32_000)
 """Below the range of ephemeral ports."""
-_BROKEN_OFF = "the rendezvous at {endpoint} was interrupted: rank 0, which hosts its store, has ended"
+_BROKEN_OFF = "the rendezvous at {endpoint} was interrupted: rank 0, which hosts its store, has exited"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class OpenStore:
     """A store through which the ranks have found each other."""
 
     store: Store
-    """With a prefix for this process group."""
+    """The store, with a prefix for this process group."""
     world: World
     """The world, with all fields set."""
     host: str | None = None
@@ -100,11 +100,11 @@ def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: f
     assert url.hostname is not None
     assert url.port is not None
     waiter = Waiter(world.rank, world.world_size, f"{url.hostname}:{url.port}", timeout_s)
-    gone = "the launchers' store at {endpoint} is gone"
+    gone = "the launchers' store at {endpoint} no longer exists"
     try:
         store = client(url.hostname, url.port, waiter)
     except DistError as error:
-        raise PeerError(f"{gone.format(endpoint=waiter.endpoint)} ({first_line(error)})") from error
+        raise PeerError(f"{gone.format(endpoint=waiter.endpoint)} ({first_line(error)})", code="store-lost") from error
     return _meet(store, f"{unquote(url.path).strip('/')}/{prefix}", waiter, world, url.hostname, gone)
 
 
@@ -116,8 +116,10 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
     host = world.job.step.hosts[0]
     if world.rank == 0 and world.node_rank != 0:
         raise ConfigError(
-            f"rank 0 is on node {world.job.step.hosts[world.node_rank]}, and the others will look for it on {host}, the first "
-            "of the step (was it started with --distribution=arbitrary?). Set MASTER_ADDR and MASTER_PORT, or give init_method="
+            f"rank 0 is on node {world.job.step.hosts[world.node_rank]}, but the other ranks look for "
+            f"it on {host}, the first of the step (was it started with --distribution=arbitrary?). "
+            "Set MASTER_ADDR and MASTER_PORT, or pass init_method=",
+            code="rank-0-elsewhere",
         )
     port = _JOB_PORTS[(int(world.job.number) + 997 * int(world.job.step.number)) % len(_JOB_PORTS)]
     endpoint = f"{host}:{port} (of job {world.job.number}, unless MASTER_ADDR and MASTER_PORT are set)"
@@ -141,8 +143,9 @@ def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> Open
             raise PermissionError(f"{directory} is a link, or another user's")
     except OSError as error:
         raise ConfigError(
-            f"{waiter.endpoint} cannot be used for a rendezvous: {error}. Name a path in a directory that exists, that every "
-            "process can write to, and that is the same one for all of them."
+            f"{waiter.endpoint} cannot be used for a rendezvous: {error}. Use a path in an existing "
+            "directory that all processes share and can write to.",
+            code="rendezvous-file-unusable",
         ) from error
     launch = world.launch if world.launcher == "lockstep" and world.num_nodes == 1 else ""
     restarts = world.restart, 0 if world.job is None else world.job.restart
@@ -162,7 +165,7 @@ def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> Open
         raise
     except ConfigError as error:
         raise ConfigError(
-            f"{error}. If no other run uses it, one that was killed has left {file}: remove that file"
+            f"{error}. If no other run uses it, remove {file}, which a killed run has left", code=error.code
         ) from error
 
 
@@ -180,7 +183,7 @@ def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | N
         _arrive(prefixed, waiter)
         world = find_machines(world, prefixed)
     except DistError as error:
-        raise PeerError(f"{gone.format(endpoint=waiter.endpoint)} ({first_line(error)})") from error
+        raise PeerError(f"{gone.format(endpoint=waiter.endpoint)} ({first_line(error)})", code="store-lost") from error
     return OpenStore(store=prefixed, world=world, host=host)
 
 
@@ -200,8 +203,9 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
     """
     if world.launcher == "python":
         raise ConfigError(
-            f"init_method={init_method!r}, but the rank of this process is unknown: set RANK and WORLD_SIZE, give "
-            "rank= and world_size= to join(), or start the script by lockstep run"
+            f"init_method={init_method!r}, but the rank of this process is unknown. Set RANK and "
+            "WORLD_SIZE, pass rank= and world_size= to join(), or start the script with lockstep run",
+            code="rank-unknown",
         )
     if init_method not in (None, "env://"):
         return str(init_method)
@@ -211,7 +215,8 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
         host, port = world.master
         if not (port.isdecimal() and 0 < int(port) < 65536):
             raise ConfigError(
-                f"MASTER_ADDR={host}, and MASTER_PORT={port or ' is not set'}: set it to a free port of that host"
+                f"MASTER_ADDR={host}, and MASTER_PORT={port or ' is not set'}: set MASTER_PORT to a free port of that host",
+                code="master-port-invalid",
             )
         return f"tcp://{with_port(host, port)}"
     is_placed = "local_world_size" not in world.unsaid
@@ -226,14 +231,16 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
         "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500" if world.launcher == "mpirun" else "MASTER_ADDR and MASTER_PORT"
     )
     raise ConfigError(
-        f"the processes have no rendezvous{here}: MASTER_ADDR is not set. Name rank 0's machine and a free port of it, "
-        f"with {options}, or with init_method= (tcp://HOST:PORT, or file:///PATH on a file system that they share)"
+        f"the processes have no rendezvous{here}: MASTER_ADDR is not set. Set the host of rank 0 "
+        f"and a free port of it, with {options}, or with init_method= (tcp://HOST:PORT, or "
+        "file:///PATH on a shared file system)",
+        code="rendezvous-missing",
     )
 
 
 def _job_of_parent() -> str:
-    """For launchers that give their jobs no directory: the parent starts all ranks of this machine,
-    and no other job."""
+    """A file that is named after the parent process, for launchers that give their jobs no
+    directory: the parent starts all ranks of this machine, and no other job."""
     # In ticks since the machine's start: psutil adds when that was, which two ranks may see
     # differently.
     started = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
@@ -245,15 +252,17 @@ def _arrive(store: Store, waiter: Waiter) -> None:
     world_size = store.compare_set("world_size", "", str(waiter.world_size)).decode()
     if world_size != str(waiter.world_size):
         raise ConfigError(
-            f"this process joined {waiter.endpoint} as rank {waiter.rank} of {waiter.world_size}, but another one as one of "
-            f"{world_size}: start all of them with the same number of processes, or end the earlier run that still uses "
-            "that endpoint"
+            f"this process joined {waiter.endpoint} as rank {waiter.rank} of {waiter.world_size}, but "
+            f"another as one of {world_size}. Start all with the same number of processes, or end the "
+            "earlier run that still uses that endpoint",
+            code="world-sizes-differ",
         )
     if store.add(f"arrived/{waiter.rank}", 1) > 1:
         store.add(f"arrived/{waiter.rank}", -1)
         raise ConfigError(
-            f"two processes joined {waiter.endpoint} as rank {waiter.rank}: give each a rank of its own, or end the earlier "
-            "run that still uses that endpoint"
+            f"two processes joined {waiter.endpoint} as rank {waiter.rank}. Give each a different "
+            "rank, or end the earlier run that still uses that endpoint",
+            code="rank-taken",
         )
 
     def missing() -> list[int]:

@@ -14,8 +14,8 @@ from lockstep._world.machine.names import resolve
 from lockstep._world.machine.tcp_store import connect, serve
 
 _stores: dict[tuple[str, int, int], TCPStore] = {}
-"""By host, port and rank. Never closed, since a process that joins again must not connect to a
-server that is closing."""
+"""The open stores, by host, port and rank. Never closed, since a process that joins again must not
+connect to a server that is closing."""
 
 
 def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False) -> TCPStore:
@@ -73,8 +73,10 @@ def _serve(host: str, port: int, waiter: Waiter, address: str | None) -> TCPStor
             listener = listen(None, port)
     except OSError as error:
         raise ConfigError(
-            f"{waiter.endpoint}: rank 0 cannot listen on port {port} of this machine ({error.strerror}). If another run or "
-            "program uses it, choose another port, or end that program"
+            f"{waiter.endpoint}: rank 0 cannot listen on port {port} of this machine "
+            f"({error.strerror}). If another run or program uses it, choose another port or end that "
+            "program",
+            code="port-in-use",
         ) from error
     if address is None or not is_loopback(address):
         where = listening(host, address, port)

@@ -55,9 +55,11 @@ class Waiter:
         waited_s = time.monotonic() - self._began
         if waited_s > self.timeout_s:
             raise PeerError(
-                f"rank {self.rank} of {self.world_size} timed out: it waited {self.timeout_s:g} s at {self.endpoint} for "
-                f"{_ranks(missing())}{hint and f' ({hint})'}. Was every rank started, for the same endpoint and with the "
-                "same number of processes? Look for one that has failed. (To wait longer: timeout_s=, or --timeout.)"
+                f"rank {self.rank} of {self.world_size} timed out: it waited {self.timeout_s:g} s at "
+                f"{self.endpoint} for {_ranks(missing())}{hint and f' ({hint})'}. Check that all ranks "
+                "were started, with the same endpoint and number of processes, and that none has failed. "
+                "(To wait longer: timeout_s=, or --timeout.)",
+                code="rendezvous-timeout",
             )
         if waited_s > _TELL_AFTER_S and not self._has_printed:
             self._has_printed = True

@@ -29,7 +29,7 @@ class Step:
     tasks: tuple[int, ...]
     """Number of tasks on each node, by node rank."""
     cpus_per_task: int | None
-    """As requested; None: not requested."""
+    """The number of CPUs per task that was requested; None: none was."""
 
     @property
     def tasks_here(self) -> int:
@@ -115,8 +115,9 @@ def _read_step(environ: Mapping[str, str]) -> Step | None:
             f"{name}={environ[name]}" for name in (*names, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
         )
         raise ConfigError(
-            f"Slurm's variables contradict each other ({values}), so the rank of this process is unknown. Were some of them "
-            "set by hand, or inherited from another step? Start it by srun, without changing them."
+            f"Slurm's variables contradict each other ({values}), so the rank of this process is "
+            "unknown. Start it with srun, and do not set or inherit its variables.",
+            code="slurm-contradicts",
         )
     return Step(
         number=environ[STEP],
@@ -135,7 +136,10 @@ def _count(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not text.isdecimal():
-        raise ConfigError(f"the environment variable {name} is {text!r}, which is not a whole number as Slurm sets it")
+        raise ConfigError(
+            f"the environment variable {name} is {text!r}, which is not a whole number as Slurm sets it",
+            code="slurm-variable-invalid",
+        )
     return int(text)
 
 
@@ -144,4 +148,7 @@ def _parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], list[T
     try:
         return parse(text)
     except ValueError as error:
-        raise ConfigError(f"the environment variable {name} is {text!r}, which is not as Slurm sets it: {error}") from None
+        raise ConfigError(
+            f"the environment variable {name} is {text!r}, which is not as Slurm sets it: {error}",
+            code="slurm-variable-invalid",
+        ) from None

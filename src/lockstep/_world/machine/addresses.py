@@ -37,8 +37,10 @@ def check_loopback() -> None:
         if error.errno not in (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN):
             return  # no descriptor is left, say: another matter, which whoever needs one reports
         raise ConfigError(
-            f"127.0.0.1 cannot be reached ({error.strerror}): the loopback interface of this machine, container or network "
-            "namespace is down, and processes on one machine communicate over it. Bring it up, as root: ip link set lo up"
+            f"127.0.0.1 cannot be reached ({error.strerror}): the loopback interface of this machine, "
+            "container or network namespace is down, and processes of one machine need it. Bring it "
+            "up, as root: ip link set lo up",
+            code="loopback-down",
         ) from None
 
 
@@ -84,7 +86,7 @@ def listening(host: str, address: str | None, port: int) -> str:
     if address is None:
         resolved = ", ".join(addresses_of(host))
         kind = "a loopback address" if is_loopback(host) else "no address of this machine"
-        reason = f"{host} means {resolved} here" if resolved != host else f"it was given {host}, {kind}"
+        reason = f"{host} means {resolved} here" if resolved != host else f"the host is {host}, {kind}"
         where = f"port {port} on all network interfaces ({reason})"
     elif is_loopback(address):
         where = f"{endpoint}, which only this machine can reach"
@@ -92,8 +94,8 @@ def listening(host: str, address: str | None, port: int) -> str:
         interface = interface_with(address) or "no interface of its own"
         where = f"{endpoint} ({interface})" if host == address else f"{endpoint} ({address}, {interface})"
     return (
-        f"listens at {where}. It has no password: whoever can reach that port can run programs as you. Let no other machines "
-        "through to it"
+        f"listens at {where}. It has no password: anyone who can reach that port can run programs "
+        "as you. Restrict it to the machines of this run"
     )
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def shared_by(namespace: str) -> str:
-    """The same text for two processes of one start of one machine that are in one namespace of a
-    kind, else another one.
+    """Identify a namespace of this machine since its last start: two processes get equal text if
+    and only if they are in one namespace of this kind.
 
     Args:
         namespace: ``net``: they reach each other over the loopback interface; ``pid``: a number of

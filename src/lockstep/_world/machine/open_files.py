@@ -29,9 +29,11 @@ def allow_connections(number: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
-            f"this process needs {needed} open files, {number} of them for connections to other ranks, and may have {hard} "
-            "(`ulimit -Hn`): raise the limit on every machine (`nofile` in /etc/security/limits.conf; LimitNOFILE= of a "
-            "systemd unit; --ulimit nofile=65536 for a container), or start fewer processes"
+            f"this process needs {needed} open files, {number} of them for connections to other "
+            f"ranks, but the limit is {hard} (`ulimit -Hn`). Raise the limit on every machine "
+            "(`nofile` in /etc/security/limits.conf; LimitNOFILE= of a systemd unit; --ulimit "
+            "nofile=65536 for a container), or start fewer processes",
+            code="open-files-limit",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

@@ -62,10 +62,12 @@ def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Calla
     thread.start()
     thread.join(_ANSWER_S)
     while not results:
-        pause(f"what listens at {host}:{port} has not answered as a run's rank 0 would")
+        pause(f"the program at {host}:{port} does not answer as rank 0 of a run would")
         thread.join(_ANSWER_S)
     if isinstance(results[0], BaseException):
-        raise PeerError(f"{host}:{port}: rank 0 cannot be reached: {first_line(results[0])}") from results[0]
+        raise PeerError(
+            f"{host}:{port}: rank 0 cannot be reached: {first_line(results[0])}", code="rank-0-unreachable"
+        ) from results[0]
     return results[0]
 
 
