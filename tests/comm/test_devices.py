@@ -85,7 +85,7 @@ def own(store, ranks):
     nobody has to wait."""
     for rank in range(ranks):
         store.set(f"devices/{rank}", machines.uuid_of(None))
-    return machines.has_own_devices(place(ranks - 1, ranks), [torch.device("cuda", 0)], store)
+    return machines.owns_gpu_exclusively(place(ranks - 1, ranks), [torch.device("cuda", 0)], store)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_processes_that_see_one_gpu_each_are_told_from_those_that_share_one(gpus
 def test_before_ranks_have_met_gpus_that_may_be_their_own_are_no_error(gpus, monkeypatch):
     gpus(1)
     monkeypatch.setattr(machines, "uuid_of", lambda device: "GPU-a")
-    assert machines.has_own_devices(place(0, 4), [torch.device("cuda", 0)], None)
+    assert machines.owns_gpu_exclusively(place(0, 4), [torch.device("cuda", 0)], None)

@@ -162,7 +162,7 @@ NOT_YET = {
     "src/lockstep/_launch/explained.py",
     "src/lockstep/_launch/failures.py",
     "src/lockstep/_launch/forked.py",
-    "src/lockstep/_launch/fresh.py",
+    "src/lockstep/_launch/fresh_process.py",
     "src/lockstep/_launch/function.py",
     "src/lockstep/_launch/guard.py",
     "src/lockstep/_launch/joins.py",

@@ -17,7 +17,7 @@ from lockstep._launch.program import check_script
 from lockstep._launch.signals import Interrupts
 from lockstep._launch.source import Source
 from lockstep._launch.spec import LaunchSpec
-from lockstep._launch.supervise import Outcome
+from lockstep._launch.supervise import LaunchResult
 
 __all__ = ["nursery", "run_here", "start_cold", "start_launcher"]
 
@@ -29,7 +29,7 @@ def server(outlives_tests, request):
 
 @dataclass
 class Ended:
-    outcome: Outcome
+    outcome: LaunchResult
     out: str
     err: str
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from lockstep._launch.failures import End, Failure
-from lockstep._launch.messages import Receiver, Sender, Told
+from lockstep._launch.messages import Receiver, Sender, WorkerMessages
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -35,7 +35,7 @@ def test_every_field_comes_as_it_was_sent(receiver, sender):
     sender.send(stopped_with=75)
     sender.send(end=End(time_s=2.5, how="it called sys.exit()"))
     assert receiver.read()
-    assert receiver.told == Told(
+    assert receiver.messages == WorkerMessages(
         pid=os.getpid(),
         watches=[15, 10],
         failure=FAILURE,
@@ -48,10 +48,10 @@ def test_a_failure_larger_than_the_pipe_comes_whole(receiver, sender):
     large = Failure(**{**vars(FAILURE), "text": "0123456789" * 100_000})
     thread = threading.Thread(target=sender.send, kwargs={"failure": large})
     thread.start()
-    while receiver.told.failure is None:
+    while receiver.messages.failure is None:
         receiver.read()
     thread.join()
-    assert receiver.told.failure == large
+    assert receiver.messages.failure == large
 
 
 def test_what_a_worker_was_killed_in_the_middle_of_is_left_out_and_what_it_said_before_is_not(receiver, sender):
@@ -59,7 +59,7 @@ def test_what_a_worker_was_killed_in_the_middle_of_is_left_out_and_what_it_said_
     receiver.handed_over()
     receiver.read()
     assert not receiver.read()
-    assert receiver.told == Told(pid=os.getpid())
+    assert receiver.messages == WorkerMessages(pid=os.getpid())
 
 
 def test_a_process_that_the_worker_forks_tells_nothing(receiver, sender, monkeypatch):
@@ -68,7 +68,7 @@ def test_a_process_that_the_worker_forks_tells_nothing(receiver, sender, monkeyp
         forked.setattr(os, "getpid", lambda: 1)
         assert not sender.send(stopped_with=75)
     receiver.read()
-    assert receiver.told == Told(pid=os.getpid())
+    assert receiver.messages == WorkerMessages(pid=os.getpid())
 
 
 # In workers.

@@ -43,7 +43,7 @@ from lockstep._world.comm.group import (
     default_group,
     open_group,
 )
-from lockstep._world.comm.machines import has_own_devices
+from lockstep._world.comm.machines import owns_gpu_exclusively
 from lockstep._world.comm.store import OpenStore, open_store
 from lockstep._world.environment import Environment, World, read_environment
 from lockstep._world.job.several import check_several
@@ -158,7 +158,7 @@ def _choose(config: RunConfig, world: World, opened: OpenStore | None = None) ->
     devices = choose_devices(config, world)
     num_shards = config.shards or world.world_size
     resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type != "cpu")
-    are_own = has_own_devices(world, devices, None if opened is None else opened.store)
+    are_own = owns_gpu_exclusively(world, devices, None if opened is None else opened.store)
     return devices, choose_transport(config, world, devices, None if opened is None else opened.host, are_own=are_own)
 
 

@@ -1,4 +1,4 @@
-"""The workers of one start: forked by the server, what they have told, and the signals that they
+"""The workers of one start: forked by the server, what they have sent, and the signals that they
 are sent."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from lockstep._base.errors import LaunchError
-from lockstep._launch.messages import Receiver, Told
+from lockstep._launch.messages import Receiver, WorkerMessages
 from lockstep._launch.output import Streams
 from lockstep._launch.processes import kill_worker
 from lockstep._launch.server import ForkServer
@@ -49,12 +49,12 @@ class ForkedWorkers:
     @property
     def pids(self) -> dict[int, int]:
         """Process ids by rank, of those that were forked and have not ended."""
-        return {rank: pid for rank in self.ranks if (pid := self.told(rank).pid) is not None}
+        return {rank: pid for rank in self.ranks if (pid := self.messages_of(rank).pid) is not None}
 
     @property
     def sessions(self) -> set[int]:
         """The sessions of all that were forked."""
-        return {told.pid for told in self.all_told.values() if told.pid is not None}
+        return {sent.pid for sent in self.all_messages.values() if sent.pid is not None}
 
     @property
     def are_all_forked(self) -> bool:
@@ -62,13 +62,13 @@ class ForkedWorkers:
         return not self._to_start and len(self.pids) == len(self._asked)
 
     @property
-    def all_told(self) -> dict[int, Told]:
-        """What each has told, by rank, also those that have ended."""
-        return {rank: receiver.told for rank, receiver in self._receivers.items()}
+    def all_messages(self) -> dict[int, WorkerMessages]:
+        """What each has sent, by rank, also those that have ended."""
+        return {rank: receiver.messages for rank, receiver in self._receivers.items()}
 
-    def told(self, rank: int) -> Told:
-        """What this one has told."""
-        return self._receivers[rank].told
+    def messages_of(self, rank: int) -> WorkerMessages:
+        """What this one has sent."""
+        return self._receivers[rank].messages
 
     def start_some(self) -> None:
         """Request workers, a few at a time: with the queues of both sockets full, both sides would

@@ -19,7 +19,7 @@ from lockstep._launch.output import OutputPlan, Streams
 from lockstep._launch.server import ForkServer
 from lockstep._launch.signals import Interrupts
 from lockstep._launch.spec import LaunchSpec
-from lockstep._launch.supervise import Outcome, supervise
+from lockstep._launch.supervise import LaunchResult, supervise
 from lockstep._world.machine.cores import num_cores
 
 
@@ -141,7 +141,7 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> LaunchResult:
     """Run a program in workers of this machine to its end. Afterwards all processes have ended, and
     all output is written.
 
@@ -166,12 +166,12 @@ def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interr
     raise AssertionError
 
 
-def _starts_again(outcome: Outcome) -> bool:
+def _starts_again(outcome: LaunchResult) -> bool:
     failed = outcome.failures and outcome.stopped_by is None
     return bool(failed) and restarts.follows(outcome.spec, outcome.failures[0])
 
 
-def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> LaunchResult:
     """Run the workers of one start to their end. Afterwards all processes have ended, and all
     output is written.
 

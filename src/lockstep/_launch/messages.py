@@ -1,5 +1,5 @@
 """Messages from a worker to its launcher, over a pipe for each worker: lines of JSON, each with a
-field of ``Told``."""
+field of ``WorkerMessages``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class WorkerMessages:
     """What a worker has reported so far."""
 
     pid: int | None = None
@@ -56,7 +56,7 @@ class Sender:
         self.send(pid=self._pid)
 
     def send(self, **message: Any) -> bool:
-        """Send one field of ``Told``. Blocks while the launcher is suspended and the pipe full.
+        """Send one field of ``WorkerMessages``. Blocks while the launcher is suspended and the pipe full.
 
         Returns:
             False if this process is not the worker, or the launcher is gone, or the script has
@@ -77,7 +77,7 @@ class Receiver:
     """The launcher's end. Pass ``worker_fd`` to the worker, then call ``handed_over``."""
 
     def __init__(self) -> None:
-        self.told = Told()
+        self.messages = WorkerMessages()
         self._rest = bytearray()
         self._fd, self.worker_fd = os.pipe()
         os.set_blocking(self._fd, False)
@@ -115,4 +115,4 @@ class Receiver:
             for name, kind in (("failure", Failure), ("end", End)):
                 if name in message:
                     message[name] = kind(**message[name])
-            self.told = replace(self.told, **message)
+            self.messages = replace(self.messages, **message)

@@ -32,7 +32,7 @@ from lockstep._launch.server import ForkServer, take_server
 from lockstep._launch.signals import Interrupts
 from lockstep._launch.source import Source
 from lockstep._launch.spec import LaunchSpec
-from lockstep._launch.supervise import Outcome
+from lockstep._launch.supervise import LaunchResult
 from lockstep._launch.surroundings import check_surroundings
 from lockstep._world.environment import read_secret
 from lockstep._world.machine.addresses import check_loopback
@@ -154,7 +154,7 @@ def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> Out
     return OutputPlan(log_dir=options.log_dir, tee=options.shows_ranks, attach=attach)
 
 
-def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, Interrupts], Outcome]:
+def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, Interrupts], LaunchResult]:
     """The counterpart of ``run_workers`` for several machines."""
     # In this process alone, whose environment the workers have copied: otherwise PyTorch writes
     # pages about a lost connection.
@@ -175,7 +175,7 @@ def unsaved_end() -> str:
     )
 
 
-def interruption(outcome: Outcome) -> Interruption | None:
+def interruption(outcome: LaunchResult) -> Interruption | None:
     """What a launch without failures ended with, other than success; None: nothing."""
     by, status = outcome.stopped_by, outcome.stopped_with
     if by is None and status is None:

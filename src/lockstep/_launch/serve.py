@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from lockstep._base import process_observer
 from lockstep._base.stopping import SIGNALS
-from lockstep._launch import fresh
+from lockstep._launch import fresh_process
 from lockstep._launch.failures import status_of
 from lockstep._launch.guard import die_with_parent, guard_descendants
 from lockstep._launch.messages import Sender
@@ -54,7 +54,7 @@ def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
 
     ``at_start``: the modules that the interpreter itself had imported.
     """
-    fresh.at_start = frozenset(at_start)
+    fresh_process.at_start = frozenset(at_start)
     # Registered first, so that it runs last, also after the exit handlers of preloaded modules
     # (multiprocessing waits for the processes that a script has started; weakref and logging
     # finalize).

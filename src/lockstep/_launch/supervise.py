@@ -55,7 +55,7 @@ RESTART_GRACE_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class LaunchResult:
     """How a launch ended."""
 
     failures: tuple[Failure, ...]
@@ -77,7 +77,7 @@ class Outcome:
     """The specification of the last start."""
 
 
-def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
+def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> LaunchResult:
     """Run all workers of ``spec`` until they have ended. Afterwards none of their processes exist,
     except those that the script left on purpose if all went well (see ``sweep``).
 
@@ -140,21 +140,21 @@ class _Watch:
         self._verdict_in.close()
         self.workers.close()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> LaunchResult:
         received = self._interrupts.received
         stopped_by = signal.Signals(received[0]) if received else None
         reported, is_saving = self._reported(), self._state.is_saving
-        all_told = self.workers.all_told.values()
-        was_cut_short = self._state.was_cut_short and not all(told.is_over for told in all_told)
+        all_messages = self.workers.all_messages.values()
+        was_cut_short = self._state.was_cut_short and not all(sent.is_over for sent in all_messages)
         if stopped_by and (not is_saving or len(received) > 1):
             reported = ()  # as requested, unless it was while the run was being saved
         if is_saving and not reported and self.stopped_with is None and not was_cut_short:
             stopped_by = None  # it had finished meanwhile
-        return Outcome(
+        return LaunchResult(
             failures=reported,
             stopped_by=stopped_by,
             stopped_with=None if reported else self.stopped_with,
-            is_unsaved=not reported and any(told.is_unsaved for told in all_told),
+            is_unsaved=not reported and any(sent.is_unsaved for sent in all_messages),
             was_cut_short=is_saving and was_cut_short,
             joined=self._observers.ask(lambda observer: observer.joined()) if reported or stopped_by else None,
             spec=self._spec,
@@ -178,7 +178,7 @@ class _Watch:
 
     def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
-        ends = {rank: told.end for rank, told in self.workers.all_told.items() if told.end is not None}
+        ends = {rank: sent.end for rank, sent in self.workers.all_messages.items() if sent.end is not None}
         return self.failures.in_order(ends, self._without_failure, self._spec.nproc)
 
     def _next_s(self) -> float:
@@ -197,23 +197,25 @@ class _Watch:
 
     def _on_message(self, rank: int, receiver: Receiver) -> None:
         """A worker has sent a message, or closed its end."""
-        before = receiver.told
+        before = receiver.messages
         if not receiver.read():
             self._selector.unregister(receiver)
-        told = receiver.told
+        sent = receiver.messages
         if rank not in self.workers.ranks:
             return
-        if before.pid is None and told.pid is not None:
+        if before.pid is None and sent.pid is not None:
             if self._state.stage is Stage.KILLED:
-                kill_worker(told.pid)
+                kill_worker(sent.pid)
             elif self._state.stage is Stage.ENDING:
-                self._interrupt(rank, told.pid)
+                self._interrupt(rank, sent.pid)
             self.workers.start_some()
-        if told.is_over and not before.is_over:
+        if sent.is_over and not before.is_over:
             self._lingering.begin(rank, time.monotonic())
-            if self._state.stage is Stage.SAVING and all(self.workers.told(rank).is_over for rank in self.workers.ranks):
+            if self._state.stage is Stage.SAVING and all(
+                self.workers.messages_of(rank).is_over for rank in self.workers.ranks
+            ):
                 self._on(Event.SAVED)  # all are only ending, which they may do for so long
-        if before.failure is None and told.failure is not None:  # its exit handlers may take long
+        if before.failure is None and sent.failure is not None:  # its exit handlers may take long
             self._note_failure(rank, 1)
 
     def _on_server(self) -> None:
@@ -230,22 +232,22 @@ class _Watch:
             self.workers.start_some()
 
     def _on_end(self, rank: int, status: int) -> None:
-        told = self.workers.told(rank)
+        sent = self.workers.messages_of(rank)
         self._lingering.end(rank)
         self._observers.tell(lambda observer: observer.ended(rank, status))
         was_killed = self._state.stage is Stage.KILLED and status == -signal.SIGKILL
-        if told.stopped_with is not None and (status == told.stopped_with or was_killed):
+        if sent.stopped_with is not None and (status == sent.stopped_with or was_killed):
             # as it was asked to: now all workers end, whatever they are doing
-            self.stopped_with = told.stopped_with
+            self.stopped_with = sent.stopped_with
             self._on(Event.SAVED)
-        elif status != 0 or told.failure is not None:
+        elif status != 0 or sent.failure is not None:
             self._note_failure(rank, status)
         else:
             self._without_failure[rank] = failures.unforeseen_end()
 
     def _note_failure(self, rank: int, status: int) -> None:
-        told, is_ending = self.workers.told(rank), self._state.was_cut_short
-        failure = told.failure
+        sent, is_ending = self.workers.messages_of(rank), self._state.was_cut_short
+        failure = sent.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT, 1):
             # by our own signal (as a program reports it, a shell, or Python that was interrupted as
             # it exited)
@@ -255,8 +257,8 @@ class _Watch:
             self._on(Event.ASKED_TO_END)
             return
         if failure is None:
-            failure = failures.from_status(rank, status, self._spec.private_dir, end=told.end)
-        self.failures.add(failure, was_reported=told.failure is not None)
+            failure = failures.from_status(rank, status, self._spec.private_dir, end=sent.end)
+        self.failures.add(failure, was_reported=sent.failure is not None)
         self._on(Event.ECHOED if self.failures.are_consequences else Event.FAILED)
 
     def _end_with(self, failure: Failure) -> None:
@@ -296,7 +298,8 @@ class _Watch:
             self._interrupts.may_save
             and self.workers.are_all_forked
             and all(
-                number in self.workers.told(rank).watches and catches(pid, number) for rank, pid in self.workers.pids.items()
+                number in self.workers.messages_of(rank).watches and catches(pid, number)
+                for rank, pid in self.workers.pids.items()
             )
         )
 
@@ -307,7 +310,7 @@ class _Watch:
             self._state, event, time.monotonic(), end_s=self._grace_s(), save_s=save_s, saved_s=SAVING_GRACE_S
         )
         if action is Action.SAVE:
-            saving = [rank for rank in self.workers.ranks if not self.workers.told(rank).is_over]
+            saving = [rank for rank in self.workers.ranks if not self.workers.messages_of(rank).is_over]
             self.workers.send(self._interrupts.received[0], saving)
             if not saving:
                 self._on(Event.SAVED)
@@ -330,7 +333,7 @@ class _Watch:
 
     def _grace_s(self) -> float:
         """Seconds that workers get to end when asked to."""
-        working = {rank: pid for rank, pid in self.workers.pids.items() if not self.workers.told(rank).is_over}
+        working = {rank: pid for rank, pid in self.workers.pids.items() if not self.workers.messages_of(rank).is_over}
         if any(self._stop_signal(rank, pid) != signal.SIGINT for rank, pid in working.items()):
             return SAVING_GRACE_S
         reported = self._reported()
@@ -342,7 +345,7 @@ class _Watch:
         launcher's own, if the script handles it. (Not if its handler is lockstep's: by now the run
         cannot save itself any more.)"""
         asked = self._interrupts.received[:1]
-        is_handled = bool(asked) and asked[0] not in self.workers.told(rank).watches and catches(pid, asked[0])
+        is_handled = bool(asked) and asked[0] not in self.workers.messages_of(rank).watches and catches(pid, asked[0])
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:

@@ -30,7 +30,7 @@ from lockstep._base.tracebacks.frames import without_unseen
 from lockstep._launch import ending, failures
 from lockstep._launch.binding import bind_to_gpu
 from lockstep._launch.dead_loader import with_its_cause
-from lockstep._launch.fresh import apply_to_torch, forget_shadowed
+from lockstep._launch.fresh_process import apply_to_torch, forget_shadowed
 from lockstep._launch.messages import Sender
 from lockstep._launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep._world.machine.cores import num_cores

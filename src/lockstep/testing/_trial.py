@@ -20,7 +20,7 @@ from lockstep._launch.private import private_directory
 from lockstep._launch.server import keep_server, take_server
 from lockstep._launch.signals import Interrupts
 from lockstep._launch.spec import Call, LaunchSpec
-from lockstep._launch.supervise import Outcome
+from lockstep._launch.supervise import LaunchResult
 from lockstep._tools.trials.settings import TrialSettings
 from lockstep.testing._errors import TimeLimitError
 from lockstep.testing._ranks import Returned, Sent, call
@@ -100,7 +100,7 @@ def run_trial(trial: Trial) -> list[Returned] | None:
     raise KeyboardInterrupt
 
 
-def _launch(trial: Trial, spec: LaunchSpec, interrupts: Interrupts) -> tuple[Outcome, Watch]:
+def _launch(trial: Trial, spec: LaunchSpec, interrupts: Interrupts) -> tuple[LaunchResult, Watch]:
     server = take_server([str(Path(entry).absolute()) for entry in sys.path if entry])
     watch = Watch(server, Path(spec.private_dir), trial.deadline, trial.kill_when)
     watch.start()
@@ -122,7 +122,7 @@ def _launch(trial: Trial, spec: LaunchSpec, interrupts: Interrupts) -> tuple[Out
     return outcome, watch
 
 
-def _check(outcome: Outcome, trial: Trial) -> None:
+def _check(outcome: LaunchResult, trial: Trial) -> None:
     """Raises the error of a launch that has failed."""
     if outcome.failures:
         error = restarts.last_error(outcome.failures, outcome.spec)
@@ -132,7 +132,7 @@ def _check(outcome: Outcome, trial: Trial) -> None:
         raise LaunchError(f"with {trial.label}: the run {why}. See its output.", code="trial-not-finished")
 
 
-def _returned(outcome: Outcome, trial: Trial, rank: int) -> Returned:
+def _returned(outcome: LaunchResult, trial: Trial, rank: int) -> Returned:
     try:
         returned: Returned = result_of(outcome.spec.private_dir, rank)
     except LaunchError as error:

@@ -24,7 +24,7 @@ from lockstep._launch.output import OutputPlan
 from lockstep._launch.server import ForkServer
 from lockstep._launch.signals import Interrupts
 from lockstep._launch.spec import LaunchSpec
-from lockstep._launch.supervise import Outcome
+from lockstep._launch.supervise import LaunchResult
 
 _LOOK_S = 0.1
 _LEAVE_S = 5.0
@@ -33,7 +33,7 @@ _LEAVE_S = 5.0
 
 def run_on_nodes(
     endpoint: Endpoint, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
-) -> Outcome:
+) -> LaunchResult:
     """Run a script on this machine and others to its end, or until it is stopped.
 
     Afterwards all processes of this machine have ended. Ports and ranks in ``spec`` are set after
@@ -58,16 +58,16 @@ def run_on_nodes(
     if agent is not None:
         stopped_with, verdict, was_cut_short = agent.stopped_with, agent.verdict, agent.was_cut_short
     if stopped_with is not None and (stopped_by or error is None or isinstance(error, (StoreLostError, DistError))):
-        return Outcome(failures=(), stopped_by=stopped_by, stopped_with=stopped_with, spec=spec)
+        return LaunchResult(failures=(), stopped_by=stopped_by, stopped_with=stopped_with, spec=spec)
     if stopped_by is not None and (
         verdict is None or verdict.continues
     ):  # else the nodes have agreed that the run has failed
-        return Outcome(failures=(), stopped_by=stopped_by, was_cut_short=was_cut_short, spec=spec)
+        return LaunchResult(failures=(), stopped_by=stopped_by, was_cut_short=was_cut_short, spec=spec)
     if isinstance(error, DistError):
         raise LaunchError(f"{nodes.endpoint} no longer answers: {without_store(nodes.host)}") from error
     if error is not None:
         raise error
-    return Outcome(failures=(), stopped_by=None, is_unsaved=agent is not None and agent.is_unsaved, spec=spec)
+    return LaunchResult(failures=(), stopped_by=None, is_unsaved=agent is not None and agent.is_unsaved, spec=spec)
 
 
 class _Launch:

@@ -15,7 +15,7 @@ from lockstep._launch.output import OutputPlan
 from lockstep._launch.server import ForkServer
 from lockstep._launch.signals import Interrupts
 from lockstep._launch.spec import LaunchSpec
-from lockstep._launch.supervise import Outcome
+from lockstep._launch.supervise import LaunchResult
 
 _OWN_WAY_S = 0.5
 """Seconds that workers get to notice the loss of others themselves. (A failure must not be hidden
@@ -30,7 +30,7 @@ class Workers:
         self._server = server
         self._plan = plan
         self._interrupts = Interrupts(())
-        self.outcome = Outcome(failures=(), stopped_by=None, spec=spec)
+        self.outcome = LaunchResult(failures=(), stopped_by=None, spec=spec)
         """How they have ended; before that, without failures."""
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-workers", daemon=True)
@@ -87,6 +87,6 @@ class Workers:
                 self.outcome = run_once(self.spec, self._server, self._plan, self._interrupts)
         except LaunchError as error:  # they could not be started
             failure = failures.from_exception(self.spec.ranks.start, error)
-            self.outcome = Outcome(failures=(failure,), stopped_by=None, spec=self.spec)
+            self.outcome = LaunchResult(failures=(failure,), stopped_by=None, spec=self.spec)
         except Exception as error:
             self._error = error

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from lockstep._base.config import RunConfig
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
-from lockstep._world.comm.machines import has_own_devices
+from lockstep._world.comm.machines import owns_gpu_exclusively
 from lockstep._world.comm.store import open_store
 from lockstep._world.environment import World, read_environment
 
@@ -48,7 +48,7 @@ def join(timeout_s: float) -> Iterator[Member]:
     try:
         opened = open_store(config, environment.world)
         devices = choose_devices(config, opened.world)
-        are_own = has_own_devices(opened.world, devices, opened.store)
+        are_own = owns_gpu_exclusively(opened.world, devices, opened.store)
         transport = choose_transport(config, opened.world, devices, opened.host, are_own=are_own)
         if devices[0].type != "cpu":
             torch.accelerator.set_device_index(devices[0])

@@ -107,7 +107,7 @@ def choose_transport(
 
     Args:
         host: a host that every machine of the run reaches, if one is known.
-        are_own: whether no other process uses these devices (``has_own_devices``).
+        are_own: whether no other process uses these devices (``owns_gpu_exclusively``).
 
     Raises:
         ConfigError: the backend cannot work here.

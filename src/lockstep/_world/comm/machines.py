@@ -46,7 +46,7 @@ def placed(world: World, machines: list[str]) -> World:
     return dataclasses.replace(world, **{name: fields[name] for name in world.unsaid}, unsaid=frozenset())
 
 
-def has_own_devices(world: World, devices: Sequence[torch.device], store: Store | None) -> bool:
+def owns_gpu_exclusively(world: World, devices: Sequence[torch.device], store: Store | None) -> bool:
     """Whether no other process uses this one's devices. With a store every rank must call it, and
     it may block until all have.
 
