@@ -13,8 +13,8 @@ def raises(kind: type[LockstepError], code: str) -> "pytest.RaisesExc[LockstepEr
 
 
 def refusal_of(function: Callable[..., object], *args: object) -> tuple[str, str, str] | None:
-    """The type, code and message of the lockstep error that ends ``function(*args)``; None: there is
-    none. For processes, of whose errors only the message reaches the test."""
+    """The type, code and message of the lockstep error that ends ``function(*args)``; None: there
+    is none. For processes, of whose errors only the message reaches the test."""
     try:
         function(*args)
     except LockstepError as error:

@@ -18,7 +18,7 @@ from lockstep._plan.shards import MicroStep
 
 class Stage(enum.IntEnum):
     """When a listener is notified of an event, among all. Within a stage the engine's own come
-    first, then those of instruments, in the order in which they were given."""
+    first, then the listeners of instruments, in the order in which they were added."""
 
     EARLY = 1
     """Before anything of a step is recorded: it may still be refused. An early ``tick`` counts as
@@ -29,7 +29,7 @@ class Stage(enum.IntEnum):
     SAVING = 3
     """While a checkpoint is saved."""
     LATE = 4
-    """When all that is to be saved and shown of a step is."""
+    """After everything of a step is saved and shown."""
 
 
 class Listener:
@@ -37,7 +37,7 @@ class Listener:
     this order:
 
     ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each
-    shard's micro-steps (``begin_shard``, ``received``, ``before_backward``, ``after_backward``,
+    shard's micro-batches (``begin_shard``, ``received``, ``before_backward``, ``after_backward``,
     ``end_shard``) and ``end_phase``; ``end_step`` and ``tick``, or ``drop``; finally ``end_pass``.
     ``flush`` comes between passes, and before a checkpoint is saved within one; ``prepared``,
     ``prepared_loader``, ``made_loader``, ``before_optimizer``, ``before_other_optimizer`` and
@@ -47,7 +47,7 @@ class Listener:
     ``flush`` may communicate."""
 
     stage = Stage.NORMAL
-    """When it is notified, among all listeners."""
+    """The stage at which it is notified, among all listeners."""
 
     def prepared(self, item: Any) -> None:
         """A model, optimizer, schedule, average or scaler belongs to the run from now on: the
@@ -76,7 +76,7 @@ class Listener:
         """A phase begins; the first of a step is number 0."""
 
     def begin_shard(self, micro: MicroStep) -> None:
-        """A micro-step of this process begins."""
+        """A micro-batch of this process begins."""
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """The script is about to receive these samples, which are still where they were fetched: on
@@ -89,10 +89,10 @@ class Listener:
         """A backward pass has run."""
 
     def end_shard(self) -> None:
-        """The micro-step has ended."""
+        """The micro-batch ended."""
 
     def end_phase(self, phase: int) -> None:
-        """The phase has ended: gradients and buffers are synchronized, and the same on every
+        """The phase ended: gradients and buffers are synchronized, and the same on every
         rank."""
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
@@ -107,13 +107,13 @@ class Listener:
         """A step on a global batch of ``num_samples`` samples was taken. Local."""
 
     def tick(self, step: int) -> None:
-        """The step has ended on every rank: here they may agree on something."""
+        """The step ended on every rank. Here ranks may communicate, to agree on something."""
 
     def drop(self) -> None:
         """The current step is discarded. Local."""
 
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        """The pass has ended after this step of the run, early unless ``exhausted``. Local."""
+        """The pass ended after this step of the run, early unless ``exhausted``. Local."""
 
     def flush(self) -> None:
         """Complete pending work: between passes, and before a checkpoint is saved within one.
@@ -123,7 +123,7 @@ class Listener:
         """An evaluation after this step has its results."""
 
     def end_run(self, step: int, *, failed: bool) -> None:
-        """The script is over, after this step."""
+        """The script finished after this step."""
 
 
 EVENTS = tuple(name for name, plain in vars(Listener).items() if isinstance(plain, FunctionType))
@@ -131,17 +131,17 @@ EVENTS = tuple(name for name, plain in vars(Listener).items() if isinstance(plai
 
 
 class Listeners(Listener):
-    """Notifies several listeners, by stage."""
+    """A listener that notifies several listeners, by stage."""
 
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
         self._listeners: list[Listener] = []
         self.methods: dict[str, tuple[Callable[..., None], ...]] = {}
-        """By event, the methods of those listeners that override it, in order. What runs steps
-        calls them itself: most of a small model's step would else go into passing calls on."""
+        """The methods that listeners override, by event, in order. The loop calls them directly:
+        otherwise most of a small model's step would be spent on passing calls on."""
         self.add(listeners)
 
     def add(self, listeners: Iterable[Listener]) -> None:
-        """Notify these as well from now on, after the present ones of their stages."""
+        """Adds listeners, which are notified after the present ones of their stages."""
         self._listeners = sorted([*self._listeners, *listeners], key=attrgetter("stage"))
         for name in EVENTS:
             plain = vars(Listener)[name]

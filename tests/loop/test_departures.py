@@ -12,7 +12,7 @@ from lockstep._loop.departure import departure, passed_over
 pytestmark = pytest.mark.timeout(20)
 
 
-# The frames between the script's loop and what is asked are lockstep's, as those of a prepared loader.
+# The frames between the script's loop and ``departure`` are lockstep's, as with a prepared loader.
 ITERATOR = """
 class Batches:
     found = None

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(30)
 
 
 def meet_all(size, work, timeout_s=10.0):
-    """What ``work(meetings, rank)`` returned on each of so many ranks, or the error that it raised."""
+    """What ``work(meetings, rank)`` returned on each of ``size`` ranks, or the error it raised."""
     store = dist.HashStore()
 
     def run(rank):

@@ -180,7 +180,7 @@ def test_a_backward_pass_outside_of_the_shards_is_refused():
 
 
 def drawn(sizes, rank, num_phases=2):
-    """What a rank draws in each of its shards, by step, phase and shard, and what it draws outside."""
+    """What a rank draws in each shard, by step, phase and shard, and what it draws outside."""
     process, inside, outside = Process(sizes, rank=rank), {}, []
     for _ in range(2):
         batch = process.batch()

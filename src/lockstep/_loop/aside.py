@@ -1,11 +1,11 @@
-"""Runs a shard aside: the body of the script's loop over ``batch.shards`` runs for it, without any
-effect on the run.
+"""Repeating a shard as a dry run: the body of the script's loop over ``batch.shards`` runs for it,
+without any effect on the run.
 
-An instrument gives ``Phases.runs`` a generator that yields the micro-steps of the shard in the
-context ``Aside.shard``, before or after those that count. Nothing of them is recorded or exchanged,
-and when they have run, gradients, buffers, random streams and what the shard carries from batch to
-batch are as before. What cannot be undone is what the script itself keeps: see ``Team.in_audit``.
-"""
+An instrument gives ``Phases.runs`` a generator that yields the micro-batches of the shard in the
+context ``Aside.shard``, before or after the micro-batches that count. Nothing of them is recorded
+or exchanged, and when they have run, gradients, buffers, random streams and what the shard carries
+from batch to batch are as before. What cannot be undone is what the script itself keeps: see
+``Team.in_audit``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ from lockstep._sync.protocol import ShardSync, Sync
 
 
 class Aside:
-    """Runs shards aside, on one rank.
+    """Dry runs of shards, on one rank.
 
     Args:
         phases: of the run.
-        sync: of the run. Its backward pass must not communicate, or else every rank must run a
-            shard aside.
+        sync: of the run. If its backward pass communicates, every rank must make a dry run.
         state: of the run.
     """
 
@@ -44,7 +43,7 @@ class Aside:
         self._state = state
 
     def carried(self, shard: int) -> list[Any]:
-        """What a shard of this rank carries from batch to batch: its value of each
+        """Returns what a shard of this rank carries from batch to batch: its value of each
         ``team.per_shard``."""
         return [item.of(shard) for item in self._per_shard()]
 
@@ -54,10 +53,11 @@ class Aside:
 
     @contextlib.contextmanager
     def shard(self, shard: int, carried: Sequence[Any], listener: Listener) -> Iterator[None]:
-        """A context in which micro-steps run without effect. It may also be left while one runs.
+        """Returns a context in which micro-batches run without effect. It may also be left while
+        one runs.
 
         Args:
-            shard: whose micro-steps they are.
+            shard: whose micro-batches they are.
             carried: what it carries, as ``carried`` returns it. It is changed.
             listener: the only one to be notified; of ``drop`` if the context is left early.
 
@@ -96,7 +96,7 @@ class Aside:
 
 
 class _Dropped(ShardSync):
-    """Drops the gradients of backward passes.
+    """A strategy that discards the gradients of backward passes.
 
     Args:
         sync: of the run.
@@ -124,7 +124,7 @@ class _Dropped(ShardSync):
 
 
 def _remember_buffers(models: Iterable[nn.Module]) -> Callable[[], None]:
-    """Returns a function that restores the buffers to their present values, including those that
+    """Returns a function that restores the buffers to their present values, including buffers that
     are None."""
     before: list[tuple[dict[str, Any], str, Tensor | None, Tensor | None]] = [
         (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())

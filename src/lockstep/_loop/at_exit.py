@@ -13,8 +13,8 @@ from lockstep._listener import Listener, Stage
 
 
 class AtExit(Listener):
-    """Closes the run at exit, before the exit handlers that other libraries had registered when
-    training began.
+    """The close of the run at exit, before the exit handlers that other libraries had registered
+    when training began.
 
     Python calls exit handlers in reverse order, and a tracker's library registers its own when it
     is opened, at the beginning of the first pass: it would be closed before the last values are
@@ -27,7 +27,7 @@ class AtExit(Listener):
         self._act: Callable[[], None] | None = None
 
     def call(self, act: Callable[[], None]) -> None:
-        """Register the function that closes the run as the process exits. It must not raise."""
+        """Registers the function that closes the run as the process exits. It must not raise."""
         self._act = act
         atexit.register(act)
         # multiprocessing children do not run atexit callbacks
@@ -42,7 +42,7 @@ class AtExit(Listener):
             atexit.register(act)
 
     def cancel(self) -> None:
-        """Unregister the function: the run has been closed."""
+        """Unregisters the function: the run has been closed."""
         if self._act is not None:
             atexit.unregister(self._act)
             self._act = None

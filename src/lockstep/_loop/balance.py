@@ -1,9 +1,9 @@
-"""Shards move from processes that are slower than the others to those that wait for them. The
-answer stays the same.
+"""Moving shards from slow processes to processes that wait for them. Results stay bit-identical.
 
 The ranks exchange how long they were busy with the numbers of each phase (``loop.ledger``), whether
-shards move or not. So all of them come to the same decision without a word, and it applies to steps
-that nobody has planned yet."""
+shards move or not. So all ranks make the same decision without a message. It applies to steps that
+no rank has planned yet: loader workers fetch samples ahead, of the shards that this rank had when
+the step was planned."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def may_balance(config: RunConfig, world_size: int) -> bool:
 
 
 class Balance(Listener):
-    """Moves shards. Implements ``Clock`` for the ledger, around the clock of steps.
+    """The moves of shards, and a ``Clock`` for the ledger around the clock of steps.
 
     Args:
         world_size: number of processes.
         num_shards: V.
         clock: measures this rank.
-        journal: is told of moves.
+        journal: receives an event for each move.
         registered: the adapters of what the script has registered, among it what its shards carry
             from step to step.
     """
@@ -75,24 +75,24 @@ class Balance(Listener):
         """Whether each rank reads the data of all shards, so that getting them takes as long
         whatever its shards are."""
         self._step = self._ended = 0
-        """The step that has begun last, and the one that has ended."""
+        """The newest step that began, and the newest that ended."""
         self._since_s = 0.0
-        """When this rank last reported, or its pass began."""
+        """The time of this rank's last report, or of the beginning of its pass."""
         self._phase_began_s = 0.0
         self._in_pass = self._begins_pass = False
         """Whether a pass is under way, of which steps are planned, and whether it is in its first
         step, which does not count, since loader workers start for it."""
         self._rows: Sequence[Row] = ()
-        """Those of the step's last phase."""
+        """The rows of the step's last phase."""
 
     # Clock
 
     def device_finished(self) -> None:
-        """See Clock."""
+        """Passes the event on to the clock of steps."""
         self._clock.device_finished()
 
     def report(self, num_samples: int) -> list[float]:
-        """See ``plan.balance.Row``."""
+        """Returns this rank's ``Row``, as ``plan.balance`` has it."""
         row = self._clock.report(num_samples)
         began_s, self._since_s = self._since_s, perf_counter()
         in_phase_s = self._since_s - self._phase_began_s - self._clock.exposed_s
@@ -104,7 +104,7 @@ class Balance(Listener):
         return [*row, in_shards_s, idle_s, float(self.moves.planned_until(self._step))]
 
     def receive(self, rows: Sequence[Row]) -> None:
-        """See Clock."""
+        """Takes the rows of all ranks, also for balancing."""
         self._clock.receive(rows)
         self._rows = rows
         if not self._begins_pass:
@@ -161,8 +161,8 @@ class Balance(Listener):
             self._settle()
 
     def _settle(self) -> None:
-        """The next step begins with other blocks: what shards carry from step to step goes to where
-        they are then."""
+        """Changes the blocks for the next step, and moves what shards carry from step to step to
+        the ranks that have them then."""
         for adapter in self._registered():
             if isinstance(adapter.target, PerShard):
                 adapter.target.share()

@@ -1,13 +1,13 @@
 """How this process has left its loop over a prepared loader, before the loader's end.
 
-Python tells an iterator only that it is dropped: after ``break``, ``return``, an error or
-``sys.exit`` alike. The difference is worth knowing for messages (``break`` on one rank and an error
-on another have different remedies), and can be seen in the frame that drops it::
+Python drops an iterator in the same way after ``break``, ``return``, an error or ``sys.exit``. The
+difference is worth knowing for messages (``break`` on one rank and an error on another have
+different remedies), and can be seen in the frame that drops it::
 
-    the instruction at which the frame stands     the traceback that ends at it    cause
-    is of a `break` or `return` statement         -                                break, return
-    is any other                                  there is one                     exception, sys.exit
-    is any other                                  there is none                    unknown
+    the frame's instruction                  a traceback that ends at it    cause
+    of a `break` or `return` statement       -                              break, return
+    any other                                yes                            exception, sys.exit
+    any other                                no                             unknown
 
 Nothing that a run computes depends on it."""
 
@@ -78,7 +78,7 @@ def _place(code: CodeType, line: int) -> str:
 
 
 def _statement(frame: FrameType) -> str:
-    """Returns the statement at whose instruction a frame stands, if it leaves a loop; otherwise an
+    """Returns the statement at whose instruction a frame is, if it leaves a loop; otherwise an
     empty string."""
     # Instructions are 2 bytes, and co_positions() has an entry for each. A `break` drops the
     # iterator at an instruction whose position is the statement itself, in a line that may contain
@@ -92,9 +92,8 @@ def _statement(frame: FrameType) -> str:
 def _error_in(frame: FrameType) -> tuple[str, str] | None:
     """Returns the cause and the place of the error that is leaving a frame; None: no error is.
 
-    Such an error has left a traceback that ends at the very instruction where the frame stands
-    (``base.unwinding``). This looks at all objects that Python's garbage collector knows.
-    """
+    Such an error has left a traceback that ends at the very instruction where the frame is
+    (``base.unwinding``). This looks at all objects that Python's garbage collector knows."""
     traces = (each for each in gc.get_objects() if type(each) is TracebackType)
     trace = next((each for each in traces if each.tb_frame is frame and each.tb_lasti == frame.f_lasti), None)
     if trace is None:

@@ -13,9 +13,9 @@ from lockstep._base.unwinding import frame_left_by_error, may_be_caught
 
 
 class EpochLoop(Iterator[int]):
-    """A loop over epochs, as the script holds it. A ``for`` loop alone holds the one that it has
-    made of an ``Epochs``, so that this is dropped, and knows it, as soon as the loop is left;
-    whatever else is held by the script, ``Loop`` ends in time.
+    """The iterator of a loop over epochs. If only the ``for`` loop has a reference to it, it is
+    deleted as soon as the loop is left, and so learns of it. If the script has another reference,
+    ``Loop`` ends it when a later loop or the end of the run shows that it was left.
 
     Args:
         turns: gives the epochs; closed when the loop is left early. Its first turn begins the loop.
@@ -25,7 +25,7 @@ class EpochLoop(Iterator[int]):
     """
 
     is_unclear = True
-    """Whether ``unclear_at`` says what may be, rather than what is."""
+    """Whether ``unclear_at`` is uncertain."""
 
     def __init__(
         self, turns: Iterator[int], begin: Callable[[EpochLoop], None], leave_by_error: Callable[[FrameType], None]
@@ -40,9 +40,9 @@ class EpochLoop(Iterator[int]):
 
     @property
     def unclear_at(self) -> str | None:
-        """The line of a loop that the script has left and still holds, if an error that was caught
-        may have left it; None: it was left by ``break`` or ``return``, if the script has ended
-        well."""
+        """The line of a loop that the script left, with another reference to its iterator, if a
+        caught error may have left it; None: if the script ended well, ``break`` or ``return`` left
+        it."""
         return self._unclear_at if self._is_open else None
 
     @override
@@ -70,7 +70,7 @@ class EpochLoop(Iterator[int]):
             raise
 
     def leave(self) -> None:
-        """Leave the loop, which the script has not finished and still holds."""
+        """Leaves the loop, which the script has not finished and still refers to."""
         if self._is_open:
             self._is_open, self._is_superseded = False, True
             self._turns.close()  # type: ignore[attr-defined]
@@ -84,8 +84,8 @@ class EpochLoop(Iterator[int]):
 
 
 class Epochs(Iterator[int]):
-    """The epochs 0 to ``num_epochs - 1``, less those that an earlier launch has done. Each loop
-    over it goes through those that are left."""
+    """The epochs 0 to ``num_epochs - 1``, less the epochs that an earlier launch has done. Each
+    loop over it goes through the epochs that are left."""
 
     def __init__(self, num_epochs: int, make_loop: Callable[[Epochs], EpochLoop]) -> None:
         self.num_epochs = num_epochs
@@ -93,7 +93,7 @@ class Epochs(Iterator[int]):
         """The first epoch that no loop has given yet."""
         self._make_loop = make_loop
         self._own: EpochLoop | None = None
-        """For ``next(epochs)``."""
+        """The loop of ``next(epochs)``; None: there was no such call."""
 
     @override
     def __iter__(self) -> EpochLoop:

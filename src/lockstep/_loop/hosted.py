@@ -1,4 +1,4 @@
-"""Epochs that another library's loop drives: it says where it is, and keeps the loop."""
+"""Epochs that another library's loop drives, and reports."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from lockstep._base.errors import UsageError
 
 
 class Turns(Protocol):
-    """What is to be done at the ends of epochs."""
+    """The actions at the beginnings and ends of epochs."""
 
     def begin_epoch(self, epoch: int, num_epochs: int) -> None:
-        """Begin an epoch."""
+        """Begins an epoch."""
 
     def end_epoch(self, epoch: int) -> None:
-        """End an epoch. Collective."""
+        """Ends an epoch. Collective."""
 
     def leave_epochs(self, num_epochs: int | None) -> None:
-        """Leave the loop, after so many epochs; None: left early. Collective if it was not."""
+        """Leaves the loop, after so many epochs; None: left early. Collective if it was not."""
 
 
 class HostedEpochs:
@@ -52,14 +52,14 @@ class HostedEpochs:
         self._is_over = False
 
     def begin(self, epoch: int) -> None:
-        """An epoch begins; the one before is over. Every rank must call it.
+        """Begins an epoch and ends the epoch before. Every rank must call it.
 
         Raises:
-            UsageError: another epoch is due, or the loop is over.
+            UsageError: another epoch is due, or the loop has finished.
         """
         due = self.first if self._current is None else self._current + 1
         if self._is_over or epoch != due or epoch >= self.num_epochs:
-            state = "the loop is over" if self._is_over or due >= self.num_epochs else f"epoch {due} is due"
+            state = "the loop has finished" if self._is_over or due >= self.num_epochs else f"epoch {due} is due"
             raise UsageError(
                 f"hosted_epochs({self.num_epochs}).begin({epoch}): {state}. Begin each epoch once, in order.",
                 code="epoch-out-of-order",
@@ -70,7 +70,7 @@ class HostedEpochs:
         self._turns.begin_epoch(epoch, self.num_epochs)
 
     def end(self, *, early: bool = False) -> None:
-        """The loop is over. Every rank must call it. Called again, it does nothing.
+        """Ends the loop. Every rank must call it. Later calls do nothing.
 
         Args:
             early: whether the host has left it before its end, as a script does by ``break``.
@@ -87,10 +87,10 @@ class HostedEpochs:
         self._turns.leave_epochs(max(self.first, self.num_epochs))
 
     def leave(self) -> None:
-        """Leave the loop, which the host has not ended."""
+        """Leaves the loop, which the host has not ended."""
         self.end(early=True)
 
     @property
     def is_over(self) -> bool:
-        """Whether the loop has ended."""
+        """Whether the loop has finished."""
         return self._is_over

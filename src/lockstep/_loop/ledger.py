@@ -6,7 +6,7 @@ of the same kinds, and values of the same names. Then a single message of fixed 
 suffices. A rank whose data has another form (the script has added a tensor, for example) sets a
 flag in that message, upon which all ranks exchange pickled pages.
 
-The message of a rank, in float64, where S is the largest number of micro-steps that a rank has::
+The message of a rank, in float64, where S is the largest number of micro-batches that a rank has::
 
     | mark | place | flag | calls | samples | first batches |        6 numbers
     | clock | tellers |                                              9 with balance, 6 without
@@ -14,11 +14,11 @@ The message of a rank, in float64, where S is the largest number of micro-steps 
     | value, weight of name 0, slot 0 .. S-1 | name 1 ...            2 S for each name
 
 With one loss on 8 shards and 2 processes (S = 4) that is 6 + 9 + 2 x 4 = 23 numbers, 184 bytes. A
-row has a slot for every micro-step, rather than a sum over this rank's shards, so that the result
+row has a slot for every micro-batch, rather than a sum over this rank's shards, so that the result
 does not depend on which rank had which shard: rank 0's slots, then rank 1's and so on are the
 shards in order, since blocks are contiguous. Slots that are empty are marked: NaN for a weight, a
 weight of -1 for a value. Python's floats are float64, so that nothing is rounded on the way; what
-float64 cannot express (tensors, integers above 2**53) is not foreseen."""
+float64 cannot express (tensors, integers above 2**53) is never predicted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ the script, or 1."""
 
 _REMEMBERED = 50
 """The number of phases of one number after which a name that none of them has used is no longer
-foreseen. A script may have a name for each of a thousand tasks, or for each step, and each takes
+predicted. A script may have a name for each of a thousand tasks, or for each step, and each takes
 room in the message of every rank."""
 _MOST_PHASES = 1 << 20
 """The most phases of a step, so that step and phase are one float64: exact up to step 2**33."""
@@ -91,11 +91,11 @@ class _Page:
     kinds: list[str] = field(default_factory=list)
     """One of ``KINDS`` for each backward call."""
     weights: dict[tuple[int, int], float] = field(default_factory=dict)
-    """The weights given by the script, by backward call and micro-step."""
+    """The weights given by the script, by backward call and micro-batch."""
     values: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
-    """The weighted sum of numbers and the sum of their weights, by name and micro-step."""
+    """The weighted sum of numbers and the sum of their weights, by name and micro-batch."""
     others: list[tuple[str, int, Part]] = field(default_factory=list)
-    """The names, micro-steps and values of what no float can express: tensors and large
+    """The names, micro-batches and values of what no float can express: tensors and large
     integers."""
     new_keys: tuple[Hashable, ...] = ()
     beside: int = 0
@@ -105,7 +105,7 @@ class _Page:
         return {name for name, _ in self.values}
 
     def parts(self) -> list[tuple[str, int, Part]]:
-        """Returns all names, micro-steps and values."""
+        """Returns all names, micro-batches and values."""
         numbers = [
             (name, slot, (kind, int(value) if kind == COUNT else value, weight))
             for ((name, kind), slot), (value, weight) in self.values.items()
@@ -178,14 +178,14 @@ class Ledger:
     Args:
         collectives: over all ranks.
         accumulate: global batches per step.
-        clock: its numbers are exchanged with those of the phase.
+        clock: the source of times that are exchanged with the numbers of the phase.
     """
 
     def __init__(self, collectives: Collectives, accumulate: int, clock: Clock) -> None:
         self._weight: Weight | None = None
-        """The weight that the micro-step's last backward call was given."""
+        """The weight of the micro-batch's last backward call; None: it had none."""
         self.num_calls = 0
-        """The number of backward calls of the micro-step so far."""
+        """The number of backward calls of the micro-batch so far."""
         self._collectives = collectives
         self._is_alone = collectives.size == 1
         self._clock = clock
@@ -197,17 +197,17 @@ class Ledger:
         """The form predicted for each phase number."""
         self._page = _Page()
         self._added: list[tuple[str, str, Any, Weight | None]] = []
-        """The names, kinds, values and weights of the current micro-step."""
+        """The names, kinds, values and weights of the current micro-batch."""
         self._on_device: list[tuple[str, int, str, Any, Weight]] = []
-        """The names, micro-steps, kinds, values and weights of which a value or weight is yet to be
-        read from its device."""
+        """The names, micro-batches, kinds, values and weights of which a value or weight is yet to
+        be read from its device."""
         self._given: dict[tuple[int, int], Tensor] = {}
-        """The weights on a device that the script has given, by backward call and micro-step."""
+        """The weights on a device that the script has given, by backward call and micro-batch."""
         self._first_data: list[str] = []
         """The descriptions of first batches that the ranks compare with the next exchange."""
 
     def blank(self) -> Ledger:
-        """Returns a ledger for micro-steps that do not count: nothing of it is ever exchanged."""
+        """Returns a ledger for micro-batches that do not count: nothing of it is ever exchanged."""
         return Ledger(self._collectives, self._accumulate, self._clock)
 
     def compare_data(self, description: str) -> None:
@@ -232,8 +232,8 @@ class Ledger:
         self.num_calls, self._weight = 0, None
 
     def weight_of(self, micro: MicroStep) -> Weight:
-        """Returns the current micro-step's weight so far: the weight of its last backward call, or
-        its number of samples if it was given none."""
+        """Returns the current micro-batch's weight so far: the weight of its last backward call, or
+        its number of samples if that call had no weight."""
         return float(micro.num_samples) if self._weight is None else self._weight
 
     def call(self, weight: Weight | None, reduction: str | None, micro: MicroStep) -> Weight:
@@ -264,11 +264,11 @@ class Ledger:
     def add(
         self, weight: float | Tensor | None, values: dict[str, Any], micro: MicroStep, reduction: str | None = None
     ) -> None:
-        """Records values of the current micro-step.
+        """Records values of the current micro-batch.
 
         Raises:
             ConfigError: a value is neither a number nor a tensor of one value per sample, and no
-                ``reduction`` says what it is.
+                ``reduction`` defines what it is.
         """
         of_values = check_weight(weight, reduction, "batch.add")
         # Samples before weights, since a length is compared with them in this order: a weight may
@@ -278,7 +278,7 @@ class Ledger:
             self._added.append((name, *take(name, value, reduction, lengths), of_values))
 
     def end_shard(self, micro: MicroStep) -> None:
-        """Ends the micro-step. Only now is its weight known: ``backward`` may have been called
+        """Ends the micro-batch. Only now is its weight known: ``backward`` may have been called
         after ``add``."""
         for name, kind, value, given in self._added:
             weight = self.weight_of(micro) if given is None else given
@@ -306,8 +306,8 @@ class Ledger:
     def _note(self, name: str, slot: int, part: Part) -> None:
         kind, value, weight = part
         key = (name, kind), slot
-        # Numbers that one micro-step adds under a name several times are one number in its slot. If
-        # the sum does not fit into a float any more, it moves to the pages.
+        # Numbers that one micro-batch adds under a name several times are one number in its slot.
+        # If the sum does not fit into a float any more, it moves to the pages.
         if is_float(part):
             earlier, weights = self._page.values.get(key, (0 if kind == COUNT else 0.0, 0.0))
             value, weight = earlier + value, weights + weight
@@ -326,10 +326,10 @@ class Ledger:
         Args:
             plan: of the step.
             phase: its number in the step.
-            new_keys: ``Sync.new_keys`` of this rank, which the others are told.
+            new_keys: ``Sync.new_keys`` of this rank, for the other ranks.
             gather: ``Sync.gather``, which may send the numbers along with the gradients.
             step: the step number, for messages.
-            beside: ``Outcome.beside`` of this rank, which the others are told.
+            beside: ``Outcome.beside`` of this rank, for the other ranks.
 
         Returns:
             The outcome of the backward calls, and for each name what the shards have added under
@@ -374,7 +374,7 @@ class Ledger:
         form = self._foreseen[phase]
         is_foreseen = form.foresees(page)
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
-        slots = range(self._accumulate * plan.blocks.most)  # the most micro-steps that a rank has
+        slots = range(self._accumulate * plan.blocks.most)  # the most micro-batches that a rank has
         busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
         told = [teller.tell() for teller in self.tellers]
         place = float(step * _MOST_PHASES + phase)

@@ -33,8 +33,7 @@ _OWN_RESUMING = (
 
 
 class Loop:
-    """Holds and advances the position of this process in the run. Implements Driver for the
-    prepared loaders.
+    """The position of this process in the run, which prepared loaders advance through ``Driver``.
 
     Args:
         phases: runs the phases of each step.
@@ -43,7 +42,7 @@ class Loop:
             diverged.
         restorer: restores the checkpoint from which the run resumes; None: the run is new.
         listeners: notified of passes and steps.
-        meetings: those of this process with the other ranks.
+        meetings: the meetings of this process with the other ranks.
         is_main: whether this is rank 0, which prints.
     """
 
@@ -84,18 +83,18 @@ class Loop:
         """The step at the end of the last loop over epochs, and the digest of the state saved
         there."""
         self.has_run_out = False
-        """Whether the last loop over epochs came to its end, and nothing was trained since."""
+        """Whether the last loop over epochs ran through, and nothing was trained since."""
         self.left_by_error: str | None = None
         """The line of the loop over epochs that an error has left, if nothing was trained since;
         None: there is none."""
         self._was_ended = False
-        """Whether an instrument has ended the script."""
+        """Whether an instrument stopped the script."""
         self._open_epochs: weakref.ref[EpochLoop] | None = None
-        """The newest loop over epochs, which the script may have left although it still holds
+        """The newest loop over epochs, which the script may have left although it still refers to
         it."""
         self._hosted: HostedEpochs | None = None
-        """The newest that a host drives. (Held: it is over when the host says so, not when nobody
-        holds it any more.)"""
+        """The newest loop over epochs that a host drives. (A strong reference: the host ends it by
+        a call, not by dropping its last reference.)"""
         self._listeners = listeners
         self._is_main = is_main
         self._has_warned = False
@@ -106,9 +105,9 @@ class Loop:
         self._num_in_pass = 0
         self._num_passes = 0
         self._beside: dict[PreparedLoader, int] = {}
-        """Open passes beside the leading one, with the number of the leading pass in which each
-        last yielded a batch. Between two leading passes it is unknown whether the script will
-        continue or restart them, so no checkpoint is saved there."""
+        """The open passes over other loaders than the leading one, with the number of the leading
+        pass in which each last yielded a batch. Between two leading passes it is unknown whether
+        the script will continue or restart them, so no checkpoint is saved there."""
         self._has_warned_of_idle = False
         self._owes_tick = False
         """Whether the last step's ``tick`` is still due, because the loop was left within that
@@ -136,14 +135,15 @@ class Loop:
     # Epochs
 
     def epochs(self, num_epochs: int) -> Epochs:
-        """The epochs that are left; all of this process's code between two of them belongs to the
-        earlier one."""
+        """Returns the epochs that are left; all of this process's code between two of them belongs
+        to the earlier one."""
         if num_epochs < 0:
             raise ConfigError(f"epochs({num_epochs}): it must be 0 or more.", code="negative-epochs")
         return Epochs(num_epochs, lambda epochs: EpochLoop(self._turns(epochs), self._begin_loop, self._leave_by_error))
 
     def hosted_epochs(self, num_epochs: int) -> HostedEpochs:
-        """See ``Team.hosted_epochs``."""
+        """Returns the epochs that are left, for a host's loop, as ``Team.hosted_epochs``
+        describes."""
         if num_epochs < 0:
             raise ConfigError(f"hosted_epochs({num_epochs}): it must be 0 or more.", code="negative-epochs")
         self._end_open_epochs()
@@ -179,7 +179,7 @@ class Loop:
         self._open_epochs = weakref.ref(loop)
 
     def _end_open_epochs(self) -> None:
-        """End the loop over epochs that the script has left and still holds (by ``iterator =
+        """Ends the loop over epochs that the script has left and still refers to (by ``iterator =
         iter(team.epochs(n))``)."""
         if (loop := self._open_loop()) is not None:
             loop.leave()
@@ -194,15 +194,15 @@ class Loop:
             self.left_by_error = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
     def begin_epoch(self, epoch: int, num_epochs: int) -> None:
-        """Begin an epoch with a random stream of its own, so that one that runs again draws the
-        same numbers."""
+        """Begins an epoch with its own random stream, so that a repeated epoch draws the same
+        numbers."""
         self.num_epochs = num_epochs
         self.epoch = self.epoch_shown = epoch
         self.resumption.begin_epoch(epoch)
         self._reseed_between(epoch)
 
     def end_epoch(self, epoch: int) -> None:
-        """End an epoch: save the checkpoint that is due, if any. Every rank must call it."""
+        """Ends an epoch: save the checkpoint that is due, if any. Every rank must call it."""
         self.flush("the end of the epoch")
         self._saver.ask()
         if self._saver.is_due and self._leader is None and not self._beside:
@@ -210,7 +210,7 @@ class Loop:
             self._saver.save_due(self.resumption.after_epoch(epoch), self.step, epoch)
 
     def leave_epochs(self, num_epochs: int | None) -> None:
-        """Leave the loop over epochs, after ``num_epochs``; None: left early."""
+        """Leaves the loop over epochs, after ``num_epochs``; None: left early."""
         self.resumption.leave_epochs(num_epochs)
         self.has_run_out = num_epochs is not None
         if num_epochs is None:
@@ -229,9 +229,9 @@ class Loop:
             reseed(self.phases.seed, Purpose.EPOCH, section, epoch)
 
     def _reseed_after_pass(self) -> None:
-        """Begin the random stream of the code after a pass. It belongs to the pass, not to its last
-        step, which a launch that skips the pass does not know: the numbers drawn there may decide
-        what later passes learn."""
+        """Begins the random stream of the code after a pass. It belongs to the pass, not to its
+        last step, which a launch that skips the pass does not know: the numbers drawn there may
+        decide what later passes learn."""
         reseed(self.phases.seed, Purpose.TAIL, *self.resumption.newest_pass())
 
     # Passes
@@ -264,8 +264,8 @@ class Loop:
             publish(Report(kind=NOTICE, text=text, code=code, is_warning=is_warning))
 
     def enter(self, loader: Any) -> bool:
-        """Begin a pass over a prepared loader. False: it runs beside one that leads, and counts no
-        steps."""
+        """Begins a pass over a prepared loader. False: another pass leads, and this one counts
+        no steps."""
         if self._leader is loader:  # the script has dropped its earlier iterator unfinished
             self.leave(loader, exhausted=False, failed=False)
         if self._leader is not None:
@@ -289,14 +289,15 @@ class Loop:
         return True
 
     def _say_that_it_goes_on(self) -> None:
-        """Once, of a run that had finished: the script has more to do than before."""
+        """Prints once that a run continues which had finished: the script has more to do than
+        before."""
         has_said, self._has_gone_on = self._has_gone_on, True
         had_finished = self._restorer is not None and self._restorer.checkpoint.manifest.finished
         if had_finished and not has_said and self._is_main:
             say(f"the run continues after step {self.step}, at which it had finished")
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
-        """End the pass. A step that was left by ``break`` counts if a phase of it is complete."""
+        """Ends the pass. A step that was left by ``break`` counts if a phase of it is complete."""
         if self._leader is not loader:
             return
         failed = failed or self.script_failed()
@@ -336,7 +337,7 @@ class Loop:
         return self._leader is not None
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Save the checkpoint that is due, if any, and begin a step."""
+        """Saves the checkpoint that is due, if any, and begin a step."""
         if self._saver.is_due and self._may_save():
             if self._saver.is_stopping:
                 self._listeners.end_pass(self.step, exhausted=False)
@@ -345,8 +346,8 @@ class Loop:
         self.phases.begin_step(plan)
 
     def _may_save(self) -> bool:
-        """Whether a checkpoint may be saved in this pass: whether it is known which iterator of a
-        loader beside this one the script will go on with.
+        """Whether a checkpoint may be saved in this pass: whether it is known which iterator of
+        another loader the script will continue.
 
         One that was made before the pass is made again by a script that resumes, so it is known by
         that. One that was made within an earlier pass, and has yielded nothing yet in this, may be
@@ -369,17 +370,17 @@ class Loop:
         return True
 
     def begin_step_beside(self, loader: PreparedLoader) -> None:
-        """A loader beside the leading one yields a batch, too, or has none left: fetching it may
-        have drawn from the random stream."""
+        """Notes that another loader than the leading one yields a batch or has none left, and
+        returns to the step's random stream, from which fetching may have drawn."""
         self._beside[loader] = self._num_passes
         self.phases.resume_stream()
 
     def end_pass_beside(self, loader: PreparedLoader) -> None:
-        """End a pass beside the leading one."""
+        """Ends a pass over another loader than the leading one."""
         self._beside.pop(loader, None)
 
     def end_step(self) -> None:
-        """End the step, after the loop's body has run."""
+        """Ends the step, after the loop's body has run."""
         self.phases.end_step()
         self._num_in_pass += 1
         if self.phases.num_done == 0 and self.meetings.are_held:
@@ -394,28 +395,28 @@ class Loop:
             raise
 
     def _save_due(self) -> None:
-        """Save the checkpoint that is due, between two steps: the next batch may have been fetched,
-        but its step has not begun."""
+        """Saves the checkpoint that is due, between two steps: the next batch may have been
+        fetched, but its step has not begun."""
         self._divergence.before_save(self.step)
         self._saver.save_due(self.resumption.here(), self.step, self.epoch_shown)
 
     # Between passes
 
     def before_collective(self, call: str) -> None:
-        """Check that this rank is outside of ``batch.shards``; after a pass that was left early,
+        """Checks that this rank is outside of ``batch.shards``; after a pass that was left early,
         meet the other ranks, too."""
         self.phases.check_outside(call)
         if self.meetings.is_due:
             self.meetings.meet(call, self.step)
 
     def before_evaluation(self, call: str) -> None:
-        """Check that this rank is outside of ``batch.shards``, and meet the other ranks. Every rank
-        must call it."""
+        """Checks that this rank is outside of ``batch.shards``, and meet the other ranks. Every
+        rank must call it."""
         self.phases.check_outside(call)
         self.meetings.meet(call, self.step)
 
     def flush(self, before: str = "the next loop") -> None:
-        """Gather what was logged and measured. Every rank must call it, between passes."""
+        """Gathers what was logged and measured. Every rank must call it, between passes."""
         self.phases.check_outside("the end of the pass")
         self.meetings.meet(before, self.step)
         if self._owes_tick:
@@ -424,7 +425,8 @@ class Loop:
         self._listeners.flush()
 
     def keep_best(self, metric: float, mode: str) -> bool:
-        """See ``Team.best``. Every rank must call it."""
+        """Saves the weights if the metric is the best so far, as ``Team.best`` describes. Every
+        rank must call it."""
         self.meetings.meet("team.best()", self.step)
         if not self._saver.is_best(metric, mode):
             return False
@@ -445,8 +447,8 @@ class Loop:
         return getattr(sys, "last_value", None) is not self._error_before
 
     def close(self, *, failed: bool) -> bool:
-        """End the run; returns whether all that was to be saved is. Unless the script failed or was
-        stopped, every rank must call it."""
+        """Ends the run; returns whether all that was to be saved is. Unless the script failed or
+        was stopped, every rank must call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
         is_unclear = False
@@ -486,9 +488,9 @@ class Loop:
             warn(f"{missed}. Nothing was resumed, and no checkpoint was written.", code="end-before-resuming")
 
     def say_end_unknown(self) -> None:
-        """Say that the script has ended with a status that cannot be seen, and what becomes of the
-        run. Its end is not saved: a run that an exit has left within a pass, or behind one, would
-        go on in the wrong place. Local."""
+        """Warns that the script ended with an unknown status, and what becomes of the run. Its end
+        is not saved: a run that an exit has left within a pass, or behind one, would continue in
+        the wrong place. Local."""
         trained = self.step > self._resumed_after and not self.resumption.is_catching_up
         if not trained or not self._is_main or self._was_ended or self.left_by_error is not None or self.script_failed():
             return
@@ -512,9 +514,9 @@ class Loop:
         if is_unclear:
             warn(
                 f"the loop over team.epochs() ({self.left_by_error}) was left early, inside a `try` or `with`, and its "
-                "iterator still exists, so `break` and an error cannot be told apart. The run does not count as finished: the "
-                f"same command {resumes}. To end a run early by `break`, write the iterator into the loop, as in `for epoch "
-                "in tqdm(team.epochs(n))`.",
+                "iterator still exists, so `break` and an error cannot be distinguished. The run does not count as finished: "
+                f"the same command {resumes}. To end a run early by `break`, write the iterator into the loop, as in `for "
+                "epoch in tqdm(team.epochs(n))`.",
                 code="epochs-left-unclear",
             )
             return

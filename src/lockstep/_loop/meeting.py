@@ -1,7 +1,7 @@
 """Where the ranks meet before what all of them must do outside of their steps: an evaluation, the
 end of a pass or of the run.
 
-A rank that has left its loop while others go on would call a collective that is not theirs: Gloo
+A rank that has left its loop while others continue would call a collective that is not theirs: Gloo
 then aborts one of them because the sizes differ, or all wait until the timeout. So ranks first
 count themselves in the store by which they have found each other. It takes a tenth of a
 millisecond, has no size that could differ, and a rank that waits here can look where the others
@@ -42,12 +42,12 @@ _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 60.0
 
 
 class Parting(NamedTuple):
-    """Ranks that can never meet again."""
+    """The finding that ranks can never meet again."""
 
     text: str
-    """Which are where, and the remedy."""
+    """The ranks and where they are, and the remedy."""
     is_reported_here: bool
-    """Whether this rank is the one that tells it, where each tells its own errors."""
+    """Whether this rank reports it, where each rank reports its own errors."""
 
 
 class Place(NamedTuple):

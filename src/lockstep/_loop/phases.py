@@ -3,15 +3,15 @@ buffers and values.
 
 The script's own ``for`` loops are the clock. Each ``next()`` first ends what came before it::
 
-    script                              calls                            here
-    for batch in loader:                Loop.begin_step              ->  begin_step
-        for x in batch.shards:          1st next()                   ->  begin_phase, begin_shard
-            team.backward(loss)                                      ->  backward
-            batch.add(loss=loss)                                     ->  add
-                                        2nd next()                   ->  end_shard, begin_shard
-                                        next() after the last shard  ->  end_shard, end_phase: all wait
-        optimizer.step()                a hook of PyTorch            ->  before_optimizer
-                                        the loader's next()          ->  end_step
+    script                           calls                          here
+    for batch in loader:             Loop.begin_step             -> begin_step
+        for x in batch.shards:       1st next()                  -> begin_phase, begin_shard
+            team.backward(loss)                                  -> backward
+            batch.add(loss=loss)                                 -> add
+                                     2nd next()                  -> end_shard, begin_shard
+                                     next() behind the last one  -> end_shard, end_phase (all wait)
+        optimizer.step()             a hook of PyTorch           -> before_optimizer
+                                     the loader's next()         -> end_step
 
 So nothing runs at the end of a shard or phase if the script leaves its loop early: that is noticed
 at the next call that belongs outside (``check_outside``), or when the loader's iterator is dropped
@@ -51,7 +51,7 @@ from lockstep._sync.protocol import Outcome, ShardSync, Sync
 
 
 class Sinks(NamedTuple):
-    """The receivers of what a micro-step computes, records and reports."""
+    """The receivers of what a micro-batch computes, records and reports."""
 
     ledger: Ledger
     sync: ShardSync
@@ -72,7 +72,7 @@ class Position(NamedTuple):
 
 
 class Phases:
-    """Runs the phases of the current step. Implements PhaseDriver for its batches.
+    """The phases of the current step, and the ``PhaseDriver`` of its batches.
 
     Args:
         seed: the root of the run's random streams.
@@ -104,7 +104,7 @@ class Phases:
         self.step = 0
         """The number of the current step; between steps, of the last one."""
         self.micro: MicroStep | None = None
-        """The running micro-step; None: outside of ``batch.shards``."""
+        """The running micro-batch; None: outside of ``batch.shards``."""
         self.num_done = 0
         """The number of completed phases of the current step."""
         self.was_left = 0
@@ -129,15 +129,15 @@ class Phases:
         the step's stream simply continues, as in any script: starting a stream costs some 10 µs,
         most of it for ``random`` and ``numpy.random``."""
         self.runs = own_runs
-        """The function that gives the micro-steps to run of a batch. An instrument that repeats
+        """The function that gives the micro-batches to run of a batch. An instrument that repeats
         shards sets another one (``loop.aside``)."""
         self.found_wrong = False
         """Whether an instrument has found a result of the run wrong, so that nothing may be saved
         any more."""
         self.own = Sinks(ledger, sync, listeners.methods, mark)
-        """The receivers of micro-steps that count."""
+        """The receivers of micro-batches that count."""
         self.sinks = self.own
-        """The receivers of the running micro-step."""
+        """The receivers of the running micro-batch."""
         self._plan: StepPlan | None = None
         """The plan of the current step; None: between steps."""
         self._batch: Batch | None = None
@@ -156,8 +156,8 @@ class Phases:
         self._settled: tuple[Outcome, dict[str, Total]] | None = None
         """The result of the exchange at the end of the current phase; None: not yet exchanged."""
         self._cut_short: BaseException | None = None
-        """The error that has ended a backward pass of the running micro-step. It counts only if the
-        script catches it and goes on."""
+        """The error that interrupted a backward pass of the running micro-batch. It counts only if
+        the script catches it and continues."""
 
     # The step
 
@@ -261,7 +261,7 @@ class Phases:
         )
 
     def check_zero_grad(self, call: str) -> None:
-        """``check_outside`` for a call that clears gradients.
+        """Makes ``check_outside`` for a call that clears gradients.
 
         Raises:
             UsageError: like ``check_outside``.
@@ -275,8 +275,8 @@ class Phases:
         )
 
     def check_scaler(self, call: str) -> None:
-        """``check_outside`` for a call of the script's GradScaler, which fails where there are no
-        gradients.
+        """Makes ``check_outside`` for a call of the script's GradScaler, which fails where there
+        are no gradients.
 
         Raises:
             UsageError: like ``check_outside``, or there are none.
@@ -344,7 +344,7 @@ class Phases:
         return batch
 
     def begin_shard(self, micro: MicroStep, data: Any) -> None:
-        """Begins a micro-step, of which the script is about to receive the samples. Local."""
+        """Begins a micro-batch, of which the script is about to receive the samples. Local."""
         self.micro = self.guards.gradients.micro = micro
         _, sync, methods, mark = self.sinks
         if self._combines:
@@ -360,12 +360,12 @@ class Phases:
         mark((IN_FORWARD, perf_counter()))
 
     def received(self, micro: MicroStep, data: Any) -> None:
-        """Notifies listeners of samples from a loader beside the one that leads. Local."""
+        """Notifies listeners of samples from another loader than the leading one. Local."""
         for notify in self.sinks.methods["received"]:
             notify(micro, data)
 
     def end_shard(self) -> None:
-        """Ends the micro-step. Local.
+        """Ends the micro-batch. Local.
 
         Raises:
             UsageError: the script caught an error of its backward pass.
@@ -400,8 +400,8 @@ class Phases:
         self._settled = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, beside)
 
     def end_phase(self) -> None:
-        """Ends the phase: combines this process's shards with those of the other ranks. Every rank
-        must call it; it blocks until all have."""
+        """Ends the phase: combines this process's shards with the shards of the other ranks. Every
+        rank must call it; it blocks until all have."""
         batch = self._batch
         assert batch is not None
         trained, guards, sync = self.trained, self.guards, self._sync

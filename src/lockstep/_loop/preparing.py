@@ -42,11 +42,11 @@ D = TypeVar("D", bound=Kept)
 
 
 class Preparation:
-    """Prepares objects and adds their state to the run's.
+    """The preparation of objects, which adds their state to the run's.
 
     Args:
         config: the run's settings, with every default resolved.
-        devices: those of this process.
+        devices: the devices of this process.
         assignment: gives this process's shard assignment for a loader, by the loader's number.
         sync: synchronizes the gradients of prepared models.
         loop: drives the prepared loaders.
@@ -85,11 +85,11 @@ class Preparation:
         self._trained, self._guards = trained, guards
         self._state = state
         self._prepared: dict[int, tuple[Any, Any]] = {}
-        """For each object that was prepared, and each that stands for one, by its ``id``: itself,
-        and what stands for it. (Kept: an id is unique only among living objects.)"""
+        """The prepared objects and their replacements, by ``id``: each with its replacement. (Kept:
+        an id is unique only among living objects.)"""
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        """Return the prepared objects in the order given. Every rank must call it. See
+        """Returns the prepared objects in the order given. Every rank must call it. See
         ``Team.prepare``."""
         self._check(objects)
         given, new = objects, {id(item): item for item in objects if id(item) not in self._prepared}
@@ -187,6 +187,6 @@ class Preparation:
         return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 
     def keep(self, item: Any) -> None:
-        """Add an object's state to the run's."""
+        """Adds an object's state to the run's."""
         self._state.keep(item)
         self._listener.prepared(item)

@@ -1,5 +1,5 @@
-"""Errors and warnings for calls that the script makes in the wrong place, and the detection of losses
-that are sums."""
+"""Errors and warnings for calls that the script makes in the wrong place, and the detection of
+losses that are sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from lockstep._plan.shards import MicroStep
 
 
 def uneven_side_by_side(first: list[int], second: list[int]) -> UsageError:
-    """Two batches whose shards cannot be paired: how many of each have samples."""
+    """Returns the error for two batches whose shards cannot be paired: how many of each have
+    samples."""
     return UsageError(
         f"the shards of two batches side by side (zip(a.shards, b.shards)): {_plus(first)} shards of the first batch have "
         f"samples, but {_plus(second)} of the second, so samples would be lost. Give both loaders global batches of the same "
@@ -23,12 +24,12 @@ def uneven_side_by_side(first: list[int], second: list[int]) -> UsageError:
 
 
 def _plus(numbers: list[int]) -> str:
-    """The numbers of the accumulated batches of a step, nearly always one."""
+    """Returns the numbers of the accumulated batches of a step, nearly always one."""
     return " + ".join(map(str, numbers))
 
 
 def moved_side_by_side() -> UsageError:
-    """Two batches of which a process has different shards."""
+    """Returns the error for two batches of which a process has different shards."""
     return UsageError(
         "the shards of two batches side by side (zip(a.shards, b.shards)): the second loader was prepared while shards moved "
         "between processes (docs/balance.md), so the shards cannot be paired in this step. Prepare both loaders before the "
@@ -38,7 +39,7 @@ def moved_side_by_side() -> UsageError:
 
 
 def step_is_over(step: int) -> UsageError:
-    """A loop over the shards of an earlier batch."""
+    """Returns the error for a loop over the shards of an earlier batch."""
     return UsageError(
         f"batch.shards of step {step} was used after that step ended. Use it in the body of `for batch in loader:`, before the "
         "next batch is fetched. Remove a prefetcher (lockstep fetches ahead), and replace itertools.cycle(loader) by a "
@@ -48,8 +49,8 @@ def step_is_over(step: int) -> UsageError:
 
 
 def abandoned(call: str, step: int, error: BaseException) -> AbandonedError:
-    """A call that this rank makes alone, while it handles an error that has ended its loop over the
-    shards."""
+    """Returns the error for a call that this rank makes alone, while it handles an error that left
+    its loop over the shards."""
     return AbandonedError(
         f"{call}, while this rank handles {type(error).__name__}: it has left its loop over batch.shards in step {step}, so "
         "the other ranks do not make this call. Do not communicate in `except` or `finally`.",
@@ -58,7 +59,7 @@ def abandoned(call: str, step: int, error: BaseException) -> AbandonedError:
 
 
 def left_early(call: str, step: int) -> UsageError:
-    """A call after a loop over the shards that did not reach its end."""
+    """Returns the error for a call after a loop over the shards that did not reach its end."""
     return UsageError(
         f"{call}: step {step} is discarded, because its loop over batch.shards was left early, by break or a caught error, and "
         "gradients were not synchronized. `break` out of the outer loop instead, after the shard loop.",
@@ -79,7 +80,7 @@ _BATCHES = (
 
 
 def no_loader(call: str) -> str:
-    """The warning of a prepared optimizer that steps although no loader was prepared."""
+    """Returns the warning of a prepared optimizer that steps although no loader was prepared."""
     return (
         f"{call}, but no loader was passed to team.prepare(): each process trains on its own batches, and their gradients are "
         f"not combined. {_BATCHES}"
@@ -87,7 +88,7 @@ def no_loader(call: str) -> str:
 
 
 def backward_outside(*, has_loader: bool) -> UsageError:
-    """A backward pass of no shard."""
+    """Returns the error for a backward pass of no shard."""
     if not has_loader:
         return UsageError(
             f"backward() outside of batch.shards: its gradients would belong to no shard. {_BATCHES}", code="outside-shards"
@@ -100,7 +101,8 @@ def backward_outside(*, has_loader: bool) -> UsageError:
 
 
 def cut_short(micro: MicroStep, error: BaseException) -> UsageError:
-    """A shard that goes on, or ends, after an error has ended its backward pass."""
+    """Returns the error for a shard that continues or ends after an error interrupted its backward
+    pass."""
     return UsageError(
         f"step {micro.step}, shard {micro.shard}: team.backward(loss) was interrupted by {type(error).__name__} "
         f"({_first_line(error)}), which the script caught. Part of the shard's gradients are already in the step's sum, so the "
@@ -115,7 +117,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def sum_for_a_mean(micro: MicroStep, num_shards: int) -> LossError:
-    """A loss that is summed over a shard's samples."""
+    """Returns the error for a loss that is summed over a shard's samples."""
     return LossError(
         f"the loss of shard {micro.shard} is a sum over its {micro.num_samples} samples, but a mean is expected: averaged over "
         f"{num_shards} shards, it would be {num_shards} times too small. Call team.backward(loss, reduction='sum'), or use a "
@@ -125,7 +127,8 @@ def sum_for_a_mean(micro: MicroStep, num_shards: int) -> LossError:
 
 
 def perhaps_sum_for_a_mean(micro: MicroStep, num_shards: int) -> str:
-    """The warning of a loss that is a sum over as many stacked losses as there are samples."""
+    """Returns the warning of a loss that is a sum over as many stacked losses as there are
+    samples."""
     return (
         f"the loss of shard {micro.shard} is a sum over {micro.num_samples} stacked losses, and the shard has "
         f"{micro.num_samples} samples. If there is one loss per sample, call team.backward(loss, reduction='sum') or use a "

@@ -1,7 +1,7 @@
 """Blocks that suit processes of unequal speed. Pure: from the same measurements all ranks come to
 the same blocks.
 
-A process that is slower than the others is given fewer shards. What each rank takes for a shard is
+A process that is slower than the others gets fewer shards. What each rank takes for a shard is
 measured, and what it does once a step. So it is known what steps would have taken with other
 blocks: as long as the slowest rank. Blocks that suit a window of steps are first evaluated against
 the times of the next window, before a shard moves; and after a move, steps must be shorter.
@@ -53,9 +53,9 @@ _HALVINGS = 60
 
 SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9)
 """The columns of what each rank reports in each phase: its samples; the seconds for getting and
-computing them; those of the script's other code; the sum of these seconds; the part of the sum that
-depends on its shards; the seconds since the phase before in which it was not busy; and the last
-step that its loaders may have planned."""
+computing them; the seconds of the script's other code; the sum of these seconds; the part of the
+sum that depends on its shards; the seconds since the phase before in which it was not busy; and the
+last step that its loaders may have planned."""
 Row = Sequence[float]
 
 
@@ -76,16 +76,16 @@ class Pace:
     """The whole step, waiting for others and exchanging gradients included."""
 
     def busy_s(self, blocks: Blocks) -> float:
-        """How long the slowest rank would have been busy with these blocks."""
+        """Returns how long the slowest rank would have been busy with these blocks."""
         return max(map(_affine, self.once_s, blocks.sizes, self.shard_s))
 
     def gain(self, before: Blocks, after: Blocks) -> float:
-        """The share of the step that these blocks would have saved."""
+        """Returns the share of the step that these blocks would have saved."""
         return (self.busy_s(before) - self.busy_s(after)) / self.step_s
 
 
 def usual(paces: Sequence[Pace]) -> Pace:
-    """The medians of these paces, which a momentary stall does not change."""
+    """Returns the medians of these paces, which a momentary stall does not change."""
     return Pace(
         shard_s=list(map(statistics.median, zip(*(pace.shard_s for pace in paces), strict=True))),
         once_s=list(map(statistics.median, zip(*(pace.once_s for pace in paces), strict=True))),
@@ -133,13 +133,13 @@ def fair_sizes(num: int, each_s: Sequence[float], once_s: Sequence[float]) -> li
 
 
 def best_blocks(num_shards: int, pace: Pace) -> Blocks:
-    """The blocks with which the slowest rank is ready as early as possible."""
+    """Returns the blocks with which the slowest rank is ready as early as possible."""
     return blocks_of(tuple(fair_sizes(num_shards, pace.shard_s, pace.once_s)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """Blocks that are better than those in force."""
+    """A proposal of blocks that are better than the blocks in force."""
 
     blocks: Blocks
     gain: float
@@ -156,10 +156,10 @@ class _Move:
 
 
 class Balancer:
-    """Measures the ranks, window by window, and says when other blocks would be better.
+    """A measurement of the ranks, window by window, which proposes blocks that would be better.
 
     Args:
-        blocks: those in force.
+        blocks: the blocks in force.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -175,7 +175,7 @@ class Balancer:
     def restart(self, blocks: Blocks) -> None:
         """Begins a new window, with these blocks in force."""
         self._blocks = self._tried = blocks
-        """The blocks in force, and those that suit the window before."""
+        """The blocks in force, and the blocks that suit the window before."""
         self._paces: list[Pace] = []
         """The pace of each piece of the window so far."""
         self._begin_piece()
@@ -185,7 +185,7 @@ class Balancer:
         self._sums: list[float] = [0.0] * (self._blocks.world_size * (AHEAD + 1))
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add a phase, with the rows of all ranks."""
+        """Adds a phase, with the rows of all ranks."""
         self._sums = list(map(operator.add, self._sums, itertools.chain.from_iterable(rows)))
 
     def end_step(self) -> Proposal | None:
@@ -227,7 +227,7 @@ class Balancer:
         return self._sums[number :: AHEAD + 1]
 
     def _pace(self) -> Pace:
-        """The pace of the piece that has just ended."""
+        """Returns the pace of the piece that has just ended."""
         samples, in_shards, busy, idle = map(self._column, (SAMPLES, IN_SHARDS, BUSY, IDLE))
         a_shard = math.fsum(samples) / self._blocks.num_shards / self._num_steps
         return Pace(

@@ -21,8 +21,8 @@ from lockstep._plan.tree import roots
 
 
 def block(rank: int, world_size: int, num_shards: int) -> range:
-    """The shards that a process owns in even blocks, which are contiguous, in rank order, and at
-    least one shard long.
+    """Returns the shards that a process owns in even blocks, which are contiguous, in rank order,
+    and at least one shard long.
 
     Raises:
         ConfigError: there are more processes than shards.
@@ -86,22 +86,23 @@ class Blocks:
         return max(map(len, self.roots))
 
     def owner(self, shard: int) -> int:
-        """The rank that has a shard."""
+        """Returns the rank that has a shard."""
         return bisect_right(self.bounds, shard) - 1
 
     def num_active(self, num_filled: int) -> int:
-        """Number of ranks with samples if the first ``num_filled`` shards have some: the ranks
-        below it have."""
+        """Returns the number of ranks with samples if the first ``num_filled`` shards have some:
+        the ranks below it have."""
         return bisect_left(self.bounds, num_filled, hi=self.world_size)
 
 
 @functools.lru_cache(maxsize=256)
 def blocks_of(sizes: tuple[int, ...]) -> Blocks:
-    """Blocks of these numbers of shards, by rank: the same object, as long as it is remembered."""
+    """Returns blocks of these numbers of shards, by rank: the same object, as long as it is
+    remembered."""
     return Blocks(tuple(itertools.accumulate(sizes, initial=0)))
 
 
 @functools.lru_cache(maxsize=256)
 def even_blocks(world_size: int, num_shards: int) -> Blocks:
-    """Blocks as equal as possible: ``block`` of every rank."""
+    """Returns blocks as equal as possible: ``block`` of every rank."""
     return blocks_of(tuple(len(block(rank, world_size, num_shards)) for rank in range(world_size)))

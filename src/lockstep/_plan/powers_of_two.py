@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class PowersOfTwo:
-    """Chooses the first step of a launch, the second, the fourth, the eighth and so on: what a
-    script does wrong it nearly always does from the first step on, and the looks cost nothing on
+    """A choice of steps: the first of a launch, the second, the fourth, the eighth and so on. What
+    a script does wrong it nearly always does from the first step on, and the looks cost nothing on
     average."""
 
     def __init__(self) -> None:

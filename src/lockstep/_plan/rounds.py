@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from lockstep._plan.tree import sum_siblings
 
 Roots = Sequence[Sequence[tuple[int, int]]]
-"""For each rank: start and size of each of its subtrees."""
+"""The type of start and size of each subtree, for each rank."""
 # A large base means more messages at a time, in fewer rounds that wait for each other. Up to 8
 # ranks need a single round, in which each sends to all others directly.
 _LARGEST = 8
@@ -43,13 +43,13 @@ class Round:
     members: tuple[int, ...]
     """The ranks that exchange, in ascending order, with this one."""
     roots: Roots
-    """For each of them, the subtrees that it has summed before this round."""
+    """The subtrees that each of the members has summed before this round."""
     most_nodes: int
     """The largest number of subtrees that any rank has before this round."""
 
 
 def bases(world_size: int, ranks_per_host: int = 1) -> list[int]:
-    """The base of each round.
+    """Returns the base of each round.
 
     Args:
         world_size: number of ranks.
@@ -59,7 +59,7 @@ def bases(world_size: int, ranks_per_host: int = 1) -> list[int]:
 
 
 def equal_hosts(hosts: Sequence[str]) -> int:
-    """The number of consecutive ranks on each host, if it is the same on all; else 1.
+    """Returns the number of consecutive ranks on each host, if it is the same on all; otherwise 1.
 
     Args:
         hosts: the host of each rank.
@@ -69,8 +69,8 @@ def equal_hosts(hosts: Sequence[str]) -> int:
 
 
 def _group(number: int) -> list[int]:
-    """A product of few factors, each of at most ``_LARGEST`` where the number allows. Powers of two
-    come first: the subtrees of 4 ranks add up to one, those of 3 to two."""
+    """Returns a product of few factors, each of at most ``_LARGEST`` where the number allows.
+    Powers of two come first: the subtrees of 4 ranks add up to one, but of 3 ranks to two."""
     found = [1]
     factor = 2
     while number > 1:
@@ -89,7 +89,7 @@ def _group(number: int) -> list[int]:
 
 
 def plan_rounds(rank: int, roots: Roots, of_bases: Sequence[int]) -> list[Round]:
-    """The rounds of a rank.
+    """Returns the rounds of a rank.
 
     Args:
         rank: the rank.

@@ -11,9 +11,8 @@ split nor a shard's weight depends on the number of processes. Each process has 
     shard       0       1       2      3        weights 3/11, 3/11, 3/11, 2/11
     process   0 0 0   0 0 0   1 1 1   1 1
 
-The first ``n mod V`` shards have one sample more. Samples stay in order, so that those of a process
-are one slice of the global batch.
-"""
+The first ``n mod V`` shards have one sample more. Samples stay in order, so that the samples of a
+process are one slice of the global batch."""
 
 from __future__ import annotations
 
@@ -26,14 +25,15 @@ from lockstep._plan.blocks import Blocks
 
 
 def shard_slice(shard: int, num_samples: int, num_shards: int) -> slice:
-    """The samples of a shard within a global batch of ``num_samples``."""
+    """Returns the samples of a shard within a global batch of ``num_samples``."""
     smaller_size, num_larger = divmod(num_samples, num_shards)
     start = shard * smaller_size + min(shard, num_larger)
     return slice(start, start + smaller_size + (shard < num_larger))
 
 
 def num_filled(sizes: Sequence[int], num_shards: int) -> int:
-    """Number of shards that have samples in a step whose global batches have ``sizes`` samples."""
+    """Returns the number of shards that have samples in a step whose global batches have ``sizes``
+    samples."""
     return min(max(sizes), num_shards)
 
 
@@ -52,15 +52,16 @@ class MicroStep:
     part: int
     """Number of the global batch within the step, from 0."""
     num_samples: int
-    """Number of samples in this micro-step."""
+    """Number of samples in this micro-batch."""
     batch_samples: int
     """Number of samples in its global batch."""
     step_samples: int
     """Number of samples in all global batches of the step."""
     fraction: float
-    """Its fraction of them. The fractions of all micro-steps of all shards sum to one."""
+    """The fraction of the step's samples in this micro-batch. The fractions of all micro-batches of
+    all shards sum to one."""
     index: int
-    """Number of the micro-step within this process's phase, from 0."""
+    """Number of the micro-batch within this process's phase, from 0."""
     begins_shard: bool
     """Whether it is the first of its shard in a phase."""
     ends_shard: bool
@@ -68,7 +69,7 @@ class MicroStep:
     is_last: bool
     """Whether it is the last of this process in a phase."""
     rows: slice
-    """Its samples within the global batch."""
+    """The slice of its samples in the global batch."""
     samples: Sequence[Any] = ()
     """The identity of its samples: the sampler's indices, or positions in the pass over a stream or
     ready batches."""
@@ -76,7 +77,7 @@ class MicroStep:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One process's micro-steps in each phase of a step."""
+    """One process's micro-batches in each phase of a step."""
 
     number: int
     """Number of the step, as counted by its loader."""
@@ -84,7 +85,8 @@ class StepPlan:
     """Number of samples in each of its global batches (one, unless ``accumulate`` is used). The
     same on every rank."""
     micro_steps: list[MicroStep]
-    """In the order in which they run; empty if all of this process's shards are."""
+    """The micro-batches in the order in which they run; empty if all of this process's shards
+    are."""
     num_active_ranks: int
     """Ranks below this number have samples."""
     num_samples: int
@@ -95,11 +97,11 @@ class StepPlan:
     """Digest of the samples read, for steps in which the ranks compare them: the same on every
     rank."""
     was_passed_over: bool = False
-    """Whether the step has ended without a phase."""
+    """Whether the step ended without a phase."""
 
 
 def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) -> StepPlan:
-    """A process's part of a step whose global batches have ``sizes`` samples."""
+    """Returns a process's part of a step whose global batches have ``sizes`` samples."""
     rows, active = _plan(sizes, rank, blocks)
     return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active, sum(sizes), blocks)
 
@@ -107,8 +109,8 @@ def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) ->
 # Nearly all batches of a run have the same size, so all but the numbers of steps is computed once.
 @functools.lru_cache(maxsize=256)
 def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tuple[Any, ...], ...], int]:
-    """The fields of each MicroStep after ``step``, and the number of ranks with samples. A shard's
-    parts are consecutive, so that they have a sum of their own."""
+    """Returns the fields of each MicroStep after ``step``, and the number of ranks with samples. A
+    shard's parts are consecutive, so that their sum is complete before the next shard."""
     num_shards = blocks.num_shards
     filled = num_filled(sizes, num_shards)
     # By shard first and by part second: a leaf of the tree is a whole shard, with the parts of all
@@ -130,6 +132,6 @@ def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tupl
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:
-    """The items of a process when ``num_items`` (evaluation batches) are assigned to processes in
-    turn."""
+    """Returns the items of a process when ``num_items`` (evaluation batches) are assigned to
+    processes in turn."""
     return range(rank, num_items, world_size)

@@ -45,7 +45,7 @@ class Node(Generic[T]):
 
 
 def push(stack: list[Node[T]], node: Node[T], add: Callable[[T, T], T]) -> None:
-    """Push a node on the stack, and sum complete subtrees.
+    """Pushes a node on the stack, and sum complete subtrees.
 
     Args:
         stack: nodes in ascending order of shards.
@@ -65,8 +65,8 @@ def push(stack: list[Node[T]], node: Node[T], add: Callable[[T, T], T]) -> None:
 
 
 def fold(stack: list[Node[T]], add: Callable[[T, T], T]) -> T:
-    """The value of the root. The last leaves may be missing (V is not a power of two, or the last
-    shards are empty).
+    """Returns the value of the root. The last leaves may be missing (V is not a power of two, or
+    the last shards are empty).
 
     Args:
         stack: the stack after the last ``push``; not empty. It is consumed.
@@ -81,7 +81,7 @@ def fold(stack: list[Node[T]], add: Callable[[T, T], T]) -> T:
 
 
 def sum_siblings(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T], add: Callable[[T, T], T]) -> list[Node[T]]:
-    """The nodes that remain after summing what adjacent processes have.
+    """Returns the nodes that remain after summing what adjacent processes have.
 
     Args:
         roots: for each process, in order, its ``roots``.
@@ -95,12 +95,13 @@ def sum_siblings(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T]
 
 
 def sum_subtrees(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T], add: Callable[[T, T], T]) -> T:
-    """The sum over all shards. The arguments are those of ``sum_siblings``, of all processes."""
+    """Returns the sum over all shards. The arguments are as for ``sum_siblings``, of all
+    processes."""
     return fold(sum_siblings(roots, values, add), add)
 
 
 def roots(shards: range) -> list[tuple[int, int]]:
-    """Start and size of each subtree that remains after summing these shards, in order."""
+    """Starts and size of each subtree that remains after summing these shards, in order."""
     stack: list[Node[None]] = []
     for shard in shards:
         push(stack, Node(shard, 1, None), lambda _left, _right: None)

@@ -10,7 +10,7 @@ from lockstep._sync.gradients import Gradients, widen
 
 
 def reduce_afterwards(parameters: list[Parameter], sums: Gradients, world_size: int) -> bool:
-    """Sum the gradients of this process's shards over the ranks.
+    """Sums the gradients of this process's shards over the ranks.
 
     Every rank must call it, with equally many parameters; it blocks until all have. Parameters that
     no rank used are not in ``sums`` afterwards.
@@ -35,7 +35,7 @@ def reduce_afterwards(parameters: list[Parameter], sums: Gradients, world_size: 
 
 
 def add_absent(trainable: list[Parameter], sums: Gradients, used: list[float]) -> None:
-    """Order ``sums`` as ``trainable``, with zeros for parameters that only other ranks used.
+    """Orders ``sums`` as ``trainable``, with zeros for parameters that only other ranks used.
     ``used``: for each parameter, the number of ranks that used it."""
     for parameter, count in zip(trainable, used, strict=False):
         gradient = sums.pop(parameter, None)
@@ -46,7 +46,7 @@ def add_absent(trainable: list[Parameter], sums: Gradients, used: list[float]) -
 
 
 def _all_reduce_sums(sums: Gradients) -> None:
-    """Sum over the ranks, one tensor for each device and dtype."""
+    """Sums over the ranks, one tensor for each device and dtype."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
     for parameter, gradient in sums.items():
         kinds.setdefault((gradient.device, gradient.dtype), []).append(parameter)

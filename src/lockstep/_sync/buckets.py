@@ -32,7 +32,8 @@ _MOST_BYTES = 25 << 20  # the default of DistributedDataParallel
 
 
 def summed_dtype(parameter: Tensor) -> torch.dtype:
-    """The dtype in which a parameter's gradients are weighted and summed: float32 at least."""
+    """Returns the dtype in which a parameter's gradients are weighted and summed: float32 at
+    least."""
     if parameter.is_complex():
         return torch.float64 if parameter.dtype == torch.complex128 else torch.float32
     return torch.float32 if is_narrow(parameter) else parameter.dtype
@@ -47,9 +48,9 @@ class Flat:
         self.data = torch.empty(bucket.length, dtype=bucket.dtype, device=bucket.device)
         """The whole memory: shape ``(bucket.length,)``."""
         self.views = [bucket.view(self.data, slot) for slot in range(len(bucket.parameters))]
-        """For each parameter a view of its gradient, in its shape and memory order."""
+        """The view of each parameter's gradient, in its shape and memory order."""
         self.counts = self.data[bucket.length - len(bucket.parameters) :]
-        """For each parameter the number of shards that had a gradient."""
+        """The number of shards that had a gradient, for each parameter."""
         self.data.fill_(ABSENT)  # the gaps too, so that no uninitialized memory is sent
 
 
@@ -72,7 +73,7 @@ class Bucket:
         self._lent: list[tuple[Flat, weakref.ref[Any]]] = []
 
     def view(self, data: Tensor, slot: int) -> Tensor:
-        """A parameter's part of flat memory."""
+        """Returns a parameter's part of flat memory."""
         size, strides, start = self._slots[slot]
         if self.parameters[slot].is_complex():
             pairs = data[start : start + 2 * size.numel()].view(-1, 2)
@@ -81,23 +82,23 @@ class Bucket:
         return data.as_strided(size, strides, start)
 
     def take(self) -> Flat:
-        """Memory for one node, reused if possible (new memory is slow to touch)."""
+        """Returns memory for one node, reused if possible (new memory is slow to touch)."""
         if not self._free:
             self._collect()
         return self._free.pop() if self._free else Flat(self)
 
     def give_back(self, flat: Flat) -> None:
-        """Return a node's memory for reuse."""
+        """Takes back a node's memory for reuse."""
         self._free.append(flat)
 
     def free(self) -> None:
-        """Free the memory that is not in use. What is lent is freed when nothing refers to it any
+        """Frees the memory that is not in use. What is lent is freed when nothing refers to it any
         more."""
         self._free, self._lent = [], []
 
     def lend(self, flat: Flat, slots: Iterable[int]) -> list[Tensor]:
-        """New views of some gradients, for the user. Their memory is reused when nothing refers to
-        it any more."""
+        """Returns new views of some gradients, for the user. Their memory is reused when nothing
+        refers to it any more."""
         if not flat.data.is_cpu:  # PyTorch's allocator reuses memory there
             return [self.view(flat.data, slot) for slot in slots]
         # A script may keep ``p.grad.detach()``, or a slice: other tensor objects, all of which keep
@@ -118,15 +119,15 @@ class Bucket:
 
 
 def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """The parameter's strides if it is dense in memory, which are those of its clone, else those of
-    a contiguous tensor."""
+    """Returns the parameter's strides if it is dense in memory (its clone has the
+    same), and otherwise the strides of a contiguous tensor."""
     is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
     return parameter.stride() if is_dense else torch.empty(parameter.size(), device="meta").stride()
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep up to 60 MiB of freed memory instead of returning it to the system at
-    once.
+    """Makes the C library keep up to 60 MiB of freed memory instead of returning it to the system
+    immediately.
 
     Gradients are freed as soon as they are in their bucket, and the next ones need as much: without
     this, every step gets new pages from the system (1,400 page faults a step, 4 % of its time, were

@@ -1,10 +1,10 @@
 """Buffers that are no statistics (counters, tables, queues, minima), of which combining the shards'
 changes loses a part.
 
-``look_at`` sums up how one shard has changed a buffer, and ``judge`` says from the looks of all
+``look_at`` sums up how one shard has changed a buffer, and ``judge`` finds from the looks of all
 shards whether combining them lost something. Pure. Nothing is lost of running statistics, where
-every shard changes all elements and the weighted mean is right, nor of what all shards change
-alike: a count of steps, a flag, the vectors of a spectral norm."""
+every shard changes all elements and the weighted mean is right, nor of what all shards change in
+the same way: a count of steps, a flag, the vectors of a spectral norm."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lockstep._base.digest import digest
 class Trait(enum.Enum):
     """What a shard's change of a buffer looks like."""
 
-    ZERO = "the shard has left it as it was: 0 or infinite, which a statistic may leave so too"
-    LEFT = "the shard has left it as it was"
+    ZERO = "the shard did not change it: 0 or infinite, which a statistic may be, too"
+    LEFT = "the shard did not change it"
     INTEGER = "integers or truth values"
     SAMPLES = "one number, which grew by a multiple of the shard's samples"
     PARTS = "most of the elements that are not 0 stayed"
@@ -41,21 +41,21 @@ class Look:
     """The number of its buffer."""
     trait: Trait
     digest: str
-    """That of the buffer's new values, if they are new."""
+    """The digest of the buffer's new values, if they are new."""
 
     def __str__(self) -> str:
         return f"{self.owner} {self.slot} {self.trait.name} {self.digest}"
 
     @classmethod
     def parse(cls, text: str) -> Look:
-        """The look with this ``str()``, as which it is sent."""
+        """Returns the look with this ``str()``, as which it is sent."""
         owner, slot, trait, value = text.split(" ")
         return cls(int(owner), int(slot), Trait[trait], value)
 
 
 def look_at(owner: int, slot: int, start: Tensor, after: Tensor, num_samples: int) -> Look:
-    """Look at a buffer, of one shape and dtype, before and after a shard of ``num_samples`` samples
-    (0: not known). Waits for a GPU."""
+    """Looks at a buffer, of one shape and dtype, before and after a shard of ``num_samples``
+    samples (0: not known). Waits for a GPU."""
     start, after = start.detach(), after.detach()
     if torch.equal(start, after):
         is_held = bool((start != 0).logical_and(start.isfinite()).any())
@@ -99,11 +99,11 @@ _BY_HAND = (
 
 
 def judge(looks: Iterable[Look], *, is_averaged: bool) -> str | None:
-    """What combining the shards' changes of one buffer lost, and what to write instead; None:
-    nothing, as far as they show.
+    """Returns what combining the shards' changes of one buffer lost, and what to write instead;
+    None: nothing, as far as they show.
 
     Args:
-        looks: those of all shards, without duplicates.
+        looks: the looks of all shards, without duplicates.
         is_averaged: whether the buffer is floating, so that changes are averaged. Of others the
             first shard's value counts.
     """
@@ -123,7 +123,7 @@ def judge(looks: Iterable[Look], *, is_averaged: bool) -> str | None:
         return f"got different values from different shards, but {done}. {_BY_HAND}"
     if Trait.VOTES in traits:
         return (
-            f"moved up or down by a fixed amount, but {done}, where one device would decide on the whole batch. Add up the "
+            f"moved up or down by a fixed amount, but {done}, where one device would decide on the global batch. Add up the "
             "criterion inside, `batch.add(load=..., reduction='sum')`, and move it outside of batch.shards, by `batch['load']`"
         )
     if traits & {Trait.PARTS, Trait.LEFT, Trait.SHIFTED}:

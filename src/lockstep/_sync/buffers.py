@@ -5,8 +5,8 @@ Each shard's forward pass may change them. Its changes are recorded and undone, 
 shard starts from the same values, and at the end of the phase they are combined: for a floating
 buffer, start + Σ fraction_i * (shard_i - start), the weighted mean over shards; an integer buffer
 becomes that of the lowest shard. A buffer that no shard changed is unchanged (averaging a constant
-with itself can make it drift). If the phase has a single shard, its buffers are used as they are,
-bit for bit.
+with itself can make it drift). If the phase has a single shard, its buffers are used unchanged, bit
+for bit.
 
 ::
 
@@ -167,7 +167,7 @@ class _Owner:
         return any(slot.touched for slot in self.slots)
 
     def counts(self) -> list[int]:
-        """How often each buffer was written, where that is counted."""
+        """Returns how often each buffer was written, if PyTorch counts it."""
         return [version(slot.tensor) for slot in self.slots]
 
 
@@ -192,7 +192,7 @@ class ShardBuffers:
         is a constant created lazily."""
         self._made_late: list[_Slot] = []
         self._shard_samples = 0
-        """The samples of the newest shard, in its micro-steps so far."""
+        """The samples of the newest shard, in its micro-batches so far."""
         self._as_bits = False
         """Whether the phase has a single shard, whose buffers are sent as bits: start + (b - start)
         may be rounded to another number than b."""
@@ -225,7 +225,7 @@ class ShardBuffers:
         _restart(self._changed_slots())
 
     def end_shard(self, micro: MicroStep) -> dict[int, Tensor] | None:
-        """Ends a micro-step. If it is the last of its shard, returns the shard's ``changes`` and
+        """Ends a micro-batch. If it is the last of its shard, returns the shard's ``changes`` and
         undoes them. Otherwise returns None: each part of a shard continues with the buffers of the
         part before."""
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
@@ -299,7 +299,7 @@ class ShardBuffers:
         return torch.cat([pack_absent(self._start(slot)) for slot in self._owners[number].slots])
 
     def packed_size(self, number: int) -> int:
-        """The length of a module's ``changes``."""
+        """Returns the length of a module's ``changes``."""
         return sum(packed_size(self._start(slot)) for slot in self._owners[number].slots)
 
     def _start(self, slot: _Slot) -> Tensor:
@@ -322,8 +322,8 @@ class ShardBuffers:
         Args:
             numbers: of the modules, the same on every rank.
             nodes: the sums of this rank's shards' changes, in tree order.
-            start: a function that starts summing tensors over all ranks, one for each of this rank's
-                nodes; the first becomes the sum.
+            start: a function that starts summing tensors over all ranks, one for each of this
+                rank's nodes; the first becomes the sum.
 
         Returns:
             The sums by module, which are valid when what ``start`` has started has finished.

@@ -19,33 +19,34 @@ _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def as_bits(tensor: Tensor) -> Tensor:
-    """A floating tensor's bits as integers, whose differences are exact; integers themselves."""
+    """Returns a floating tensor's bits as integers, whose differences are exact; integers
+    themselves."""
     tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     return tensor.view(_AS_INTEGERS[tensor.element_size()]) if tensor.is_floating_point() else tensor
 
 
 def from_bits(bits: Tensor, like: Tensor) -> Tensor:
-    """The tensor with these bits, of the dtype of ``like``."""
+    """Returns the tensor with these bits, of the dtype of ``like``."""
     if like.is_complex():
         return torch.view_as_complex(bits.clone().view(torch.view_as_real(like).dtype))
     return bits.view(like.dtype) if like.is_floating_point() else bits
 
 
 def packed_size(start: Tensor) -> int:
-    """The length of a packed change of this tensor."""
+    """Returns the length of a packed change of this tensor."""
     # of complex numbers too: two parts
     return start.numel() * (1 if start.is_floating_point() else 2)
 
 
 def pack_absent(start: Tensor) -> Tensor:
-    """The packed change that changes nothing: the neutral element of their sums."""
+    """Returns the packed change that changes nothing: the neutral element of their sums."""
     nothing = -0.0 if _is_real(start) else 0.0
     return torch.full((packed_size(start),), nothing, dtype=torch.float64, device=start.device)
 
 
 def pack(starts: Sequence[Tensor], after: Sequence[Tensor], fraction: float, *, is_lowest_shard: bool) -> Tensor:
-    """The changes of a shard times its fraction, packed one after the other; of integers the change
-    of the lowest shard, and 0 for others."""
+    """Returns the changes of a shard times its fraction, packed one after the other; of integers
+    the change of the lowest shard, and 0 for others."""
     # One float64 message for all dtypes. Halves of 32 bits are exact in it, and only the lowest
     # shard's are not 0, so their sums are exact too. -0.0 is "no change" of a floating buffer.
     parts: list[Sequence[Tensor]] = [()] * len(starts)
@@ -65,8 +66,8 @@ def pack(starts: Sequence[Tensor], after: Sequence[Tensor], fraction: float, *, 
 
 
 def changed(starts: Sequence[Tensor], packed: Tensor) -> list[Tensor]:
-    """The start values plus packed changes. Values that no shard changed stay, even if changes are
-    measured from 0."""
+    """Returns the start values plus packed changes. Values that no shard changed stay, even if
+    changes are measured from 0."""
     pieces = torch.split(packed, list(map(packed_size, starts)))
     results: list[Tensor] = [packed] * len(starts)
     for numbers in _alike(starts):
@@ -84,7 +85,7 @@ def changed(starts: Sequence[Tensor], packed: Tensor) -> list[Tensor]:
 
 
 def _alike(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """The numbers of tensors, by dtype."""
+    """Returns the numbers of tensors, by dtype."""
     groups: dict[torch.dtype, list[int]] = {}
     for number, tensor in enumerate(tensors):
         groups.setdefault(tensor.dtype, []).append(number)
@@ -100,7 +101,7 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float64 or int64 (complex numbers as pairs), so that differences can be
+    """Returns the tensor in float64 or int64 (complex numbers as pairs), so that differences can be
     summed."""
     if tensor.is_complex():
         return torch.view_as_real(tensor).double()
@@ -112,9 +113,9 @@ def _narrow(wide: Tensor, like: Tensor) -> Tensor:
 
 
 def _base(start: Tensor) -> Tensor:
-    """The values from which changes are measured: ``start``, but 0 where that is NaN, or so large
-    that a difference from it would lose precision (the largest float, say, as the initial value of
-    a minimum)."""
+    """Returns the values from which changes are measured: ``start``, but 0 where that is NaN, or so
+    large that a difference from it would lose precision (the largest float, for example, as the
+    initial value of a minimum)."""
     wide = _wide(start)
     if not wide.is_floating_point():
         return wide
@@ -123,7 +124,7 @@ def _base(start: Tensor) -> Tensor:
 
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """The change, with -0.0 where there is none (and nowhere else): adding that changes nothing,
-    not even a sign."""
+    """Returns the change, with -0.0 where there is none (and nowhere else): adding that changes
+    nothing, not even a sign."""
     after, start, base = _wide(after), _wide(before), _base(before)
     return torch.where((after == base) & (start == base), torch.full_like(after, -0.0), (after - base).add(0))

@@ -1,4 +1,4 @@
-"""Copying many tensors at once."""
+"""Copying many tensors by few kernels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy into the first tensor of each pair from the second. On a device that takes one kernel
-    for all that are alike: PyTorch copies a list one by one where its tensors have several dtypes,
-    or the two lists have other strides."""
+    """Copys into the first tensor of each pair from the second. On a device that takes one kernel
+    for all tensors of the same kind: PyTorch copies a list one by one where its tensors have
+    several dtypes, or the two lists have other strides."""
     alike: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in pairs:
         key = target.dtype, source.dtype, target.stride() == source.stride()

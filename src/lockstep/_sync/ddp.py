@@ -55,24 +55,23 @@ class _Engine:
         self.proven: set[int] = set()
         """The phases in which every shard has been found to use all parameters, as DDP requires."""
         self.overlaps = False
-        """Whether DDP reduces this model's gradients in the current micro-step."""
+        """Whether DDP reduces this model's gradients in the current micro-batch."""
         self.may_overlap = False
-        """Whether it does so in the last micro-step of the current phase."""
+        """Whether it does so in the last micro-batch of the current phase."""
         self.trainable_before: list[Parameter] = []
         """The parameters that were trainable in the first phase of the last step."""
         self.build()
 
     def look(self) -> None:
-        """Record the model's parameters. (During its passes, 16-bit copies may stand in for
-        them.)"""
+        """Records the model's parameters. (During its passes, 16-bit copies may replace them.)"""
         self.names = {parameter: name for name, parameter in self.model.named_parameters()}
 
     def learning(self) -> list[Parameter]:
-        """The currently trainable parameters: scripts freeze and unfreeze."""
+        """Returns the currently trainable parameters: scripts freeze and unfreeze."""
         return [parameter for parameter in self.names if parameter.requires_grad]
 
     def build(self) -> None:
-        """Create the DDP. Every rank must call it: it broadcasts the parameters of rank 0."""
+        """Creates the DDP. Every rank must call it: it broadcasts the parameters of rank 0."""
         self.trainable = self.learning()
         self.is_narrow = any(map(is_narrow, self.trainable))
         self.launched = 0
@@ -108,11 +107,12 @@ class DDPSync(ShardedSync):
         """Whether any backward call's sum was divided by weights: 16-bit gradients are then reduced
         without DDP."""
         self._num_calls: dict[int, int] = {}
-        """By phase, the number of backward calls when it was last run."""
+        """The number of backward calls of each phase when it was last run."""
         self._launched_at_s = 0.0
-        """When the last bucket of the backward pass was handed to the process group, if any was."""
+        """The time at which the last bucket of the backward pass was handed to the process group;
+        0: no bucket was."""
         self._overlapped: dict[int, list[_Engine]] = {}
-        """By backward call, the models whose gradients DDP has reduced."""
+        """The models whose gradients DDP has reduced, by backward call."""
 
     @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
@@ -130,8 +130,8 @@ class DDPSync(ShardedSync):
             engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
 
     def _follow_changes(self, engine: _Engine) -> None:
-        """Rebuild the DDP after the script has frozen or unfrozen parameters. If it did so for a
-        single phase (of a GAN, say), that phase goes without DDP."""
+        """Rebuilds the DDP after the script has frozen or unfrozen parameters. If it did so for a
+        single phase (of a GAN, for example), that phase goes without DDP."""
         now, before, engine.trainable_before = engine.learning(), engine.trainable_before, engine.learning()
         if not _are_same(now, engine.trainable) and _are_same(now, before):
             engine.proven, engine.partial = set(), set()
@@ -263,7 +263,7 @@ class DDPSync(ShardedSync):
         return future
 
     def _add_earlier(self, bucket: Tensor, parameters: list[Tensor]) -> Tensor:
-        """Add the sums of this process's earlier shards to a bucket."""
+        """Adds the sums of this process's earlier shards to a bucket."""
         if not self._earlier:
             return bucket
         offset = 0
@@ -301,8 +301,8 @@ class DDPSync(ShardedSync):
         )
 
     def _reduce_afterwards(self, engine: _Engine, sums: Gradients, done: set[Parameter]) -> None:
-        """Reduce a model's gradients in one piece, with a count of the ranks that have one for each
-        parameter."""
+        """Reduces a model's gradients in one piece, with a count of the ranks that have one for
+        each parameter."""
         trainable = [p for p in engine.learning() if p not in done]
         done.update(trainable)
         engine_sums: Gradients = {p: sums.pop(p) for p in trainable if p in sums}

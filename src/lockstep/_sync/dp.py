@@ -3,9 +3,8 @@
 The model is copied to the other GPUs in every forward pass, and a thread runs each copy; the
 backward pass sums the copies' gradients. A shard's gradient equals that of one GPU up to rounding,
 as long as a sample's result does not depend on the other samples. BatchNorm takes its statistics
-over each GPU's part and keeps those of the first GPU, and dropout draws on each GPU: with these the
-answer depends on the number of GPUs too.
-"""
+over each GPU's part and keeps the statistics of the first GPU, and dropout draws on each GPU: with
+these, results also depend on the number of GPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from lockstep._world.comm.group import Transport
 
 
 def check_dp(world_size: int, *, on_gpus: bool) -> None:
-    """Check that the strategy ``dp`` can be used.
+    """Checks that the strategy ``dp`` can be used.
 
     Raises:
         ConfigError: there are several processes, or no GPUs.
@@ -90,7 +89,7 @@ class _Copied(nn.Module):
         self.note_autocast()
 
     def note_autocast(self) -> None:
-        """Record this thread's autocast settings. (Copies of a module have its attributes.)"""
+        """Records this thread's autocast settings. (Copies of a module have its attributes.)"""
         self._enabled = torch.is_autocast_enabled(self._device_type)
         self._dtype = torch.get_autocast_dtype(self._device_type)
 
@@ -100,7 +99,7 @@ class _Copied(nn.Module):
 
 
 def _check_copies(model: nn.Module, num_gpus: int) -> None:
-    """Check for layers that behave differently in per-GPU copies of a model; warn of BatchNorm.
+    """Checks for layers that behave differently in per-GPU copies of a model; warn of BatchNorm.
 
     Raises:
         ModelError: the model is compiled.

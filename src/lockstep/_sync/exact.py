@@ -69,7 +69,7 @@ memory.)"""
 
 
 class Layout:
-    """Assigns each parameter's gradient to a bucket."""
+    """The assignment of each parameter's gradient to a bucket."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = buckets
@@ -100,10 +100,10 @@ class _History:
         self.owners: set[int] = set()
         """The numbers of the modules whose buffers any shard has changed."""
         self.slots: dict[tuple[Layout, int, int], tuple[set[int], list[int]] | None] = {}
-        """For each layout, backward call and bucket on a GPU: the slots in which this process's
-        shards had gradients, and the slots in which any shard had one, which only the sums show.
-        The sums are not read again, which would wait for the GPU, until a rank reports that its own
-        slots have changed. None: they have, and the sums are read in every phase."""
+        """The slots of each bucket on a GPU, by layout and backward call: the slots in which this
+        process's shards had gradients, and the slots in which any shard had one, which only the
+        sums show. The sums are not read again, which would wait for the GPU, until a rank reports
+        that its own slots have changed. None: they have, and the sums are read in every phase."""
 
 
 def _cut_off() -> UsageError:
@@ -158,8 +158,7 @@ class ExactSync(Sync):
         self._layout = Layout(())
         self._hooks: list[RemovableHandle] = []
         self._missing: list[set[int]] = []
-        """For each bucket, the slots whose gradients the current backward pass has yet to
-        produce."""
+        """The slots of each bucket whose gradients the current backward pass has yet to produce."""
         self.buffers = ShardBuffers()
         self._histories: dict[int, _History] = {}
         """The history of each phase number."""
@@ -181,7 +180,7 @@ class ExactSync(Sync):
         self._sent: list[tuple[int, int]] = []
         """The keys of the sums that are being exchanged."""
         self._num_calls = 0
-        """The number of backward calls in this process's last micro-step."""
+        """The number of backward calls in this process's last micro-batch."""
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._next_shard = 0
         """This process's first shard that has yet to run in this phase."""
@@ -231,7 +230,7 @@ class ExactSync(Sync):
         if isinstance(factor, Tensor) and any(bucket.device.type == "cpu" for bucket in self._layout.buckets):
             factor = float(factor)
         self._call, self._factor = call, factor
-        # Only in the last micro-step: before that, this rank's roots lack a leaf. So communication
+        # Only in the last micro-batch: before that, this rank's roots lack a leaf. So communication
         # overlaps with the last of its backward passes, and with none of the others.
         self._at_once = self._foreseen(call) if micro.is_last else []
         self._listening = True
@@ -272,9 +271,9 @@ class ExactSync(Sync):
 
     @override
     def new_keys(self) -> Sequence[Hashable]:
-        """``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of those sent
-        where other parameters had one than before, numbers of modules whose buffers have changed,
-        and looks."""
+        """Returns ``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of sent
+        buckets in which other parameters had one than before, numbers of modules whose buffers have
+        changed, and looks."""
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
@@ -359,7 +358,7 @@ class ExactSync(Sync):
     def _lay_out(self, step: int) -> None:
         """Chooses the bucket layout for the current set of trainable parameters.
 
-        Frozen parameters, which may be unfrozen within a phase, have buckets of their own: as long
+        Frozen parameters, which may be unfrozen within a phase, have separate buckets: as long
         as they have no gradients, nothing is stored or sent for them.
         """
         kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
@@ -384,7 +383,8 @@ class ExactSync(Sync):
             self._missing = [set() for _ in self._layout.buckets]
 
     def _foreseen(self, call: int) -> list[int]:
-        """The buckets that are sent as soon as the backward pass has filled them, in order."""
+        """Returns the buckets that are sent as soon as the backward pass has filled them, in
+        order."""
         return sorted(self._history.buckets.get((self._layout, call), ()))
 
     def _most_calls(self) -> int:
@@ -423,7 +423,7 @@ class ExactSync(Sync):
         return self._sums[call, index]
 
     def _send_complete(self) -> None:
-        """Sends the complete buckets, in order. Does nothing before the last micro-step."""
+        """Sends the complete buckets, in order. Does nothing before the last micro-batch."""
         assert self._micro is not None
         # In order, although a later bucket may be complete first: autograd's order depends on the
         # graph, which may differ between ranks, and two ranks that start in different orders would
@@ -459,7 +459,8 @@ class ExactSync(Sync):
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def _used(self, key: tuple[Layout, int, int], own: set[int], counts: Tensor) -> list[int]:
-        """The slots in which any shard had a gradient. ``own``: those of this process."""
+        """Returns the slots in which any shard had a gradient. ``own``: the slots of this
+        process."""
         if self._world_size == 1:
             return sorted(own)
         # A gradient of zeros and no gradient differ: optimizers with momentum or weight decay skip

@@ -8,10 +8,10 @@ half as many messages.
 Messages carry tags, so they match in whatever order the ranks send them; collectives would not.
 (Gloo matches collectives by the order in which they are issued, which differs between ranks here.)
 Between hosts, long messages are split into pieces that are all posted before any is waited for,
-since Gloo does not send one long message both ways at once. Within a host that would only cost
-time.
+since Gloo does not send one long message both ways at the same time. Within a host that would only
+cost time.
 
-If everything in a phase is short, it is held back for one message with the numbers of the phase
+If everything in a phase is short, it is deferred to one message with the numbers of the phase
 (``gather``).
 
 One exchange of a tensor of n elements among four ranks, which are one round (each box is n/4)::
@@ -39,7 +39,7 @@ As each message is posted before any rank waits for it in this order, the rank t
 behind can always proceed. The lag is what overlaps communication with the backward pass: with no
 lag, each bucket would stop the pass until the slowest rank has filled the same bucket; if nothing
 waited before ``finish``, later rounds would begin only after the backward pass, and the memory that
-messages are received into would be held for all buckets at once."""
+messages are received into would be in use for all buckets together."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from lockstep._world.comm.waiter import has_timed_out
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
 # Pieces between hosts: short enough for both directions to be busy, long enough for few sends, of
-# which one of 256 KiB takes 0.3 ms of the calling thread (docs/notes/exact-sum.md).
+# which one of 256 KiB takes 0.3 ms of the calling thread (docs/internals/exact-sum.md).
 _PIECE_BYTES = 512 << 10
 # Up to here whole nodes are sent in every round: a message costs more for its latency than for its
 # bytes, and no way back halves the number of messages.
@@ -73,15 +73,15 @@ _TAGS_PER_PHASE = 1 << 24
 
 
 def split(span: range, number: int) -> list[range]:
-    """Nearly equal, aligned parts of a range of elements. The first is the longest; the last ones
-    may be empty."""
+    """Returns nearly equal, aligned parts of a range of elements. The first is the longest; the
+    last ones may be empty."""
     width = -(-len(span) // (_UNIT * number)) * _UNIT
     return [span[index * width : (index + 1) * width] for index in range(number)]
 
 
 class Exchange:
-    """Sums flat tensors over the ranks, several at a time. Every rank must make the same calls in
-    the same order.
+    """Sums of flat tensors over the ranks, several at a time. Every rank must make the same calls
+    in the same order.
 
     Args:
         rank: this process's rank in the default group.
@@ -126,7 +126,7 @@ class Exchange:
         Args:
             number: number of the phase within this launch, the same on every rank.
             roots: the subtrees of ranks 0, 1, ...
-            holds: whether exchanges started before ``gather`` are held back for it. If so, it must
+            holds: whether exchanges started before ``gather`` are deferred to it. If so, it must
                 be called.
         """
         if roots is not self.roots:
@@ -167,7 +167,7 @@ class Exchange:
         self._underway = [one for one in self._underway if one not in ended]
 
     def gather(self, row: list[float]) -> list[list[float]]:
-        """Gathers a row of numbers from each rank, and completes the exchanges held back, in one
+        """Gathers a row of numbers from each rank, and completes the deferred exchanges, in one
         collective.
 
         Args:
@@ -205,7 +205,7 @@ class Exchange:
         return free.pop() if free else torch.empty(length, dtype=dtype)
 
     def give_back(self, scratch: Tensor) -> None:
-        """Returns memory for reuse."""
+        """Takes back memory for reuse."""
         self._scratch[scratch.dtype, scratch.numel()].append(scratch)
 
 

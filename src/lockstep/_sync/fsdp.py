@@ -1,8 +1,8 @@
-"""PyTorch's ``fully_shard``, to the bit: each rank holds a part of the parameters, gradients and
-optimizer state.
+"""PyTorch's ``fully_shard`` with bit-identical sums: each rank keeps a slice of the parameters,
+gradients and optimizer state.
 
 A unit's parameters are all-gathered for its forward and backward pass by PyTorch. Its gradients are
-not reduce-scattered, which would add them in an order of its own: each rank sends every owner its
+not reduce-scattered, which would add them in another order: each rank sends every owner its
 slices of each shard's leaf, and the owner adds them in the tree of ``exact``. All ranks must run
 the model equally often: each has the same number of shards, and none may be empty."""
 
@@ -61,7 +61,7 @@ class FSDPSync(Sync):
         rank: this process's rank.
         world_size: number of processes.
         num_shards: V of the run.
-        devices: those of this process; the first is used.
+        devices: the devices of this process; the first is used.
         ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
         between_hosts: whether any messages go over a network.
 
@@ -101,7 +101,7 @@ class FSDPSync(Sync):
         self._mesh: DeviceMesh | None = None
         self._gradients = SliceExchange(rank, self._blocks, self._device, self._waited)
         self._exchange: Exchange | OrderedExchange
-        """Of buffers."""
+        """The exchange of buffers."""
         if self._device.type == "cpu":
             self._exchange = Exchange(rank, ranks_per_host=ranks_per_host, between_hosts=between_hosts)
         else:
@@ -109,11 +109,11 @@ class FSDPSync(Sync):
         self._num_phases = 0
         self._units: list[Unit] = []
         self._parameters: list[Parameter] = []
-        """The sharded ones, of all models."""
+        """The sharded parameters of all models."""
         self._numbers: dict[Parameter, int] = {}
-        """Their numbers in that list."""
+        """The number of each sharded parameter in that list."""
         self._names: dict[Parameter, str] = {}
-        """Of the sharded ones, and of whole ones, on which autograd works."""
+        """The names of sharded parameters, and of whole ones, on which autograd works."""
         self._places: dict[Parameter, tuple[Unit, Slices, int]] = {}
         """Each whole parameter's unit, and where the slices of its gradient go: the slot."""
         self._hooks: list[RemovableHandle] = []
@@ -131,14 +131,14 @@ class FSDPSync(Sync):
     def _forget_phase(self) -> None:
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._sent: set[Unit] = set()
-        """Those whose gradients the newest backward pass has sent."""
+        """The units whose gradients the newest backward pass has sent."""
         self._gradients.clear()
 
     # Methods of Sync
 
     @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """The parameters of ``model`` are replaced by DTensors: see ``replaced``."""
+        """Adds a model, and replaces its parameters by DTensors (``replaced``)."""
         self._check(model)
         broadcast_from_rank_0(model)
         before = dict(model.named_parameters())
@@ -315,7 +315,7 @@ class FSDPSync(Sync):
         self._norms.close()
 
     def _reshard(self, model: nn.Module, *_: object) -> None:
-        """Reshard after a forward pass that no backward pass follows, which alone would do so
+        """Reshards after a forward pass that no backward pass follows, which alone would do so
         otherwise."""
         is_trained = id(model) in {id(unit.module) for unit in self._units}
         if isinstance(model, FSDPModule) and (self._micro is None or not is_trained or not torch.is_grad_enabled()):
@@ -324,15 +324,15 @@ class FSDPSync(Sync):
     # The backward pass
 
     def _has_begun(self, unit: Unit) -> bool:
-        """A forward pass of a unit begins. Returns whether it counts: not if it is an evaluation's,
-        or a checkpoint's."""
+        """Notes that a forward pass of a unit begins. Returns whether it counts: not if it is an
+        evaluation's, or a checkpoint's."""
         if self._micro is None or self._listening:
             return False
         self._runs.begun(unit)
         return True
 
     def _arrived(self, whole: Parameter) -> None:
-        """Move a new gradient into its leaf. Called by autograd during the backward pass."""
+        """Moves a new gradient into its leaf. Called by autograd during the backward pass."""
         if not self._listening:
             return
         with self._hook_lock, torch.no_grad():
@@ -346,20 +346,20 @@ class FSDPSync(Sync):
             self._used.add(self._call, self._numbers[slices.parameters[slot]])
 
     def _strayed(self, parameter: Parameter) -> None:
-        """A backward pass has a gradient of what this rank holds of a parameter, which no other
-        rank's shards are in."""
+        """Refuses a gradient of this rank's slice of a parameter: no other rank's shards are in
+        it."""
         if self._listening:
             raise _penalty(f"part of the loss was computed from the parameter {self._names[parameter]!r}")
 
     def _enters(self, unit: Unit) -> None:
-        """The backward pass has the gradient of an output of a unit, whose parameters PyTorch
-        gathers if it is the first."""
+        """Notes that the backward pass has the gradient of an output of a unit, whose parameters
+        PyTorch gathers if it is the first."""
         if self._listening:
             self._runs.entered(unit)
 
     def _is_through(self, unit: Unit) -> None:
-        """The backward pass is through with one forward pass of a unit: after the last, send its
-        gradients.
+        """Notes that the backward pass completed one forward pass of a unit: after the last, sends
+        its gradients.
 
         Every rank comes here at the same place among PyTorch's collectives, whichever parameters
         had a gradient."""
@@ -367,7 +367,7 @@ class FSDPSync(Sync):
             self._send(unit)
 
     def _send(self, unit: Unit) -> None:
-        """Send the gradients of a unit to their owners, and add those that come."""
+        """Sends the gradients of a unit to their owners, and adds the gradients that arrive."""
         assert self._micro is not None
         self._sent.add(unit)
         for slices in unit.slices:
@@ -376,7 +376,7 @@ class FSDPSync(Sync):
     # The end of a phase
 
     def _set_gradients(self, call: int, slices: Slices, row: Tensor) -> None:
-        """Set this rank's parts of gradients to their sums, where any shard had one."""
+        """Sets this rank's parts of gradients to their sums, where any shard had one."""
         used = self._used.of(call)
         slots = [slot for slot, parameter in enumerate(slices.parameters) if self._numbers[parameter] in used]
         for slot, own in zip(slots, slices.own(row, slots), strict=True):

@@ -15,7 +15,7 @@ from lockstep._base.errors import ModelError, UsageError
 
 Gradients = dict[Parameter, Tensor]
 ABSENT = -0.0
-"""Stands for the gradient of a shard that has none: x + (-0.0) is x to the bit for every x,
+"""The gradient of a shard that has none: x + (-0.0) has the bits of x for every x,
 including -0.0 (IEEE 754), so adding it is the same as leaving it out. (+0.0 would turn -0.0 into
 +0.0.)"""
 
@@ -24,8 +24,8 @@ def detach_grads(parameters: Iterable[Parameter]) -> Gradients:
     """Removes and returns the gradients of parameters, so that the next backward pass begins with
     none.
 
-    Autograd then creates each gradient anew, in the same way on every process; accumulating would
-    round differently."""
+    Autograd then creates each gradient from the start, in the same way on every process;
+    accumulating would round differently."""
     detached: Gradients = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -122,13 +122,13 @@ def take_gradient(parameter: Tensor, name: str) -> Tensor:
     """Removes and returns a gradient that autograd has just put into ``.grad``.
 
     Raises:
-        ModelError: it is gone already, or sparse.
+        ModelError: it is missing, or sparse.
     """
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         raise ModelError(
-            f"a hook of the script removed the gradient of {name!r} in the backward pass, before it was combined with those of "
-            "the other shards. Use the combined gradient, after the loop over batch.shards.",
+            f"a hook of the script removed the gradient of {name!r} in the backward pass, before it was combined with the "
+            "gradients of the other shards. Use the combined gradient, after the loop over batch.shards.",
             code="gradient-removed",
         )
     if gradient.is_sparse:
@@ -158,7 +158,7 @@ def refuse_create_graph(options: dict[str, Any], strategy: str) -> None:
 
 
 def came_in_parts(name: str) -> ModelError:
-    """The error for a parameter whose gradient grows after it was sent."""
+    """Returns the error for a parameter whose gradient grows after it was sent."""
     return ModelError(
         f"the gradient of {name!r} came in several parts in one backward pass, after it had been sent. The cause is "
         "checkpoint(..., use_reentrant=True) over parameters that are also used elsewhere: pass use_reentrant=False.",

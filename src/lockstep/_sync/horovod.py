@@ -3,9 +3,8 @@ of its parameter.
 
 Horovod itself determines which gradients all ranks have submitted, and fuses them in whatever order
 they come. It would wait forever for a gradient that only some ranks have. So at the end of the
-phase the ranks exchange which parameters were used, and those that a rank did not use are sent as
-zeros, also by a rank without samples.
-"""
+phase the ranks exchange which parameters were used, and a rank sends zeros for the other
+parameters, also if it has no samples."""
 
 from __future__ import annotations
 
@@ -60,11 +59,11 @@ class HorovodSync(ShardedSync):
         self._earlier: Gradients = {}
         self._call = 0
         self._sent: dict[int, dict[Parameter, Callable[[], Tensor]]] = {}
-        """By backward call, a function for each sent gradient that waits for its sum."""
+        """The function that waits for the sum of each sent gradient, by backward call."""
 
     @override
     def close(self) -> None:
-        """Horovod runs until the process ends: a single rank cannot leave it."""
+        """Removes the hooks. Horovod runs until the process ends: a single rank cannot leave it."""
         super().close()
         for hook in self._hooks:
             hook.remove()
@@ -104,7 +103,7 @@ class HorovodSync(ShardedSync):
         self._earlier = {}
 
     def _arrived(self, parameter: Parameter) -> None:
-        """Send a new gradient. Called by autograd during the backward pass."""
+        """Sends a new gradient. Called by autograd during the backward pass."""
         if not self._listening:
             return
         if parameter in self._sent.get(self._call, {}):
@@ -115,8 +114,8 @@ class HorovodSync(ShardedSync):
             self._send(self._call, parameter, sums[parameter])
 
     def _reduce(self, call: int) -> Gradients:
-        """Send the gradients that were not sent during the backward pass, if any rank has one; then
-        wait for all sums."""
+        """Sends the gradients that were not sent during the backward pass, if any rank has one;
+        then wait for all sums."""
         sums = self._sums.pop(call, {})
         if self._world_size == 1:
             return sums
@@ -133,7 +132,7 @@ class HorovodSync(ShardedSync):
         return {parameter: wait() for parameter, wait in waiting.items()}
 
     def _send(self, call: int, parameter: Parameter, part: Tensor) -> None:
-        """Start summing a gradient over the ranks by Horovod. ``part`` is changed in place."""
+        """Starts summing a gradient over the ranks by Horovod. ``part`` is changed in place."""
         name, horovod, sent = f"{self._wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
         # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with
         # NCCL.
@@ -150,7 +149,7 @@ class HorovodSync(ShardedSync):
         sent[parameter] = wait
 
     def _wait(self, handle: Any) -> None:
-        """Wait for an operation. (Horovod's ``synchronize`` spins, which occupies a core, and has
+        """Waits for an operation. (Horovod's ``synchronize`` spins, which occupies a core, and has
         no timeout.)"""
         deadline = time.monotonic() + self._timeout_s
         while not self._horovod.poll(handle):

@@ -1,4 +1,4 @@
-"""Norms of sharded gradients that are those of the whole tensors, bit for bit.
+"""Norms of sharded gradients, bit-identical with the norms of the whole tensors.
 
 A norm of slices put together would be rounded in other places, and differently for every number of
 processes. So each gradient is gathered by one rank, another for each, which computes its norm: a
@@ -19,12 +19,12 @@ from torch.nn.utils import clip_grad
 from lockstep._world.comm.dtensors import is_dtensor, rows_of, to_local
 
 _MOST_BYTES = 64 << 20
-"""What a rank gathers at once, unless a single gradient is larger."""
+"""The most bytes that a rank gathers together, unless a single gradient is larger."""
 
 
 class WholeNorms:
-    """Has ``torch.nn.utils.clip_grad_norm_`` take the norms of sharded gradients as wholes, while
-    it is open.
+    """A replacement inside ``torch.nn.utils.clip_grad_norm_``, which takes the norms of sharded
+    gradients as wholes while it is open.
 
     Every script has its own name for that function, so what is replaced is what it calls inside.
     (PyTorch has no public name for it.)
@@ -43,14 +43,14 @@ class WholeNorms:
         return self._original(tensors, norm_type, *args, **options)
 
     def close(self) -> None:
-        """Restore PyTorch's own."""
+        """Restores PyTorch's own."""
         clip_grad._get_total_norm = self._original
         nn.utils.get_total_norm = self._original
 
 
 @torch.no_grad()
 def _norms(gradients: Sequence[Tensor], norm_type: float) -> list[Tensor]:
-    """The norm of each gradient, as a whole: scalars."""
+    """Returns the norm of each gradient, as a whole: scalars."""
     found: dict[int, Tensor] = {}
     sharded: dict[torch.dtype, list[int]] = {}
     for number, gradient in enumerate(gradients):
@@ -76,7 +76,7 @@ def _norms(gradients: Sequence[Tensor], norm_type: float) -> list[Tensor]:
 
 
 def _portions(rounds: list[list[int]], gradients: Sequence[Tensor]) -> Iterator[list[list[int]]]:
-    """Consecutive rounds that can be gathered at once."""
+    """Returns consecutive rounds that can be gathered together."""
     portion: list[list[int]] = []
     num_bytes = 0
     for some in rounds:
@@ -91,7 +91,7 @@ def _portions(rounds: list[list[int]], gradients: Sequence[Tensor]) -> Iterator[
 
 
 def _gather(gradients: Sequence[Tensor], lists: list[list[int]], rank: int) -> list[tuple[int, Tensor]]:
-    """Gather gradients, those of ``lists[r]`` on rank r: their numbers and this rank's whole
+    """Gathers gradients, the ones in ``lists[r]`` on rank r: their numbers and this rank's whole
     tensors."""
     world_size = len(lists)
     if world_size == 1:
@@ -120,6 +120,6 @@ def _numbers(part: Tensor) -> Tensor:
 
 
 def _length(gradient: Tensor, rank: int, world_size: int) -> int:
-    """How many numbers of a gradient a rank owns."""
+    """Returns how many numbers of a gradient a rank owns."""
     num_rows = len(rows_of(len(gradient), rank, world_size))
     return num_rows * math.prod(gradient.shape[1:]) * (2 if gradient.is_complex() else 1)

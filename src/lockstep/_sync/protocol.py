@@ -3,7 +3,7 @@
 Who calls what in a phase, on a rank with two shards::
 
     begin_phase                           local
-    begin_shard, backward, end_shard      for each micro-step; backward may exchange
+    begin_shard, backward, end_shard      for each micro-batch; backward may exchange
     new_keys                              after the last shard; starts what earlier phases had
     gather                                the numbers of all ranks (``loop.ledger``): all wait
     end_phase                             starts the rest: all wait
@@ -40,10 +40,10 @@ class Outcome:
 
 
 class ShardSync(Protocol):
-    """The part of a Sync that micro-steps run on."""
+    """The part of a Sync that micro-batches run on."""
 
     def begin_shard(self, micro: MicroStep) -> None:
-        """Begins a micro-step. Local."""
+        """Begins a micro-batch. Local."""
 
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         """Runs a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May
@@ -51,19 +51,19 @@ class ShardSync(Protocol):
 
         Args:
             loss: a scalar.
-            call: number of the backward call within the micro-step, from 0.
+            call: number of the backward call within the micro-batch, from 0.
             factor: factor for its gradients; a tensor on a device should not be waited for.
             options: for ``Tensor.backward``.
         """
 
     def end_shard(self) -> None:
-        """Ends the micro-step: changes of buffers are recorded and undone. Local."""
+        """Ends the micro-batch: changes of buffers are recorded and undone. Local."""
 
 
 class Sync(ShardSync, Protocol):
     """A strategy: the only place where strategies differ. Created once per run.
 
-    In each phase every rank calls ``begin_phase``; for each of its micro-steps, if any,
+    In each phase every rank calls ``begin_phase``; for each of its micro-batches, if any,
     ``begin_shard``, ``backward`` as often as the script does, and ``end_shard``; then ``new_keys``
     and ``gather``, by which the ledger settles weights and values, and ``end_phase``, which
     synchronizes gradients and buffers. Or ``drop`` at any point, if all ranks end or leave the
@@ -94,7 +94,7 @@ class Sync(ShardSync, Protocol):
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """Adds a model, which must be on its device and equal in structure on all ranks.
 
-        Every rank must call it, in the same order. Parameters and buffers become those of rank 0.
+        Every rank must call it, in the same order. Parameters and buffers get the values of rank 0.
 
         Returns:
             The callable for forward passes with gradients.

@@ -19,7 +19,7 @@ from lockstep._sync.protocol import Outcome, Sync
 
 
 class ShardedSync(Sync):
-    """Sums a process's shards; a subclass reduces the sums over processes."""
+    """A strategy that sums a process's shards; a subclass reduces the sums over processes."""
 
     forward_is_collective = False
     is_plain = False
@@ -39,8 +39,8 @@ class ShardedSync(Sync):
         """The sums of this process's shards' changes in the current phase."""
         self._sums: dict[int, Gradients] = {}
         """The weighted sums over the shards that have run, by backward call. Calls (for two losses,
-        say) may have weights of different kinds: the first calls of all shards are summed together,
-        and so are the second ones."""
+        for example) may have weights of different kinds: the first calls of all shards are summed
+        together, and so are the second ones."""
         self._plan: StepPlan | None = None
         self._phase = 0
         self._micro: MicroStep | None = None

@@ -16,8 +16,8 @@ from lockstep._world.comm.group import Transport
 
 
 class SingleSync(ShardedSync):
-    """The strategy ``single``. With one shard, a step equals that of a plain single-device loop, to
-    the bit.
+    """The strategy ``single``. With one shard, a step is bit-identical with a step of a plain
+    single-device loop.
 
     Args:
         num_shards: V of the run.

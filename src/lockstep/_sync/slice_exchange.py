@@ -28,7 +28,7 @@ class SliceExchange:
         rank: this process's rank.
         blocks: the shards of ranks 0, 1, ..., equally many.
         device: the device of the gradients.
-        waited: receives how long this rank has stood still in it.
+        waited: receives how long this rank has waited in it.
     """
 
     def __init__(self, rank: int, blocks: Sequence[range], device: torch.device, waited: Waited) -> None:
@@ -50,7 +50,7 @@ class SliceExchange:
         """Begins a backward pass, or ends one: what was put and not sent is discarded. Local.
 
         Args:
-            call: the number of the backward call within the micro-step.
+            call: the number of the backward call within the micro-batch.
         """
         self._call = call
         self._leaves: dict[Slices, Tensor] = {}
@@ -72,7 +72,7 @@ class SliceExchange:
 
     @torch.no_grad()
     def send(self, slices: Slices, micro: MicroStep) -> None:
-        """Send the leaf of a micro-step's backward pass to its owners, and add what they send.
+        """Sends the leaf of a micro-batch's backward pass to its owners, and add what they send.
         Every rank must call it."""
         leaf = self._leaves.pop(slices, None)
         # This rank's shard has no gradient for the unit, but another rank's may: all must take part
@@ -95,7 +95,8 @@ class SliceExchange:
                 self._sending = (leaf, self._stream.record_event())
 
     def totals(self) -> Iterator[tuple[int, Slices, Tensor]]:
-        """The sums over all shards, by backward call: this rank's slices, shape ``(width,)``."""
+        """Returns the sums over all shards, by backward call: this rank's slices, shape
+        ``(width,)``."""
         if self._stream is not None:
             torch.accelerator.current_stream(self._device).wait_stream(self._stream)
         for call, slices in sorted(self._sums, key=lambda key: key[0]):
@@ -106,7 +107,7 @@ class SliceExchange:
             yield call, slices, total
 
     def _swap(self, leaf: Tensor) -> Tensor:
-        """Send each rank its row of a leaf. Row r of the result is what rank r has sent."""
+        """Sends each rank its row of a leaf. Row r of the result is what rank r has sent."""
         if len(self._blocks) == 1:
             return leaf
         received = torch.empty_like(leaf)

@@ -14,15 +14,15 @@ class SliceSum:
     """The sum over all shards of the slices that this rank owns, for one backward call of the
     phase.
 
-    In micro-step i every rank sends the leaf of the i-th of its shards. These belong to different
+    In micro-batch i every rank sends the leaf of the i-th of its shards. These belong to different
     subtrees, so each rank has a stack here::
 
-        2 ranks, 6 shards     micro-step 0    1    2
+        2 ranks, 6 shards     micro-batch 0    1    2
         from rank 0           shard      0    1    2     stack 0: (0+1) 2
         from rank 1           shard      3    4    5     stack 1: 3 (4+5)
 
-    After the last micro-step the stacks are the roots that ``exact`` would exchange, and are added
-    in the same order: the sum has the same bits.
+    After the last micro-batch the stacks are the roots that ``exact`` would exchange, and are added
+    in the same order, so the sum is bit-identical.
 
     Args:
         slices: whose they are.

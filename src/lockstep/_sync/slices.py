@@ -1,9 +1,8 @@
-"""Gradients of parameters of which each rank owns some rows, as ``fully_shard`` deals them out: see
-``rows_of``.
+"""Gradients of parameters of which each rank owns some rows, as ``fully_shard`` assigns them
+(``rows_of``).
 
-A *leaf* holds the gradients of one shard of the data, by owner: row r is what rank r owns of each
-of them, side by side, and is sent to it as it is.
-"""
+A *leaf* contains the gradients of one shard of the data, by owner: row r is what rank r owns of
+each of them, side by side, and is sent to it unchanged."""
 
 from __future__ import annotations
 
@@ -54,12 +53,12 @@ class Slices:
         """The length of a row."""
 
     def new_leaf(self) -> Tensor:
-        """Memory for a leaf: shape ``(world_size, width)``. See ``complete``."""
+        """Returns memory for a leaf: shape ``(world_size, width)``, not filled (``complete``)."""
         return torch.empty((self._world_size, self.width), dtype=self._dtype, device=self._device)
 
     def complete(self, leaf: Tensor, filled: Container[int] = ()) -> Tensor:
-        """Mark as absent what was not put into a new leaf; returns it. (Filling it beforehand would
-        write all of it twice.)
+        """Marks as absent what was not put into a new leaf; returns it. (Filling it beforehand
+        would write all of it twice.)
 
         Args:
             filled: the slots into which a gradient was put.
@@ -78,7 +77,7 @@ class Slices:
         return leaf
 
     def put(self, leaf: Tensor, slot: int, gradient: Tensor, factor: float | Tensor, *, adds: bool) -> None:
-        """Multiply a whole gradient by ``factor`` and put its slices into a leaf, or add them. If
+        """Multiplys a whole gradient by ``factor`` and put its slices into a leaf, or add them. If
         it is a tensor, gradients of weight 0 are ABSENT, but count as gradients."""
         start, width = self._starts[slot], self._widths[slot]
         if not width:
@@ -115,7 +114,7 @@ class Slices:
 
 
 def make_slices(parameters: Iterable[Parameter], world_size: int) -> list[Slices]:
-    """The parameters of a unit, by dtype."""
+    """Returns the parameters of a unit, by dtype."""
     by_dtype: dict[torch.dtype, list[Parameter]] = {}
     for parameter in parameters:
         by_dtype.setdefault(summed_dtype(parameter), []).append(parameter)

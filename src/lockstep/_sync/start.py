@@ -9,7 +9,8 @@ from torch import nn
 
 @torch.no_grad()
 def broadcast_from_rank_0(model: nn.Module) -> None:
-    """Copy the model's parameters and buffers from rank 0, bit for bit. Every rank must call it."""
+    """Copys the model's parameters and buffers from rank 0, bit for bit. Every rank must call
+    it."""
     for tensor in (*model.parameters(), *model.buffers()):
         # As bytes of a contiguous copy: some dtypes and memory orders cannot be sent directly.
         value = tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -15,7 +15,7 @@ from lockstep._world.comm.horovod import find_horovod
 
 
 def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: bool, on_gpus: bool) -> str:
-    """Resolve ``auto``, and check the strategy against the number of processes and the kind of
+    """Resolves ``auto``, and check the strategy against the number of processes and the kind of
     device.
 
     Args:
@@ -49,6 +49,7 @@ def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: b
 def make_sync(
     strategy: str, config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]
 ) -> Sync:
-    """Create the Sync of a strategy other than ``auto``. ``devices``: those of this process."""
+    """Creates the Sync of a strategy other than ``auto``. ``devices``: the devices of this
+    process."""
     sync: Sync = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, transport, devices)
     return sync

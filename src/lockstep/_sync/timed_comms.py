@@ -1,6 +1,6 @@
 """Communication of ``fully_shard`` that measures how long this rank waits in it for the others.
 
-On a CPU a rank stands still in these collectives until all have called them. On a GPU they run on a
+On a CPU a rank waits in these collectives until all have called them. On a GPU they run on a
 stream, and no time passes."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def gather_together(row: Sequence[float], parts: Sequence[Tensor]) -> tuple[list
     and dtypes, on the CPU.
 
     Returns:
-        The rows by rank, and for each part those of all ranks, in newly allocated memory.
+        The rows by rank, and for each part the tensors of all ranks, in newly allocated memory.
     """
     head = torch.tensor(row, dtype=torch.float64)
     sizes = [head.nbytes, *(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]

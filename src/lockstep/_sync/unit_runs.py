@@ -22,7 +22,7 @@ class UnitRuns:
     def clear(self) -> None:
         """Forgets the orders of a phase."""
         self._runs: list[tuple[int, ...]] = []
-        """The numbers of the units that had run in the micro-step, in order, and then the numbers
+        """The numbers of the units that had run in the micro-batch, in order, and then the numbers
         of the units that the backward pass has entered, for each backward call."""
         self.begin_shard()
 
@@ -32,7 +32,7 @@ class UnitRuns:
         self.clear()
 
     def begin_shard(self) -> None:
-        """Begins a micro-step."""
+        """Begins a micro-batch."""
         self._ran: list[int] = []
         """The numbers of the units whose forward passes have begun, in order."""
         self._forget_backward()

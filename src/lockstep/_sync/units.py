@@ -48,7 +48,7 @@ class Unit:
         self.module: FSDPModule = module
         self.number = number
         self.gathered: dict[Parameter, Parameter] = {}
-        """The whole parameters, on which autograd works and which hold nothing between passes, with
+        """The whole parameters, on which autograd works and which are empty between passes, with
         their sharded ones."""
         before = dict(module.named_parameters())
         module.unshard()
@@ -58,13 +58,13 @@ class Unit:
         module.reshard()
         self.slices: list[Slices] = make_slices(filter(has_gradient, self.gathered.values()), world_size)
         self.num_awaited = 0
-        """The number of forward passes of the micro-step that a backward pass has yet to
+        """The number of forward passes of the micro-batch that a backward pass has yet to
         announce."""
         self.is_unannounced = False
-        """Whether the micro-step had forward passes that no backward pass announces, because their
+        """Whether the micro-batch had forward passes that no backward pass announces, because their
         inputs have no gradients."""
         self.has_run = False
-        """Whether the micro-step had forward passes."""
+        """Whether the micro-batch had forward passes."""
         self._begun, self._entered, self._passed = begun, entered, passed
         self._counts = False
         """Whether the running forward pass counts."""
@@ -74,7 +74,7 @@ class Unit:
         module.register_forward_hook(self._after_forward)
 
     def begin_shard(self) -> None:
-        """Begins a micro-step."""
+        """Begins a micro-batch."""
         self.num_awaited, self.is_unannounced, self.has_run, self._counts = 0, False, False, False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -111,13 +111,13 @@ class Unit:
 
     def announce(self) -> None:
         """Notes that a backward pass has computed the gradients of the inputs of one forward pass.
-        Then it has computed those of its weights, too: autograd runs the nodes first that were
-        created last."""
+        Then it has computed the gradients of its weights, too: autograd runs the nodes first that
+        were created last."""
         self._passed(self)
 
 
 class _Announce(torch.autograd.Function):
-    """An identity of the inputs of a unit, whose backward pass tells that the unit's is
+    """An identity of the inputs of a unit, whose backward pass shows that the unit's is
     complete."""
 
     @staticmethod
@@ -137,7 +137,8 @@ def _learns(value: Any) -> bool:
 
 
 def find_units(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules to shard as units: the elements of ModuleLists and Sequentials, innermost first.
+    """Returns the modules to shard as units: the elements of ModuleLists and Sequentials, innermost
+    first.
 
     A module that shares a parameter with another part of the model is left to the unit of the whole
     model."""

@@ -25,7 +25,7 @@ class UsedParameters:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: dict[int, tuple[Used, Used]] = {}
-        """For each phase number, the parameters used by this rank's shards, and by all shards."""
+        """The parameters used by this rank's shards, and by all shards, for each phase number."""
         self._phase = 0
         self._now: dict[int, set[int]] = {}
         """The parameters used by this rank's shards in the current phase, by backward call."""
