@@ -66,7 +66,7 @@ class Process:
         return batch
 
     def batch_beside(self, num_samples=8, first=0.0):
-        """One that no step begins with: of a loader beside another."""
+        """A batch of a second loader, with which no step begins."""
         self._number += 1
         plan = plan_step(self._number, (num_samples,), self.rank, self.blocks)
         numbers = first + torch.arange(float(num_samples)).unsqueeze(1)

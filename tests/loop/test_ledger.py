@@ -105,7 +105,7 @@ def test_a_rank_without_samples_gets_the_same_values():
 
     results, exchanges = on_ranks((1, 1, 1), lambda rank: [values_of(rank.phase(shard, size)) for size in (3, 3, 2)])
     assert results == [[{"loss": 2.0}, {"loss": 2.0}, {"loss": 1.5}]] * 3
-    assert exchanges.num_pages == 1, "fewer values than before are foreseen"
+    assert exchanges.num_pages == 1, "fewer values than before need no page"
 
 
 def add_names(*names):

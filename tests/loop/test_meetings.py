@@ -1,4 +1,4 @@
-"""Promises of meetings: ranks that come to the same place go on, and others never do."""
+"""Promises of meetings: ranks that come to the same place continue, and other ranks never do."""
 
 import threading
 import time

@@ -67,6 +67,7 @@ class Aside:
         phases, trained, guards = self._phases, self._phases.trained, self._phases.guards
         before = guards.weights.contents()
         try:
+            # Undone in the reverse order, also if the script leaves the shard by an error.
             with contextlib.ExitStack() as undo:
                 undo.enter_context(preserve_rng())
                 undo.callback(_remember_buffers(trained.models) if self._sync.is_plain else self._sync.buffers.rewind)

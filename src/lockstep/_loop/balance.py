@@ -136,9 +136,13 @@ class Balance(Listener):
         begins_pass, self._begins_pass = self._begins_pass, False
         if not self._rows or begins_pass or self.moves.is_pending or self.stays:
             return
+        # Every rank computes the same proposal from the same rows, so no message is needed to agree
+        # on it.
         proposal = self._balancer.end_step()
         if proposal is None:
             return
+        # The first step that no rank has planned. Steps that were planned keep their blocks: their
+        # samples may have been fetched.
         first = 1 + int(max(map(itemgetter(AHEAD), self._rows)))
         before = self.moves.in_force
         self.moves.move(first, proposal.blocks)

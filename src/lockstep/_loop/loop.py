@@ -1,4 +1,22 @@
-"""The position of this process in the run: epoch, pass over a loader, and step."""
+"""The position of this process in the run: epoch, pass over a loader, and step.
+
+What contains what, and which object hears of it::
+
+    run
+      section        a loop over team.epochs(), or the code around it    Resumption
+        epoch                                                            EpochLoop -> Loop
+          pass       a loop over a prepared loader                       PreparedLoader -> Loop
+            step     one batch of the loader                             PreparedLoader -> Loop
+              phase  a loop over batch.shards                            Shards -> Phases
+                shard, micro-batch                                       Shards -> Phases
+
+The script's loops drive everything. Each is over an iterator of lockstep, which reports its next
+item and its end; nothing calls the script. One loader leads: its pass counts the steps. A loader
+that is iterated within that pass only yields batches.
+
+Ranks take the same steps without asking each other, since each phase ends in an exchange. They ask
+only where no phase has shown that all are here: at the end of a pass, before an evaluation, and
+after a pass that was left early (``loop.meeting``)."""
 
 from __future__ import annotations
 
@@ -163,11 +181,14 @@ class Loop:
         completed = False
         try:
             for epoch in range(first, num_epochs):
+                # Before the epoch runs: if the script breaks out of it, a later loop over the same
+                # object continues with the next epoch.
                 epochs.next = epoch + 1
                 self.begin_epoch(epoch, num_epochs)
                 yield epoch
                 self.end_epoch(epoch)
-            # else what is left of it may be that of a later loop
+            # While the run is catching up, the loop may be one of several over the same object, and
+            # a later one runs the epochs that are left.
             if self.resumption.target is None:
                 epochs.next = num_epochs
             completed = True
@@ -204,6 +225,8 @@ class Loop:
     def end_epoch(self, epoch: int) -> None:
         """Ends an epoch: save the checkpoint that is due, if any. Every rank must call it."""
         self.flush("the end of the epoch")
+        # A checkpoint between epochs cannot be saved while a pass is open beside the leading one:
+        # the script may continue or restart it, and the position would not show which.
         self._saver.ask()
         if self._saver.is_due and self._leader is None and not self._beside:
             self._divergence.compare(self.step, f"at the end of epoch {epoch + 1}")
@@ -215,6 +238,7 @@ class Loop:
         self.has_run_out = num_epochs is not None
         if num_epochs is None:
             self._divergence.leave_epochs()
+        # Compared before it is saved, so that no checkpoint is made of ranks that differ.
         elif not self.resumption.is_catching_up and self.step > self._resumed_after:
             self._divergence.leave_epochs()
             self._divergence.compare(self.step, "after the last epoch")
@@ -301,6 +325,7 @@ class Loop:
         if self._leader is not loader:
             return
         failed = failed or self.script_failed()
+        # Taken before the step is left, which may give its number back.
         comes_next = (self.step, self.phases.num_done) if self.phases.in_step else (self.step + 1, 0)
         if self.phases.in_step and self.phases.leave_step(failed=failed):
             self._num_in_pass += 1
@@ -338,6 +363,8 @@ class Loop:
 
     def begin_step(self, plan: StepPlan) -> None:
         """Saves the checkpoint that is due, if any, and begin a step."""
+        # Before a step, not after one: the code between two steps belongs to the earlier one, and
+        # has run when the loader is asked for the next batch.
         if self._saver.is_due and self._may_save():
             if self._saver.is_stopping:
                 self._listeners.end_pass(self.step, exhausted=False)
@@ -383,6 +410,8 @@ class Loop:
         """Ends the step, after the loop's body has run."""
         self.phases.end_step()
         self._num_in_pass += 1
+        # A step without a phase has exchanged nothing, so nothing shows that the other ranks take
+        # it, too: they may be in its phase, and the collectives of ``tick`` would match theirs.
         if self.phases.num_done == 0 and self.meetings.are_held:
             self.meetings.leave(passed_over(self.step), early=True)
             self.meetings.meet("the end of the step", self.step)
@@ -406,6 +435,7 @@ class Loop:
         """Checks that this rank is outside of ``batch.shards``; after a pass that was left early,
         meet the other ranks, too."""
         self.phases.check_outside(call)
+        # Within a pass, the exchange of the phase before has shown that all ranks are here.
         if self.meetings.is_due:
             self.meetings.meet(call, self.step)
 
@@ -417,6 +447,8 @@ class Loop:
 
     def flush(self, before: str = "the next loop") -> None:
         """Gathers what was logged and measured. Every rank must call it, between passes."""
+        # In this order: ``tick`` and the listeners' ``flush`` are collectives, so the ranks meet
+        # first.
         self.phases.check_outside("the end of the pass")
         self.meetings.meet(before, self.step)
         if self._owes_tick:
@@ -452,6 +484,7 @@ class Loop:
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
         is_unclear = False
+        # A loop to which something still refers has not noticed that it was left.
         if not failed and (loop := self._open_loop()) is not None:
             if not self._was_ended and (line := loop.unclear_at) is not None:
                 self.left_by_error, is_unclear = line, loop.is_unclear

@@ -98,8 +98,11 @@ class Preparation:
         first = len(self._state.loaders) + 1
         loaders = {id(item): self._make_loader(item, number) for number, item in enumerate(batches, first)}
         again = [f"object {number}: prepared before" for number, item in enumerate(given, 1) if id(item) not in new]
+        # Compared before anything is prepared: preparing a model broadcasts it, which would hang or
+        # mix up parameters if ranks prepare different objects.
         lines = [*describe(objects, loaders, self._model_devices), *again]
         compare_ranks("objects to prepare", lines, self._collectives)
+        # Models first: an optimizer's parameters may be replaced as its model is prepared.
         results: dict[int, Any] = {}
         for item in sorted(objects, key=preparing_order):
             results[id(item)] = loaders[id(item)] if id(item) in loaders else self._prepare_one(item)

@@ -140,6 +140,8 @@ class DDPSync(ShardedSync):
     @override
     def begin_shard(self, micro: MicroStep) -> None:
         super().begin_shard(micro)
+        # DDP would reduce the gradients of each shard. So only the last shard runs through it, and
+        # the hook adds the sums of the earlier shards: as many messages as with one shard.
         for engine in self._engines:
             engine.overlaps = micro.is_last and engine.may_overlap
 

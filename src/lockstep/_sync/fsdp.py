@@ -144,7 +144,8 @@ class FSDPSync(Sync):
         before = dict(model.named_parameters())
         self.shard(model)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
-        # an optimizer, say, that still has them would keep the whole model
+        # Emptied, because an optimizer that still refers to them would keep the whole model in
+        # memory.
         for name, old in before.items():
             old.data = old.data.new_empty(0)
             if has_gradient(old):
@@ -247,6 +248,8 @@ class FSDPSync(Sync):
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._listening = False
+        # Units that the backward pass has not announced, in a fixed order, which is the same on all
+        # ranks: each is a collective.
         for unit in reversed(self._units):
             if unit not in self._sent and (unit.has_run or any(map(self._gradients.holds, unit.slices))):
                 self._send(unit)
@@ -294,14 +297,17 @@ class FSDPSync(Sync):
         for call, slices, row in self._gradients.totals():
             total = outcome.totals[call] if call < len(outcome.totals) else None
             self._set_gradients(call, slices, row if total is None else row.div_(total))
-        for unit in self._units:  # also those whose forward pass no backward pass has followed
+        # All units, also those whose forward pass no backward pass has followed: otherwise the
+        # optimizer would step the slices, and the next forward pass would use the gathered, older
+        # weights.
+        for unit in self._units:
             unit.module.reshard()
         self._forget_phase()
 
     @override
     def drop(self) -> None:
         self.buffers.rewind()
-        # else the script would find whole weights, which an optimizer's step does not change
+        # Otherwise the script would find whole weights, which an optimizer's step does not change.
         for unit in self._units:
             unit.module.reshard()
         self._forget_phase()

@@ -87,6 +87,8 @@ class HorovodSync(ShardedSync):
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         assert self._micro is not None
         factor = usable(factor, self._parameters)
+        # Only the last shard's gradients are sent, with the sums of the earlier shards added to
+        # them.
         if not self._micro.is_last or self._world_size == 1:
             super().backward(loss, call, factor, options)
             return

@@ -63,13 +63,16 @@ def _norms(gradients: Sequence[Tensor], norm_type: float) -> list[Tensor]:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         by_size = sorted(numbers, key=lambda number: -gradients[number].numel())
         for rounds in _portions([by_size[i : i + world_size] for i in range(0, len(by_size), world_size)], gradients):
-            # The r-th of each round is gathered by rank r.
+            # The r-th of each round is gathered by rank r. Rounds are of gradients of similar size
+            # (sorted by size above), so that ranks gather about as much as each other.
             lists = [[some[r] for some in rounds if r < len(some)] for r in range(world_size)]
             for number, whole in _gather(gradients, lists, rank):
                 [norm] = torch._foreach_norm([whole], norm_type)
                 norms[number] = norm
+        # Each norm is 0 on all ranks but one, so the sum adds zeros to it: no rounding, in any
+        # order.
         if world_size > 1:
-            dist.all_reduce(norms)  # each is 0 on all ranks but one
+            dist.all_reduce(norms)
         real = torch.empty((), dtype=dtype).abs().dtype
         found.update({number: norms[number].to(real) for number in numbers})
     return [found[number] for number in range(len(gradients))]

@@ -71,6 +71,7 @@ class UnitRuns:
         """Ends the backward pass. ``keeps_graph``: whether another one may go through the same
         forward passes."""
         self._runs.append(tuple(self._entered))
+        # With a retained graph, another backward pass may announce the same forward passes again.
         if not keeps_graph:
             for unit, number in self._passed.items():
                 unit.num_awaited = max(0, unit.num_awaited - number)
