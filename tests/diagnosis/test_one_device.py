@@ -70,8 +70,8 @@ def test_what_chance_may_have_done_is_not_blamed_on_the_loss(chance):
     ("other", "said"),
     [
         ({"values": [0.0] * 4}, "is 0, or not finite"),
-        ({"values": GRADIENT, "samples": (4, 5)}, "made of other samples"),
-        ({"values": []}, "gave no gradient"),
+        ({"values": GRADIENT, "samples": (4, 5)}, "other samples"),
+        ({"values": []}, "no gradient"),
     ],
 )
 def test_what_cannot_be_compared_is_said(other, said):

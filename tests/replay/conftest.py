@@ -10,6 +10,8 @@ import pytest
 from crew import crew, warm_server
 from warm import run_on
 
+from lockstep._base.reports import REFUSED, REPORTS
+
 __all__ = ["crew"]
 SCRIPT = Path(__file__).with_name("spiky.py")
 SETTINGS = ("--threads", "1", "--checkpoint-every", "3", "--keep", "100", "--journal-every", "4", "--progress", "off")
@@ -32,9 +34,15 @@ class Bench:
         return self.directory / "runs" / name
 
     def say(self, verb, *words, stdin=None):
-        """``lockstep VERB WORDS``: its exit status, and all that it said."""
-        done = run_on(self._server(), self.directory, [str(word) for word in words], verb=verb, stdin=stdin)
-        return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr, all=done.stdout + done.stderr)
+        """``lockstep VERB WORDS``: its exit status, the code of its error, and its output."""
+        reports = self.directory / "reports.jsonl"
+        reports.unlink(missing_ok=True)
+        env = {REPORTS: str(reports)}
+        done = run_on(self._server(), self.directory, [str(word) for word in words], verb=verb, stdin=stdin, env=env)
+        lines = map(json.loads, reports.read_text().splitlines() if reports.exists() else ())
+        code = "".join(line["code"] for line in lines if line["kind"] == REFUSED)
+        out, err = done.stdout, done.stderr
+        return SimpleNamespace(status=done.returncode, code=code, out=out, err=err, all=out + err)
 
     def replay(self, run, *words, **options):
         """``lockstep replay RUN WORDS``; the run must be as it was."""

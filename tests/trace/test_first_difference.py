@@ -4,6 +4,7 @@ does wrong by itself."""
 import copy
 
 import pytest
+from codes import raises
 
 from lockstep._base.errors import UsageError
 from lockstep._tools.verify.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
@@ -202,7 +203,7 @@ def test_a_shard_that_two_ranks_ran_is_found():
     ranks[1].insert(3, shard_line(1, 0, [0, 1]))
     found = first_fault(gather(ranks))
     assert (found.step, found.stage, found.shard) == (1, "samples", 0)
-    assert "ranks 0, 1 all ran this shard" in found.detail
+    assert found.owners == (0, 1)
 
 
 def test_a_sample_used_twice_is_found_unless_the_sampler_draws_with_replacement():
@@ -225,5 +226,5 @@ def test_weights_that_never_moved_are_nothing_learned():
 
 
 def test_a_script_that_took_no_step_is_told_what_it_lacks():
-    with pytest.raises(UsageError, match=r"no step was taken.*prepare a model and a loader"):
+    with raises(UsageError, "verify-no-step"):
         gather([[line for line in trace(1)[0] if line["event"] in ("start", "end")]])

@@ -21,7 +21,7 @@ from lockstep._tools.verify.trace.recorder import plain
 
 
 class SampleBySample(Listener):
-    """Runs each sample of one shard aside, before the shards of the first phase of a step.
+    """Runs each sample of one shard as a dry run, before the shards of the first phase of a step.
 
     Each has the shard's random stream, and the weights and all else from the beginning of the step.
     Nothing is fetched again: the shard's own batch is split, with its samples as they were
@@ -31,7 +31,7 @@ class SampleBySample(Listener):
         step: its number in the run.
         shard: to split.
         phases: of the run.
-        aside: runs shards aside.
+        aside: runs shards without a lasting effect.
         writer: takes a line for each sample.
     """
 
@@ -44,7 +44,7 @@ class SampleBySample(Listener):
         self._line: dict[str, Any] = {}
 
     def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
-        """See ``PhaseDriver.runs``."""
+        """Yields the shard's single samples, as dry runs, and then the shards of the phase."""
         if (self._phases.step, self._phases.num_done) == (self._step, 0):
             for sample in self._samples(plan, data):
                 if leads:

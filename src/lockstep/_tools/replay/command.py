@@ -153,12 +153,15 @@ def command(run: Path, **values: Any) -> int:
     directory, failure = replayer.replay(request)
     recorded = read_recorded(directory)
     if recorded is None or first not in recorded.run.steps:
-        raise failure or UsageError(f"the script finished before step {first}: has it, or its data set, changed?")
+        raise failure or UsageError(
+            f"the script finished before step {first}. It, or its dataset, may have changed since the run.",
+            code="replay-too-short",
+        )
     verdict = compare_with_run(request, record, _start_of(directory), digests, recorded.digests)
     for line in lines_of_steps(request, recorded, with_samples=options.with_samples):
         say(line)
     if options.out is not None:
-        say(f"the batches are in {options.out}")
+        say(f"saved the batches to {options.out}")
     for line in verdict.lines:
         say(line)
     samples = _blame(replayer, request, recorded, say) if options.blames else []
@@ -170,7 +173,7 @@ def command(run: Path, **values: Any) -> int:
 
 
 def _ignore(line: str) -> None:
-    """In place of ``echo``, where a program reads the output."""
+    """Replaces ``echo`` where a program reads the output."""
 
 
 def _digests_of(run: Path) -> Digests | None:
@@ -185,10 +188,13 @@ def _find(step: str, record: RunRecord, digests: Digests | None) -> tuple[int, s
     if step.isdecimal():
         return int(step), ""
     if step not in step_names.NAMES:
-        raise UsageError(f"--step {step}: give the number of a step, or one of {', '.join(step_names.NAMES)}")
+        raise UsageError(
+            f"--step {step} is neither a number nor one of {', '.join(step_names.NAMES)}", code="replay-unknown-step-name"
+        )
     if digests is None:
         raise UsageError(
-            f"--step {step} is looked up in the digest journal, and {record.path} has none: give the number of the step"
+            f"--step {step} needs a digest journal, and {record.path} has none. Pass the number of the step.",
+            code="replay-no-journal",
         )
     return step_names.step_with_nan(digests) if step == "nan" else step_names.step_with_worst_loss(digests)
 
@@ -202,24 +208,36 @@ def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
     """
     shard, nproc, num_shards = options.shard, options.nproc, counted(record.birth.shards, "shard")
     if not 1 <= first <= last:
-        raise UsageError(f"--step {first} --to {last}: steps count from 1, and M must not be before N")
+        raise UsageError(
+            f"--step {first} --to {last}: steps count from 1, and M must not be less than N", code="replay-step-range"
+        )
     if last > record.last_step:
-        raise UsageError(f"step {last} was never taken: the last step of {record.path} is {record.last_step}")
+        raise UsageError(
+            f"step {last} was never taken: the last step of {record.path} is {record.last_step}",
+            code="replay-step-after-end",
+        )
     if shard is not None and shard >= record.birth.shards:
-        raise UsageError(f"--shard {shard}: the run has {num_shards}, numbered from 0")
+        raise UsageError(f"--shard {shard}: the run has {num_shards}, numbered from 0", code="replay-unknown-shard")
     if nproc > record.birth.shards:
-        raise UsageError(f"--nproc {nproc}: the run has {num_shards}, so at most as many processes")
+        raise UsageError(
+            f"--nproc {nproc}: the run has {num_shards}, and each process needs at least one",
+            code="replay-too-many-processes",
+        )
     if nproc > 1 and options.blames:
-        raise UsageError(f"--nproc {nproc} with --blame, which needs one process that runs all shards")
+        raise UsageError(
+            f"--nproc {nproc} with --blame: --blame needs one process that runs all shards", code="replay-blame-processes"
+        )
     if record.command.number > 0:
         raise UsageError(
-            f"{record.path} is run number {record.command.number + 1} of several in one process: to replay it, the earlier "
-            "ones would have to train again. Give the script an argument that starts with this run"
+            f"{record.path} is run number {record.command.number + 1} of several in one process, so replaying it would repeat "
+            "the earlier ones. Give the script an argument that starts with this run.",
+            code="replay-several-runs",
         )
     if record.birth.device == "cuda" and num_gpus_here() == 0:
         raise ConfigError(
-            f"{record.path} was trained on a GPU, and this machine has none: bits are equal on the same kind of device only. "
-            "Replay it on a machine with such a GPU"
+            f"{record.path} was trained on a GPU, and this machine has none. Results are bit-identical only on the same kind "
+            "of device. Replay it on a machine with such a GPU.",
+            code="replay-needs-gpu",
         )
 
 
@@ -231,36 +249,38 @@ def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
         return _Program(target=str(script.resolve()), is_module=False, args=args, cwd=cwd)
     if not record.command.script:
         raise UsageError(
-            f"{record.path} was trained by a function or a notebook, so there is no script to run: give --script"
+            f"{record.path} was trained by a function or a notebook, so there is no script to run. Pass one with --script.",
+            code="replay-no-script",
         )
     module = start.get("module")
     return _Program(target=module or record.command.script, is_module=module is not None, args=args, cwd=cwd)
 
 
 def _confirm(program: _Program, doubt: str, options: _Options) -> None:
-    """Name a program that may be somebody else's, and ask whether to run it.
+    """Show a program that may belong to another user, and ask whether to run it.
 
     Raises:
-        UsageError: it is not to run, or there is no terminal to ask.
+        UsageError: the user declined, or there is no terminal to ask.
     """
     if not doubt:
         return
     words = shlex.join([*(["-m"] if program.is_module else []), program.target, *program.args])
-    echo(f"the run's files say what to execute, with your rights: python {words}", err=True)
-    echo(f"  in {program.cwd}; and {doubt}", err=True)
+    echo(f"this would execute, with your permissions: python {words}", err=True)
+    echo(f"  in {program.cwd}. Check it first, because {doubt}", err=True)
     if options.is_confirmed:
         return
     if not sys.stdin.isatty():
         raise UsageError(
-            "there is no terminal to ask whether to run it: nothing was run. --yes runs it; --script FILE runs a script of "
-            "yours instead, with these arguments"
+            "nothing was run, because there is no terminal to ask for confirmation. Pass --yes to run it, or --script FILE to "
+            "run your script with these arguments.",
+            code="replay-cannot-ask",
         )
     if not click.confirm("Run it?", default=False, err=True):
-        raise UsageError("nothing was run")
+        raise UsageError("nothing was run", code="replay-declined")
 
 
 class _Replayer:
-    """Repeats steps of a run, in directories of its own.
+    """Repeats steps of a run, in separate directories.
 
     Args:
         program: what to run.
@@ -289,13 +309,15 @@ class _Replayer:
         is_single = request.after + 1 == request.last
         steps = f"step {request.last}" if is_single else f"steps {request.after + 1} to {request.last}"
         self._say(
-            f"replaying {steps} from {since}, in {directory}" if not request.blames else "replaying it sample by sample"
+            f"replaying {steps} from {since}, in {directory}"
+            if not request.blames
+            else "replaying the shard sample by sample"
         )
         program = self._program
         if program.cwd.is_dir():
             os.chdir(program.cwd)
         else:
-            self._say(f"the run was started in {program.cwd}, which is not here: relative paths begin in {Path.cwd()}")
+            self._say(f"the run's working directory {program.cwd} does not exist here; using {Path.cwd()}")
         options = LaunchOptions(
             nproc_per_node=self._nproc, is_module=program.is_module, log_dir=directory if self._log_output else None
         )
@@ -315,8 +337,8 @@ def _start_of(directory: Path) -> dict[str, Any]:
 
 
 def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Callable[[str], object]) -> list[culprits.Sample]:
-    """Replay the worst shard of the first step sample by sample, and say which samples are to
-    blame; returns all of them."""
+    """Replay the worst shard of the first step sample by sample, and print the samples that cause
+    its loss; returns all samples."""
     losses = {
         key.shard: number(loss)
         for key, owners in recorded.run.shards_of(request.first)
@@ -330,14 +352,13 @@ def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Calla
         )
     if recorded.batch_norm:
         say(
-            f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "
-            f"{recorded.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be a "
-            "different computation"
+            f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be replayed one by one: "
+            f"{recorded.batch_norm[0]!r} normalizes over all of them (BatchNorm)"
         )
         return []
     directory, failure = replayer.replay(dataclasses.replace(request, last=request.first, shard=shard, blames=True))
     if failure is not None:
-        say(f"to blame: shard {shard}. Its samples could not be replayed one by one: the script failed on a single sample")
+        say(f"to blame: shard {shard}. Its samples could not be replayed one by one: the script fails on a single sample")
         raise failure
     samples = culprits.read_samples(directory)
     for line in culprits.describe(shard, samples):

@@ -1,4 +1,4 @@
-"""Which samples of a shard made its loss NaN, or so large, given the loss of each alone. Pure,
+"""Which samples of a shard made its loss NaN, or large, from the loss of each sample alone. Pure,
 except for reading files."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from lockstep._tools.replay.request import SAMPLES
 from lockstep._tools.verify.trace.lines import DIRECTORY, number, read_lines
 
 _OUTLIER = 6.0
-"""The largest loss must exceed this multiple of the median of the usual ones, which are less than
-half of it."""
+"""The multiple of the usual losses' median that an outlier exceeds. Usual losses are less than half
+of the largest one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Sample:
     """One sample, replayed alone."""
 
     identity: Any
-    """Its index in the data set, or its position in a stream."""
+    """The sample's index in the dataset, or its position in a stream."""
     loss: float
 
 
@@ -55,7 +55,7 @@ def describe(shard: int, samples: Sequence[Sample]) -> list[str]:
     if not blamed:
         largest = ", ".join(_named(sample, "") for sample in sorted(samples, key=lambda sample: -sample.loss)[:3])
         return [
-            f"no sample of shard {shard} stands out by itself: the largest losses are of {largest}; the median is {middle:.6g}"
+            f"no single sample of shard {shard} is an outlier: the largest losses are of {largest}; the median is {middle:.6g}"
         ]
     words = f"{'sample' if len(blamed) == 1 else 'samples'} {', '.join(_named(sample, 'loss ') for sample in blamed)}"
     if math.isfinite(blamed[0].loss):

@@ -43,7 +43,10 @@ def command(first: Path, second: Path, as_json: bool) -> None:
     records = read_record(first), read_record(second)
     comparison = compare(read_digests(first), read_digests(second))
     if comparison.is_empty:
-        raise UsageError(f"the digest journals of {first} and {second} have no step in common: there is nothing to compare")
+        raise UsageError(
+            f"nothing to compare: the digest journals of {first} and {second} have no step in common",
+            code="diff-no-common-step",
+        )
     step = comparison.steps[-1] if comparison.difference is None else comparison.difference.step
     differing = list(differences(*records, step))
     if as_json:
@@ -78,20 +81,18 @@ def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, differi
     else:
         lines.append(f"DIFFERENT  first in {comparison.difference.place}: {comparison.difference.pair}")
         if comparison.states:
-            lines.append(f"  the state was last compared, and equal, after step {comparison.states[-1]}")
+            lines.append(f"  gradients and state were last equal after step {comparison.states[-1]}")
         elif comparison.difference.step > 1:
-            lines.append("  the state was not compared before it: --journal-every sets after which steps it can be")
+            lines.append("  gradients and state were not recorded before it (--journal-every sets the interval)")
     steps = [record.last_step for record in records]
     if steps[0] != steps[1]:
         lines.append(f"  {names[0]} took {steps[0]} steps, {names[1]} {steps[1]}")
     for changes, heading in (
-        (True, "what may change the answer:"),
-        (False, "differences that do not matter with the default strategy:"),
+        (True, "differences that may change results:"),
+        (False, "differences that do not change results with the default strategy:"),
     ):
         listed = [
-            f"    {item.what}: {item.values[0]}, and {item.values[1]}"
-            for item in differing
-            if item.changes_results == changes
+            f"    {item.what}: {item.values[0]} vs {item.values[1]}" for item in differing if item.changes_results == changes
         ]
         lines += [f"  {heading}", *listed] if listed else []
     if not differing:

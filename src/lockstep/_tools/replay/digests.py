@@ -8,9 +8,9 @@ one JSON object with ``event`` (its kind) and the fields of the kind:
 ``start``        a launch begins: ``launch`` (its token, the same on every rank), ``rank``, ``world_size``, ``after`` (the step
                  after which the run resumes), ``every``, ``shards`` (V), ``exact`` (whether results
                  are bit-exact)
-``steps``        ``shards``: a text, with the micro-steps of this rank since the last line separated by semicolons, each
+``steps``        ``shards``: a text, with the micro-batches of this rank since the last line separated by semicolons, each
                  ``<step> <phase> <shard> <part> <samples> <content> <losses>``: the digest of the
-                 samples' identities, that of their content (in the steps below only, else ``-``),
+                 samples' identities, the digest of their content (``-`` except in the steps below),
                  and the losses separated by commas. On rank 0, if ``last`` is a step with more (see
                  ``journal.is_due``): ``gradients``, for each phase the digest of all gradients
                  after the exchange and their norm; and ``state``, a digest of each object of the
@@ -69,11 +69,11 @@ class Digests:
 
     every: int = 0
     rows: dict[int, dict[str, str]] = field(default_factory=dict)
-    """By step the texts of its micro-steps, each by its first four fields. (There may be millions,
+    """The texts of each step's micro-batches, by their first four fields. (There may be millions,
     of which few are read.)"""
     steps: dict[int, tuple[Line, ...]] = field(default_factory=dict)
-    """As a trace's lines ``step``, with one digest of all gradients of a phase, named "", and one
-    of each object of the run."""
+    """The lines about gradients and state, in the form of a trace's lines ``step``: a single digest
+    of all gradients of a phase, named "", and a digest of each object of the run."""
     evaluations: tuple[Line, ...] = ()
 
     def numbers(self) -> list[int]:
@@ -81,15 +81,15 @@ class Digests:
         return sorted({*self.rows, *self.steps})
 
     def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
-        """The micro-steps of a step, in order, as a trace's lines ``shard``: the samples as one
-        digest, and no gradients."""
+        """The micro-batches of a step, in order, in the form of a trace's lines ``shard``: the
+        samples as a single digest, and no gradients."""
         return sorted((key, ((0, line),)) for key, line in map(_parse, self.rows.get(step, {}).values()))
 
     def add(self, line: Line, until: float) -> None:
         """Add a line of a rank, up to the last step of its launch that counts."""
         for text in filter(None, line["shards"].split(";")):
             if (match := _ROW.fullmatch(text)) is None:
-                raise ValueError(f"a micro-step was damaged: {reprlib.repr(text)}")
+                raise ValueError(f"the record of a micro-batch is damaged: {reprlib.repr(text)}")
             if (step := int(match[2])) <= until:
                 self.rows.setdefault(step, {})[match[1]] = text
         step = line.get("last", 0)
@@ -108,7 +108,7 @@ class Digests:
 
 
 def row(key: ShardKey, samples: str, content: str, losses: Sequence[str]) -> str:
-    """The text for a micro-step; ``content``: ``NOTHING`` if it was not computed."""
+    """The text for a micro-batch; ``content``: ``NOTHING`` if it was not computed."""
     step, phase, number, part = key
     return f"{step} {phase} {number} {part} {samples} {content} {','.join(losses) or NOTHING}"
 
@@ -131,12 +131,14 @@ def read_digests(run_dir: Path) -> Digests:
         digests = gather(ranks)
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(
-            f"the digest journal of {run_dir} cannot be read ({error!r}): was it written by another version?"
+            f"cannot read the digest journal of {run_dir} ({error!r}). It may be from another version of lockstep.",
+            code="journal-unreadable",
         ) from error
     if not ranks or not digests.rows:
         raise UsageError(
-            f"{run_dir} has no digest journal ({DIRECTORY}/): it took no step, or was trained with --journal-every 0 or by an "
-            "older lockstep"
+            f"{run_dir} has no digest journal ({DIRECTORY}/). Either it took no step, or it was trained with --journal-every "
+            "0 or an older lockstep.",
+            code="no-journal",
         )
     return digests
 
@@ -153,7 +155,7 @@ def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
         launch = ""
         for line in lines:
             if not fits(line, _LINES.get(line["event"], Any)):
-                raise ValueError(f"a line of rank {rank} was damaged: {reprlib.repr(dict(line))}")
+                raise ValueError(f"a line of rank {rank} is damaged: {reprlib.repr(dict(line))}")
             if line["event"] == "start":
                 launch = line["launch"]
                 starts += [line] if rank == 0 else []

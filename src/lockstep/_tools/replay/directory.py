@@ -26,7 +26,7 @@ def checkpoint_before(run_dir: Path, step: int, say: Callable[[str], None]) -> t
         try:
             return path, verify(path)
         except CheckpointError as error:
-            say(f"{error}: not used")
+            say(f"skipping a checkpoint: {error}")
     return None
 
 

@@ -1,4 +1,4 @@
-"""What records the digests of every run, and what a replay changes in a run and shows of it."""
+"""The instrument that records the digests of every run, and that turns a run into a replay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Replay(Instrument):
 
     @override
     def settings(self, config: RunConfig) -> RunConfig:
-        """A replay has a directory of its own, no checkpoints, and nothing that stops it."""
+        """A replay has a separate directory, no checkpoints, and nothing that stops it."""
         return config if self._request is None else self._request.settings(config)
 
     @override

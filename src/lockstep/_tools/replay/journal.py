@@ -1,10 +1,10 @@
-"""Writes a process's part of the digest journal during training: see ``replay.digests`` for its
-format.
+"""Writes a process's part of the digest journal during training, in the format of
+``replay.digests``.
 
-In most steps it only records the samples' identities and the losses, which are formatted every so
-many steps. It draws no random numbers and changes no tensors. The state's digests are those that
-the ranks compare. With ``fsdp`` they are those of whole tensors: each rank adds the bits of its
-part.
+In most steps it only records the samples' identities and the losses, which are formatted every
+``every`` steps. It draws no random numbers and changes no tensors. The state's digests are the ones
+that the ranks compare anyway (``recovery.fingerprint``). With ``fsdp`` they are digests of whole
+tensors: each rank adds the bits of its part.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from lockstep._world.comm.bit_sums import unread_bit_sums
 from lockstep._world.comm.dtensors import is_cut, sum_over_ranks, to_local
 
 _FIELDS = 7
-"""Of a micro-step: its step, phase, shard and part, the digests of its samples' identities and of
-their content, and its losses (a number, a tensor on a GPU, or a tuple of several)."""
+"""The number of fields that are noted of a micro-batch: its step, phase, shard and part, the digests
+of its samples' identities and of their content, and its losses (a number, a tensor on a GPU, or a
+tuple of several)."""
 
 
 class DigestJournal(Listener):
@@ -73,20 +74,20 @@ class DigestJournal(Listener):
         """Whether the current step ends with a line."""
         self._micro: MicroStep | None = None
         self._samples = 0
-        """The digest of the identities of the micro-step's samples so far."""
+        """The digest of the identities of the micro-batch's samples so far."""
         self._contents: list[str] = []
-        """Digests of its samples, one for each loader."""
+        """The digests of the micro-batch's content, one for each loader."""
         self._losses: list[Any] = []
-        """Numbers, or tensors on a GPU."""
+        """The micro-batch's losses: numbers, or tensors on a GPU."""
         self._noted: list[Any] = []
-        """The fields of all micro-steps since the last line, which are faster to format together.
-        (In one list, since thousands of long-lived containers would keep Python's garbage collector
-        busy.)"""
+        """The fields of all micro-batches since the last line, which are faster to format together.
+        They are in one flat list, since thousands of long-lived containers would keep Python's
+        garbage collector busy."""
         self._num_safe = 0
-        """How many fields are of earlier steps. The current step may yet be discarded."""
+        """The number of fields of earlier steps. The current step may yet be discarded."""
         self._gradients: list[tuple[list[str], list[Tensor]]] = []
-        """Of each phase of the step: names, and then the sums of the bits of each and their norms,
-        to be read."""
+        """The names of the gradients of each phase of the step, and the sums of the bits of each
+        and their norms, still to be read."""
         self._read: list[Any] = []
         """These numbers of all phases, and then losses that were on a GPU, as soon as they have
         been read."""
@@ -126,7 +127,7 @@ class DigestJournal(Listener):
             self._micro = None
 
     def _entry(self, micro: MicroStep) -> tuple[Any, ...]:
-        """The fields of the current micro-step."""
+        """The fields of the current micro-batch."""
         losses = self._losses[0] if len(self._losses) == 1 else tuple(self._losses)
         content = digest(self._contents)[:16] if self._contents else NOTHING
         return self._step, self._phase, micro.shard, micro.part, self._samples, content, losses
@@ -205,7 +206,7 @@ def _as_bytes(identities: Sequence[Any]) -> bytes:
 
 
 def _losses_in(noted: Sequence[Any]) -> list[Any]:
-    """The losses of micro-steps, in order."""
+    """The losses of micro-batches, in order."""
     fields = noted[_FIELDS - 1 :: _FIELDS]
     return [loss for item in fields for loss in (item if isinstance(item, tuple) else (item,))]
 

@@ -26,7 +26,7 @@ def open_digests(run: Run, every: int, always: range) -> list[Listener]:
     Args:
         run: that is recorded.
         every: steps between full entries; 0: there are none but those in ``always``.
-        always: further steps that are written in full: those that a replay shows.
+        always: further steps that are written in full: the steps that a replay shows.
     """
     birth, rank = run.birth, run.world.rank
     if every == 0 and not always:

@@ -16,14 +16,14 @@ from lockstep._state.rundir.fixed_settings import Command, FixedSettings, read_f
 Fields = Mapping[str, Any]
 
 OF_BITS = ("torch", "device", "device_name", "threads")
-"""Fields of a launch that may change bits although the run's birth is the same."""
+"""The fields of a launch that may change results although the run's birth is the same."""
 _OF_MACHINES = ("launcher", "world_size", "num_nodes", "hosts", "num_cores", "python", "lockstep", "strategy")
 _OF_SCRIPTS = ("args", "script_sha256", "cwd")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What the files of a run record, apart from its checkpoints."""
+    """The records in the files of a run, apart from its checkpoints."""
 
     path: Path
     birth: FixedSettings
@@ -49,14 +49,17 @@ def read_record(run_dir: Path) -> RunRecord:
     """
     contents = read_fixed_settings(run_dir)
     if contents is None:
-        raise UsageError(f"{run_dir} is not a run: it has no birth.json (lockstep runs DIR lists the runs in a directory)")
+        raise UsageError(
+            f"{run_dir} is not a run: it has no birth.json. `lockstep runs DIR` lists the runs in a directory.",
+            code="not-a-run",
+        )
     saved = [step_of(path) for path in Store(run_dir).all()]
     try:
         launches = read_launches(run_dir)
     except FileNotFoundError:
         launches = []
     except OSError as error:
-        raise UsageError(f"the journal of {run_dir} cannot be read: {error}") from error
+        raise UsageError(f"cannot read the event log of {run_dir}: {error}", code="event-log-unreadable") from error
     return RunRecord(
         path=run_dir,
         birth=contents[0],
@@ -73,11 +76,11 @@ class RecordDifference:
     what: str
     values: tuple[str, str]
     changes_results: bool
-    """Whether it may change the answer."""
+    """Whether the difference may change results."""
 
 
 def differences(first: RunRecord, second: RunRecord, step: int) -> Iterator[RecordDifference]:
-    """In what two runs differ in a step: births and scripts, then machines."""
+    """The differences of two runs in a step: births and scripts first, then machines."""
     births = first.birth.as_json(), second.birth.as_json()
     yield from _differing(births[0], births[1], births[0], changes_results=True)
     scripts = tuple({"script": record.command.script, "args": list(record.command.args)} for record in (first, second))

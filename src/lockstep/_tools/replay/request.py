@@ -1,4 +1,4 @@
-"""What to replay: asked of the replay's processes."""
+"""A request to replay steps, which the command passes to the replay's processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Request:
     run: str
     """The run's directory."""
     directory: str = ""
-    """The replay's own."""
+    """The replay's directory."""
     after: int
     """The step of the checkpoint to resume from; 0: start from the beginning."""
     first: int
@@ -30,9 +30,9 @@ class Request:
     every: int = 0
     """The run's ``journal_every``; 0: it has no digest journal."""
     device: str = "auto"
-    """Of the run."""
+    """The run's device."""
     strategy: str = "auto"
-    """As given on the run's command line."""
+    """The strategy on the run's command line."""
     out: str | None = None
     """The file for the batches; None: they are not saved."""
     blames: bool = False

@@ -26,11 +26,11 @@ class Recorded:
     digests: Digests
 
     def norms(self, step: int) -> list[dict[str, float]]:
-        """Of a step: for each phase the norms of the gradients, by parameter."""
+        """The norms of a step's gradients by parameter, for each phase."""
         return [_numbers(norms) for norms in self.run.steps[step][0].get("norms_by_name", ())]
 
     def rates(self, step: int) -> dict[str, float]:
-        """Of a step: the learning rates."""
+        """The learning rates of a step."""
         return _numbers(self.run.steps[step][0].get("rates", {}))
 
     @property
@@ -69,7 +69,7 @@ def lines_of_steps(request: Request, recorded: Recorded, *, with_samples: bool) 
             losses = " and ".join(f"{number(loss):.6g}" for loss in line["losses"]) or "none"
             yield f"  {where}: loss {losses}, {len(samples)} samples: {_samples(samples, all_of_them=with_samples)}"
             if request.shard is not None:
-                yield from _norms(_numbers(line["norms"]), "its own gradient's norm")
+                yield from _norms(_numbers(line["norms"]), "norm of this shard's gradient")
         for phase, norms in enumerate(recorded.norms(step)):
             yield from _norms(norms, "gradient norm" + (f", phase {phase + 1}" if phase else ""))
 

@@ -49,7 +49,7 @@ class ShownSteps(Recorder):
         self._shown = shard
         self._out = out
         self._own: dict[str, Tensor] = {}
-        """Gradients of the current micro-step, by parameter."""
+        """The gradients of the current micro-batch, by parameter."""
         self._optimizers: list[Optimizer] = []
         self._batches: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""Looks up steps that are given by a name instead of a number. Pure."""
+"""Looks up steps by a name instead of a number. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def step_with_nan(digests: Digests) -> tuple[int, str]:
     for loss, key in _losses(digests):
         if loss == "nan":
             return key.step, f"step {key.step} is the first with a NaN: the loss of shard {key.shard}"
-    raise UsageError(f"no loss in {_range(digests)} is NaN")
+    raise UsageError(f"no loss in {_range(digests)} is NaN", code="no-nan")
 
 
 def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
@@ -32,7 +32,7 @@ def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
     """
     losses = [(number(loss), key) for loss, key in _losses(digests) if loss != "nan"]
     if not losses:
-        raise UsageError(f"no loss is known in {_range(digests)}")
+        raise UsageError(f"{_range(digests)} contains no losses", code="no-losses")
     worst, key = max(losses, key=lambda pair: pair[0])
     return key.step, f"step {key.step} has the largest loss, {worst:.6g} in shard {key.shard}"
 

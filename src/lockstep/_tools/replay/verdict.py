@@ -36,9 +36,9 @@ def compare_with_run(request: Request, record: RunRecord, here: Fields, digests:
     """
     launch = record.start_of(request.first)
     differing = [name for name in (*OF_BITS, "script_sha256") if _differs(here, launch, name)]
-    notes = [f"{name} is {here[name]} here, and was {launch[name]} in the run" for name in differing if name in OF_BITS]
+    notes = [f"{name} is {here[name]} here, but was {launch[name]} in the run" for name in differing if name in OF_BITS]
     if "script_sha256" in differing:
-        notes.append("the script has changed: its SHA-256 differs from the one in the run's journal")
+        notes.append("the script has changed since the run (its SHA-256 differs)")
 
     def verdict(status: str, comparison: Comparison | None, *lines: str) -> Verdict:
         return Verdict(status=status, comparison=comparison, lines=(*notes, *lines))
@@ -50,28 +50,30 @@ def compare_with_run(request: Request, record: RunRecord, here: Fields, digests:
     comparison = compare(digests, mine, steps)
     difference, missing = comparison.difference, _not_compared(comparison, request)
     if difference is None and missing:
-        known = f"; up to there, {_counted(comparison)} are" if comparison.steps else ""
-        line = f"step {missing[0]} cannot be compared: the run's digest journal has no line of it{known}"
+        known = f". Equal until then: {_counted(comparison)}" if comparison.steps else ""
+        line = f"cannot compare step {missing[0]}: the run's digest journal does not contain it{known}"
         return verdict("unknown", comparison, line)
     if difference is None:
-        return verdict("equal", comparison, f"EQUAL to the run, to the bit: {_counted(comparison)}")
+        return verdict("equal", comparison, f"EQUAL to the run (bit-identical): {_counted(comparison)}")
     if not record.birth.exact and difference.stage in ("loss", "gradient", "state"):
         near = compare(digests, mine, steps, tolerance=TOLERANCE)
         how = (
-            "the run has another strategy than 'exact', so its answer is the same up to rounding only, for another number of "
-            f"processes: compared within {TOLERANCE:g} of each loss"
+            "the run's strategy is not 'exact', so on another number of processes its results are equal only up to rounding; "
+            f"compared losses with a tolerance of {TOLERANCE:g}"
         )
         if near.difference is not None:
-            line = f"DIFFERENT nevertheless, first in {near.difference.place}: {near.difference.pair} (in the replay)"
+            line = f"DIFFERENT even so, first in {near.difference.place}: {near.difference.pair} (run vs replay)"
             return verdict("different", near, how, line)
         if not _not_compared(near, request):
-            return verdict("equal up to rounding", near, how, f"EQUAL up to that: losses of {len(near.steps)} steps")
-    line = f"DIFFERENT from the run, first in {difference.place}: {difference.pair} (in the replay)"
+            return verdict(
+                "equal up to rounding", near, how, f"EQUAL within the tolerance: losses of {len(near.steps)} steps"
+            )
+    line = f"DIFFERENT from the run, first in {difference.place}: {difference.pair} (run vs replay)"
     why = (
-        "see above"
+        "likely cause: the difference above"
         if differing
-        else "something that no checkpoint has is not what it was: the data set, a module that the script imports, the time, a "
-        "variable that is not registered, a kernel that is not deterministic. lockstep verify finds out what depends on chance"
+        else "likely cause: something outside of checkpoints has changed: the dataset, an imported module, the time, a "
+        "variable that is not registered, or a nondeterministic kernel. `lockstep verify` finds what depends on chance"
     )
     return verdict("different", comparison, line, why)
 

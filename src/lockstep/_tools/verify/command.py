@@ -1,5 +1,5 @@
-"""``lockstep verify``: check that a script gives the same answer at every number of processes, and
-if not, why."""
+"""``lockstep verify``: check that a script computes bit-identical results on every number of
+processes, and if not, find out why."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
 @click.option(
     "--one-device/--no-one-device",
     default=True,
-    help="Compare the gradient of the first batch with that of a single device on the whole batch.  [default: --one-device]",
+    help="Compare the gradient of the first batch with that of a single device on the global batch.  [default: --one-device]",
 )
 @options_of_studies(
     run="setting",
@@ -137,7 +137,7 @@ def command(
     for line in notices(planned.findings, resumes=resumes):
         say(console, line)
     num_settings = counted(len(planned.results), "setting")
-    of_script = "as in the script, else " if task.shards is None else ""
+    of_script = "as in the script, otherwise " if task.shards is None else ""
     what = f"verifying {task.script} under {num_settings}: V = {of_script}{counted(planned.shards, 'shard')}"
     if not conduct(planned.begin(out), what, verify.run, _report).passed:
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""What traces a run."""
+"""The instrument that traces a run."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class TraceOptions:
 
 
 class Trace(Instrument):
-    """In runs with the option ``trace``."""
+    """The instrument of runs with the option ``trace``."""
 
     options: TraceOptions
     _interval: int | str
-    """Between checkpoints, in a run that is not traced."""
+    """The interval between checkpoints that the run has without a trace."""
 
     @override
     def settings(self, config: RunConfig) -> RunConfig:
@@ -55,7 +55,7 @@ class Trace(Instrument):
 
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:
-        """Those that write the trace."""
+        """The listeners that write the trace."""
         if self.options.trace == "off":
             return ()
         from lockstep._tools.verify.diagnosis.tracing import open_trace  # slow

@@ -1,5 +1,5 @@
-"""The settings under which ``lockstep verify`` runs a script: all of them must give the same
-answer. Pure."""
+"""The settings under which ``lockstep verify`` runs a script. All of them must compute
+bit-identical results. Pure."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def expand(
     least, *_, largest = (*world_sizes, *world_sizes)
     if shards is not None and shards < largest:
         raise ConfigError(
-            f"--shards {shards} with {largest} processes: a process without a shard would have nothing to do. Ask for "
-            f"--shards {largest} or more, or for fewer processes with --world-sizes."
+            f"--shards {shards} with {largest} processes: each process needs at least one shard. Use --shards {largest} or "
+            "more, or fewer processes with --world-sizes.",
+            code="verify-too-few-shards",
         )
     combinations = [
         (size, number, launcher)
@@ -64,8 +65,9 @@ def expand(
         combinations += [(size, workers[0], "torchrun") for size in world_sizes if size > 1][:1]
     if len(combinations) + resumes < 2:
         raise ConfigError(
-            "there is one setting only, and nothing to compare it with: give --world-sizes, --workers or --launchers "
-            "several values"
+            "there is only one setting, so there is nothing to compare. Pass several values to --world-sizes, --workers or "
+            "--launchers.",
+            code="verify-one-setting",
         )
     settings = [
         Setting(number=index, world_size=size, workers=number, launcher=launcher)
@@ -97,7 +99,7 @@ def within(settings: Sequence[Setting], shards: int) -> tuple[Setting, ...]:
 
 def step_to_kill_after(run: TracedRun, *, in_last_epoch: bool) -> int | str:
     """The step after which a launch saves a checkpoint, to be killed after the next: in the middle
-    of its first or last epoch. If there is none: why, in words.
+    of its first or last epoch. If there is none: the reason, as text.
 
     Args:
         run: the script's run to its end. Its passes over a loader count as epochs.
@@ -106,9 +108,9 @@ def step_to_kill_after(run: TracedRun, *, in_last_epoch: bool) -> int | str:
     if run.start.get("checkpoint_every") == "off":
         return "the script saves no checkpoints (checkpoint_every is off)"
     if run.num_steps == 1:
-        return "there is 1 step, so nothing follows a checkpoint: give it more"
+        return "there is only 1 step, so nothing follows a checkpoint (train for more steps)"
     if in_last_epoch and len(run.passes) == 1:
-        return "there is 1 epoch, so nothing crosses an epoch's end: give it 2"
+        return "there is only 1 epoch, so no resume crosses an epoch's end (train for 2)"
     steps = run.passes[-1 if in_last_epoch else 0]
     middle = (steps[0] + steps[-1]) // 2
     return middle - 1 if middle == run.passes[-1][-1] else middle

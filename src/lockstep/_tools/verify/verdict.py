@@ -1,4 +1,4 @@
-"""The results of a verification in words: a line per setting, and the verdict. Pure."""
+"""The results of a verification as text: a line per setting, and the verdict. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def outcome(verification: Verification, result: SettingResult) -> str:
     """The outcome of a setting, in one line."""
     took = f"({result.command_s or 0:.1f} s)"
     summary = result.summary
-    if summary is None:  # an error is shown once, and whole, by the verdict
+    if summary is None:  # the verdict shows the whole error, once
         return f"{result.status} {took}" if result.error else f"{result.status}: {result.reason} {took}"
     shares = " + ".join(str(number) for number in summary.samples_by_rank)
-    words = [f"from step {summary.first_step} on"] if summary.first_step > 1 else []
+    words = [f"from step {summary.first_step} on"] if summary.first_step > 1 else []  # a resume
     words += [counted(summary.num_steps, "step"), f"{shares} samples"]
     if summary.loss is not None:
         words.append(f"loss {summary.loss:.6g}")
@@ -54,14 +54,14 @@ def _mode(verification: Verification) -> str:
 
 
 def notes(verification: Verification) -> Iterator[str]:
-    """What the first run has shown of the script, a line each: it holds in all settings."""
+    """What the first run has shown of the script, as lines: it is true in all settings."""
     summary, shards = verification.reference.summary, verification.shards
     if summary is None:
         return
     if verification.is_shards_chosen:
         yield (
-            f"V = {counted(shards, 'shard')}, chosen here, since the script sets none. Without --shards a run has one shard "
-            f"per process, and therefore a different answer: set join(shards={shards})"
+            f"V = {counted(shards, 'shard')}, chosen by this command because the script sets none. Without --shards, a run has "
+            f"one shard per process, so its results depend on the number of processes. Set join(shards={shards})"
         )
     elif verification.task.shards is None:
         yield f"V = {counted(shards, 'shard')}, as in the script"
@@ -70,13 +70,13 @@ def notes(verification: Verification) -> Iterator[str]:
 def verdict(verification: Verification) -> list[str]:
     """The last lines: PASS, or FAIL with what differs first and why."""
     if verification.verdict == "interrupted":
-        return ["interrupted: no verdict"]
+        return ["interrupted; no verdict"]
     if verification.passed:
         return [*_passed(verification), *_not_verified(verification)]
     lines = [*_failed_settings(verification), *_difference(verification), *_one_device(verification)]
     return lines or [
         "FAIL  nothing was learned: no weight changed in any step",
-        "  likely cause: the learning rate is 0, optimizer.step() is never called, or the optimizer has other parameters",
+        "  likely cause: a learning rate of 0, no call of optimizer.step(), or an optimizer with other parameters",
     ]
 
 
@@ -84,7 +84,7 @@ def _passed(verification: Verification) -> Iterator[str]:
     summary = verification.reference.summary
     assert summary is not None
     once = {result.summary.each_sample_once for result in verification.results if result.summary is not None}
-    use = "each sample used once an epoch" if once == {True} else "the sampler draws samples more than once an epoch"
+    use = "each sample used once per epoch" if once == {True} else "the sampler draws samples more than once per epoch"
     yield (
         f"PASS  {counted(len(verification.results), 'setting')}, {counted(summary.num_steps, 'step')}, "
         f"{counted(sum(summary.samples_by_rank), 'sample')}: weights {summary.weights}{'' if None in once else f'  ({use})'}"
@@ -95,7 +95,7 @@ def _not_verified(verification: Verification) -> Iterator[str]:
     skipped = [f"{result.setting.label}: {result.reason}" for result in verification.results if result.status == "skipped"]
     summary = verification.reference.summary
     if summary is not None and not summary.num_evaluations:
-        skipped.append("evaluation: the script never called team.evaluate()")
+        skipped.append("evaluation: the script does not call team.evaluate()")
     one_device = verification.one_device
     if one_device is not None and one_device.status == "skipped":
         skipped.append(f"{one_device.shards} shards against one device: {one_device.reason}")
@@ -119,17 +119,17 @@ def _one_device(verification: Verification) -> Iterator[str]:
         return
     yield f"FAIL  {result.shards} shards against one device: {outcome_of_one_device(verification)}"
     if result.status == "sum":
-        yield "  likely cause: a sum: the loss is summed over the samples, but averaged over the shards"
-        yield '  remedy: team.backward(loss, reduction="sum"); or take the mean over the samples'
+        yield "  likely cause: a loss that is summed over the samples, while lockstep averages over the shards"
+        yield '  remedy: team.backward(loss, reduction="sum"), or use the mean over the samples'
         return
     yield (
-        "  likely cause: a loss over the whole batch: its value for a sample depends on the others in the batch (negatives "
-        "of a contrastive loss, a hand-written mean or normalization over the batch), and a shard has fewer of them; or it "
-        "is a mean over something other than samples (tokens, say)"
+        "  likely cause: a loss over the global batch, in which a sample's value depends on the other samples (negatives of a "
+        "contrastive loss, a mean or normalization over the batch): a shard has fewer of them. Or a mean over something other "
+        "than samples, for example tokens"
     )
     yield (
-        "  remedy: team.backward(loss, weight=number of terms of the mean); if the loss must see the whole batch: --shards "
-        "1, or --no-one-device to accept that the answer depends on V"
+        "  remedy: for a mean over tokens, team.backward(loss, weight=number of tokens). If the loss needs the global batch: "
+        "docs/how-to/contrastive.md, --shards 1, or --no-one-device to accept results that depend on V"
     )
 
 

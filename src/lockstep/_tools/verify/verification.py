@@ -28,14 +28,14 @@ class Summary:
     weights: str
     """The digest of all weights after the last step."""
     loss: float | None
-    """``loss`` of the last evaluation; None: there was none."""
+    """The value ``loss`` of the last evaluation; None: there was none."""
     strategy: str
     learned: bool
     each_sample_once: bool | None
-    """None: not known, as there are several loaders."""
+    """Whether no pass used a sample twice; None: unknown, because there are several loaders."""
     num_evaluations: int = 0
     batch_norm: bool = False
-    """Whether the model normalises by the statistics of its shard's samples."""
+    """Whether the model normalizes by the statistics of its shard's samples."""
     dropout: bool = False
 
 
@@ -59,16 +59,16 @@ def summary_of(run: TracedRun) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingResult(Record):
-    """The outcome of one setting. Its status may be ``skipped``, too: there was nothing to kill."""
+    """The outcome of one setting. Its status may also be ``skipped``: there was nothing to kill."""
 
     setting: Setting
     summary: Summary | None = None
     difference: Difference | None = None
-    """From the first setting, or among the ranks of this one."""
+    """The difference from the first setting, or among the ranks of this one; None: there is none."""
 
     @property
     def is_bad(self) -> bool:
-        """Whether it failed by itself, which ends the verification."""
+        """Whether the setting failed by itself, which ends the verification."""
         is_own = self.difference is not None and (self.difference.among is not None or bool(self.difference.detail))
         return self.status not in ("ok", "skipped") or is_own
 
@@ -84,23 +84,23 @@ class Verification(Study):
     """One script under several settings."""
 
     results: tuple[SettingResult, ...]
-    """The others are compared with the first."""
+    """The outcomes of all settings. The first is the reference for the others."""
     with_one_device: bool = True
-    """Whether the gradient of the first batch is compared with that of one device, which does not
-    cut it, if V > 1."""
+    """Whether, for V > 1, the gradient of the first batch is compared with the gradient on one
+    device, which does not split the batch."""
     is_shards_chosen: bool = False
-    """Whether V was chosen here: neither the script nor the user gives it."""
+    """Whether V was chosen by this command, because neither the script nor the user sets it."""
     one_device: OneDevice | None = None
-    """None: not compared."""
+    """The comparison with one device; None: not compared."""
     diagnosis: Diagnosis | None = None
     experiments: tuple[str, ...] = ()
-    """What was run to find the cause."""
+    """The settings that were run again to find the cause."""
     findings: tuple[Finding, ...] = ()
-    """What the reading of the script's text finds."""
+    """The findings of ``lockstep check`` in the script."""
 
     @property
     def num_rows(self) -> int:
-        """How many settings there are to run, and comparisons with one device."""
+        """The number of settings to run, plus the comparison with one device."""
         return len(self.results) + self.compares_one_device
 
     @property
@@ -110,8 +110,8 @@ class Verification(Study):
 
     @property
     def differs_only_resumed(self) -> bool:
-        """Whether all settings that differ resume a run. If others differ, shards are not even
-        equal among themselves, and one device would seem to be another reason."""
+        """Whether all settings that differ resume a run. If others differ, even shards differ among
+        themselves, so a difference from one device would show nothing new."""
         return all(result.difference is None or result.setting.killed_at is not None for result in self.results)
 
     @property
@@ -128,8 +128,8 @@ class Verification(Study):
         return by_order[0][0] if by_order else None
 
     def findings_on(self, result: SettingResult) -> tuple[Finding, ...]:
-        """The findings that may tell why a setting failed or differs: of what starts anew, if only
-        its resume does."""
+        """The findings that may explain why a setting failed or differs: for a setting that
+        resumes, the values that a resume resets."""
         is_resumed = result.setting.killed_at is not None
         return tuple(finding for finding in self.findings if (finding.restarts_on_resume if is_resumed else finding.differs))
 

@@ -63,7 +63,7 @@ def plan(
 def run(verification: Verification, observer: Observer) -> Verification:
     """Run every setting, compare, and look for the cause of the first difference.
 
-    A setting that fails by itself is the last. ``results.json`` is written anew after each. A
+    A setting that fails by itself is the last. ``results.json`` is rewritten after each. A
     KeyboardInterrupt ends the run and the verification.
 
     Raises:
@@ -79,7 +79,7 @@ class _Verifier:
         self.verification = verification
         self._observer = observer
         self._reference: TracedRun | None = None
-        """The first setting's run."""
+        """The run of the first setting, with which the others are compared."""
 
     def _note(self, **changes: object) -> None:
         self.verification = self.verification.noting(**changes)
@@ -91,8 +91,8 @@ class _Verifier:
             self._observer.started(f"[{setting.number}/{self.verification.num_rows}] {setting.label}")
             result, run = self._run_setting(setting)
             if run is not None:
-                # One that failed is compared as far as it came: what it computed before may tell
-                # why.
+                # A run that failed is compared up to its last step: the first difference may be
+                # the reason for the failure.
                 until = None if result.status == "ok" else max(run.steps)
                 reference = self._reference
                 difference = first_fault(run) or (
@@ -170,7 +170,7 @@ class _Verifier:
             killed = self._try(before, name, {}, instead={**instead, "checkpoint_every": step}, is_killed=True)
             result = SettingResult(setting=setting, **vars(killed))
             if killed.status == "ok" and killed.exit_status is not None:
-                return _skip(result, f"it ended before its checkpoint after step {step} was whole"), None
+                return _skip(result, f"the run finished before its checkpoint after step {step} was complete"), None
             if killed.status != "ok":
                 return result, None
         result = SettingResult(setting=setting, **vars(self._try(setting, name, {"trace": "steps"}, instead=instead)))
@@ -179,15 +179,21 @@ class _Verifier:
         try:
             run = read_run(run_dir)
             if run.start["world_size"] != setting.world_size:
-                raise UsageError(f"the script ran as {run.start['world_size']} processes, not as {setting.world_size}")
+                raise UsageError(
+                    f"the script ran as {run.start['world_size']} processes instead of {setting.world_size}",
+                    code="verify-world-size",
+                )
             if not run.is_complete:
-                raise UsageError("the trace is incomplete: did a process exit without an error?")
+                raise UsageError(
+                    "the trace is incomplete: a process seems to have exited early, without an error",
+                    code="verify-incomplete-trace",
+                )
         except UsageError as error:
             if setting is self.verification.reference.setting:  # what the first run lacks, all lack
                 raise
             return dataclasses.replace(result, status="failed", reason=str(error)), None
         if setting.killed_at is not None and min(run.steps) == 1:
-            return _skip(result, "it started over instead of resuming"), None
+            return _skip(result, "the run started over instead of resuming"), None
         return dataclasses.replace(result, summary=summary_of(run)), run
 
     def _compare_with_one_device(self) -> OneDevice:
@@ -214,13 +220,13 @@ class _Verifier:
 
         def run_again(setting: Setting, until: int | None) -> TracedRun | None:
             done.append(setting.label)
-            self._observer.started(f"looking for the cause: once more with {setting.label}")
+            self._observer.started(f"looking for the cause: running {setting.label} again")
             name = f"diagnosis/{len(done)}-{setting.slug}"
             record = self._try(setting, name, {"trace": "steps", "trace_until": until})
             if record.status == "interrupted":
                 raise KeyboardInterrupt
             run = _read_partial_run(self.verification.directory / name)
-            # That it failed after the last step that matters is no matter.
+            # A failure after the last step that matters is ignored.
             is_short = run is None or (record.status != "ok" and max(run.steps) < (until or math.inf))
             return None if is_short else run
 
@@ -232,7 +238,7 @@ class _Verifier:
             (result.setting, read_run(self.verification.directory / (result.run_dir or ""))) for result in (first, worst)
         ]
         diagnosis = None
-        # what was measured is there; only the cause is not
+        # After Ctrl-C here, the measured results are still reported, without the cause.
         with contextlib.suppress(KeyboardInterrupt):
             diagnosis = conclude(investigate(worst.difference, pair[0], pair[1], run_again))
         self._note(diagnosis=diagnosis, experiments=tuple(done))

@@ -1,4 +1,4 @@
-"""A first difference in words, and its likely cause. Pure."""
+"""A first difference and its likely cause, as lines of text. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def describe_diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Ite
     """
     if diagnosis.arose:
         yield f"  it arose {diagnosis.arose}"
-    # no run shows what a script's own variables are used for
+    # An experiment cannot show what a variable of the script is used for; its code can.
     if findings and diagnosis.cause == "unknown":
         yield from indented(2, findings_under("likely cause, by the script's text", findings))
         return

@@ -1,4 +1,11 @@
-"""The *likely* cause of a difference: what the experiments say, and the traces. Pure."""
+"""The *likely* cause of a difference, from the experiments and the traces. Pure.
+
+Causes are tried from certain to vague. Where two ranks ran one shard, nothing else matters. Where a
+strategy does not promise bit-identical results, a difference in the reduced gradient needs no other reason.
+Only then may chance explain it (a setting that differs from itself when it is run again), then
+loader workers (only their number differs between the settings), then the rank (ranks of one run
+differ).
+"""
 
 from __future__ import annotations
 
@@ -15,40 +22,39 @@ class Cause:
     """A reason why runs differ."""
 
     sentence: str
-    """What is printed after *likely cause:*"""
+    """The text that follows *likely cause:*"""
     remedy: str
 
 
 CAUSES = {
     "worker": Cause(
         sentence="code that depends on which loader worker runs it",
-        remedy="let what a sample is depend on its index alone",
+        remedy="let a sample depend on its index only",
     ),
     "rank": Cause(
-        sentence="rank-dependent code: what is computed depends on which process it is",
-        remedy="use team.rank, team.is_main and the variable RANK for printing and writing only",
+        sentence="code that depends on the rank",
+        remedy="use team.rank, team.is_main and the variable RANK only for printing and writing",
     ),
     "not saved": Cause(
-        sentence="something that the script keeps is in no checkpoint, so the run resumes without it",
-        remedy="keep values in state = team.state(best=0.0, ...), count with team.step, and give objects to "
-        "team.register(name, object): these are saved, as are buffers of the model, optimizers, and team.per_shard(...)",
+        sentence="a value that the script keeps is in no checkpoint, so a resume resets it",
+        remedy="keep values in state = team.state(best=0.0, ...), count with team.step, and pass objects to "
+        "team.register(name, object). These are saved, as are buffers of the model, optimizers, and team.per_shard(...)",
     ),
     "rounding": Cause(
-        sentence="the sum of gradients is taken in an order that depends on the number of processes (strategy ddp)",
-        remedy="leave strategy= out: the default, 'exact', adds in one order",
+        sentence="the order in which gradients are added depends on the number of processes (strategy ddp)",
+        remedy="remove strategy=: the default, 'exact', adds in the same order on any number of processes",
     ),
     "chance": Cause(
-        sentence="a setting does not agree with itself when it is run again: the order of a set of texts (Python hashes them "
-        "with a random seed), a clock, the system's randomness (os.urandom, a generator without a seed), or a kernel whose "
-        "results depend on timing",
-        remedy="iterate over sorted(the_set); let nothing that is computed depend on the time, and seed every generator; "
-        "torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels, and name those that it "
-        "lacks in an error",
+        sentence="chance: the same setting, run again, computes something else. Candidates: the order of a set of strings "
+        "(Python hashes them with a random seed), the time, a generator without a seed (os.urandom), or a nondeterministic "
+        "kernel",
+        remedy="iterate over sorted(the_set), seed every generator, and compute nothing from the time. "
+        "torch.use_deterministic_algorithms(True) selects deterministic kernels, and raises an error where there is none",
     ),
     "unknown": Cause(
         sentence="not found",
-        remedy="look at the first thing that differs, above, and at what it is computed from (docs/verify.md lists what "
-        "usually makes a difference where it arose); the traces are in the results' directory",
+        remedy="look at the first difference above, and at what it is computed from (docs/verify.md lists the usual causes by "
+        "where a difference arose). The traces are in the results' directory",
     ),
 }
 
@@ -62,7 +68,7 @@ class Diagnosis:
     sentence: str
     remedy: str
     arose: str = ""
-    """In which part of the computation it arose, in words; empty: unknown."""
+    """The part of the computation in which the difference arose, as text; empty: unknown."""
 
 
 NOT_SAVED = Diagnosis(cause="not saved", **vars(CAUSES["not saved"]))
@@ -77,7 +83,7 @@ def conclude(findings: Findings) -> Diagnosis:
 
 def _cause(findings: Findings) -> str:
     difference = findings.difference
-    if difference.stage == "samples" and "ran this shard" in difference.detail:
+    if difference.owners:
         return "unknown"
     if difference.stage == "gradient" and not STRATEGIES[findings.strategy].promises_bits:
         return "rounding"
@@ -91,20 +97,20 @@ def _cause(findings: Findings) -> str:
 
 _AROSE: Mapping[str, str] = {
     "content": "while the samples were fetched and collated",
-    "steps": "in the sampler, or in what the loader was made with",
-    "samples": "in the sampler, or in what the loader was made with",
-    "loss": "inside a shard, before the backward pass: its samples are the same",
-    "weight of a loss": "inside a shard, after the model: the loss is the same",
-    "gradient of a shard": "in the backward pass: the loss is the same",
-    "gradient": "where gradients are reduced: those of each shard are the same",
-    "evaluation": "in the evaluation: the weights are the same",
+    "steps": "in the sampler, or in the arguments of the loader",
+    "samples": "in the sampler, or in the arguments of the loader",
+    "loss": "inside a shard, before the backward pass (its samples are the same)",
+    "weight of a loss": "inside a shard, after the model (the loss is the same)",
+    "gradient of a shard": "in the backward pass (the loss is the same)",
+    "gradient": "where gradients are reduced (each shard's gradients are the same)",
+    "evaluation": "in the evaluation (the weights are the same)",
 }
-"""By the stage that differs; any other arises in the update."""
+"""The part of the computation for each stage that differs; any other arises in the update."""
 
 
 def _arose(difference: Difference) -> str:
     if difference.is_behind:
-        return "after the last step: until then all is the same"
+        return "after the last step (until then everything is the same)"
     if difference.step == 0:
         return "before the first step"
-    return _AROSE.get(difference.stage, "after batch.shards, in the update: the gradients are the same")
+    return _AROSE.get(difference.stage, "after batch.shards, in the update (the gradients are the same)")

@@ -1,4 +1,5 @@
-"""What tells the causes of a difference apart: both settings are run again, up to its step."""
+"""The experiment that distinguishes the causes of a difference: both settings are run again, up to
+its step."""
 
 from __future__ import annotations
 

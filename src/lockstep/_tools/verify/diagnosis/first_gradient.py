@@ -3,7 +3,7 @@ rounding.
 
 Intended differences between shards are excluded: layers of PyTorch and other libraries are in
 evaluation mode, so that nothing is dropped and BatchNorm uses its running statistics, and the
-random numbers that a data set draws for a sample (to augment it) depend on the sample alone.
+random numbers that a dataset draws for a sample (to augment it) depend on the sample alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from lockstep._world import devices
 from lockstep._world.comm.dtensors import full_tensor
 
 _MOST_NUMBERS = 65_536
-"""Evenly spaced numbers of the whole gradient, which suffice for a comparison."""
+"""The most numbers of the gradient that are recorded, evenly spaced, which suffice for a
+comparison."""
 
 
 class FirstGradient(Listener):
@@ -57,8 +58,8 @@ class FirstGradient(Listener):
                 module.register_forward_pre_hook(_evaluate)
 
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """Seed the random streams for each sample by its index. This changes the data set's class,
-        since a ``DataLoader`` does not allow its data set to be replaced."""
+        """Seed the random streams for each sample by its index. This changes the dataset's class,
+        since a ``DataLoader`` does not allow its dataset to be replaced."""
         dataset = getattr(batches, "dataset", batches)
         plain = type(dataset)
         if not hasattr(plain, "__getitem__"):

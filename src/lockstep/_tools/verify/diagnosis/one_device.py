@@ -15,9 +15,9 @@ from lockstep._tools.verify.trace.traced_run import Line, TracedRun
 
 _TOLERANCE = 1e-4
 _ON_GPUS = 5e-3
-"""GPUs may multiply in TF32."""
+"""The tolerance on GPUs, which may multiply in TF32."""
 _NARROW = 5e-2
-"""For 16-bit weights or operations."""
+"""The tolerance for 16-bit weights or operations."""
 _NEAR = 0.2
 """The relative error of a factor of V, where shards differ in size or random numbers are drawn."""
 
@@ -27,15 +27,15 @@ class OneDevice:
     """How the gradient of V shards compares with that of one device."""
 
     status: str
-    """``same``; ``sum`` (that of one device is V times the other); ``differs``; ``skipped`` (not
-    comparable); or ``interrupted``."""
+    """``same``; ``sum`` (the gradient on one device is V times as large); ``differs``; ``skipped``
+    (not comparable); or ``interrupted``."""
     shards: int
     factor: float | None = None
-    """The factor by which the gradient of V shards is closest to that of one device."""
+    """The factor by which the gradient of V shards is closest to the gradient on one device."""
     error: float | None = None
-    """The norm of their difference, relative to that of one device."""
+    """The norm of the difference of both, relative to the gradient on one device."""
     reason: str | None = None
-    """Why they are not comparable."""
+    """The reason why they are not comparable; None: they are."""
 
     @property
     def is_bad(self) -> bool:
@@ -48,9 +48,9 @@ def against_one_device(single: TracedRun, many: TracedRun) -> OneDevice:
     shards = many.start["shards"]
     first, second = single.first_gradient, many.first_gradient
     if first is None or second is None or not first["values"] or first["values"].keys() != second["values"].keys():
-        return OneDevice(status="skipped", shards=shards, reason="the first step gave no gradient")
+        return OneDevice(status="skipped", shards=shards, reason="the first step computed no gradient")
     if _samples(single) != _samples(many):
-        return OneDevice(status="skipped", shards=shards, reason="the first batch is made of other samples")
+        return OneDevice(status="skipped", shards=shards, reason="the first batch contains other samples")
     mine, theirs = list(_numbers(first)), list(_numbers(second))
     norm, other_norm = math.hypot(*mine), math.hypot(*theirs)
     if not (math.isfinite(norm) and math.isfinite(other_norm) and norm > 0 and other_norm > 0):
@@ -69,8 +69,8 @@ def against_one_device(single: TracedRun, many: TracedRun) -> OneDevice:
     if is_sum:
         return OneDevice(status="sum", **figures)
     if is_random:
-        drawn = "random numbers are drawn" if first["draws"] or second["draws"] else "samples are augmented, or padded,"
-        reason = f"{drawn} for each shard, so that the first batch is not the same"
+        drawn = "random numbers are drawn" if first["draws"] or second["draws"] else "samples are augmented or padded"
+        reason = f"{drawn} for each shard, so the first batch is not the same"
         return OneDevice(status="skipped", reason=reason, **figures)
     return OneDevice(status="differs", **figures)
 

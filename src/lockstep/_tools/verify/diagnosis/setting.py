@@ -1,4 +1,4 @@
-"""A way to run a script: what may differ between two runs without changing the answer."""
+"""A way to run a script: what may differ between two runs without changing the results."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ class Setting:
     """The processes, loader workers and launcher of a run."""
 
     number: int
-    """Its position in the verification, from 1."""
+    """The setting's position in the verification, from 1."""
     world_size: int
     workers: int | None = None
-    """Loader workers of each process; None: as in the script."""
+    """The number of loader workers of each process; None: as in the script."""
     launcher: str = "local"
     killed_at: int | None = None
     """The number of processes of an earlier launch that was killed and is resumed; None: there was
     none."""
     in_last_epoch: bool = False
-    """Whether that launch was killed in the last epoch; else in the first."""
+    """Whether that launch was killed in the last epoch; otherwise it was in the first."""
 
     @property
     def label(self) -> str:
-        """Its name in the output."""
+        """The setting's name in the output."""
         words = [_processes(self.world_size)]
         if self.workers is not None:
             words.append(f"{self.workers} loader worker{'s' if self.workers != 1 else ''}")
@@ -36,7 +36,7 @@ class Setting:
 
     @property
     def slug(self) -> str:
-        """Its name in the run's directory."""
+        """The setting's name in the run's directory."""
         workers = "" if self.workers is None else f"-workers{self.workers}"
         after = "" if self.killed_at is None else f"-after-x{self.killed_at}{'-last' if self.in_last_epoch else ''}"
         return f"{self.number}-x{self.world_size}{workers}-{self.launcher}{after}"

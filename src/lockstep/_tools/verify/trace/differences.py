@@ -1,9 +1,22 @@
 """Whether two runs computed the same, and if not, what differed first. Pure.
 
 Traces and digest journals are compared by the same functions, line by line. Within a step, values
-are compared in causal order: in each phase the samples, the content of their batch, each shard's
-loss and gradients, and the gradients after the exchange; then weights, buffers, and the state of
-optimizers. So the first difference is where to look for the cause.
+are compared in causal order (``STAGES``), so the first difference is where to look for the cause;
+everything after it differs as a consequence::
+
+    step 7   phase 0   shard 0   samples > content > loss > weight > gradient of a shard
+                       shard 1   ...
+                       (exchange)                                 > gradient
+             phase 1   ...
+             update                                                 > number > weights > buffers > state
+             evaluation                                                                             > evaluation
+
+*number* comes before *weights*: an entry of an optimizer's state that is a plain number, such as a
+learning rate, is usually the reason why weights differ. *ranks* comes first: where the ranks of one
+run disagree, a comparison with another run shows nothing.
+
+A trace has everything of every step. A digest journal has samples and losses of all steps, and
+gradients and state of some, so only what both records have is compared (``is_whole=False``).
 """
 
 from __future__ import annotations
@@ -33,11 +46,11 @@ STAGES = (
     "state",
     "evaluation",
 )
-"""What can differ, in causal order."""
+"""The properties that can differ, in causal order."""
 _WORDS = {
-    "steps": "how many steps there are",
-    "samples": "which samples are used",
-    "content": "what is in the batch",
+    "steps": "the number of steps",
+    "samples": "the samples",
+    "content": "the content of the batch",
     "gradient of a shard": "the shard's gradient of",
     "gradient": "the gradient (after the exchange) of",
     "number": "the value of",
@@ -46,9 +59,9 @@ _WORDS = {
     "state": "the state:",
     "evaluation": "the evaluation's",
 }
-"""What these are called; others by themselves."""
+"""The names of stages for the user; any other stage has its own name."""
 _SHOWN = 12
-"""Hexadecimal digits of a digest that are shown, unless it has no more than"""
+"""The number of hexadecimal digits that are shown of a digest with more than ``_SHORT``."""
 _SHORT = 16
 
 
@@ -57,24 +70,26 @@ class Difference:
     """The first difference between two runs, or between the ranks of one."""
 
     step: int
-    """From 1; 0: before the first step."""
+    """The number of the step, from 1; 0: before the first step."""
     is_behind: bool = False
-    """Whether it arose after this step, the last one, before the script ended."""
+    """Whether the difference arose after this step, the last one, before the script finished."""
     stage: str
     """One of ``STAGES``."""
     phase: int | None = None
     """The phase of the step, from 0; None: it concerns the step as a whole."""
     shard: int | None = None
     epoch: int | None = None
-    """From 0."""
+    """The number of the epoch, from 0."""
     name: str | None = None
-    """Of the parameter, buffer, or entry of an optimizer's state."""
+    """The name of the parameter, buffer, or entry of an optimizer's state."""
     samples: tuple[Any, ...] = ()
     """The identities of the shard's samples."""
     values: tuple[str, str] = ("", "")
     """The value in the first and in the second run."""
     among: tuple[str, str] | None = None
     """The ranks of one run that differ; None: two runs differ."""
+    owners: tuple[int, ...] = ()
+    """The ranks that ran one shard; empty: no shard was run twice."""
     detail: str = ""
 
     @property
@@ -85,7 +100,7 @@ class Difference:
 
     @property
     def place(self) -> str:
-        """Where in the run it is, and of what, in words."""
+        """The place in the run, and the property that differs, as text."""
         where = "the beginning" if self.step == 0 else f"step {self.step}"
         where = f"after {where}, the last" if self.is_behind else where
         if self.epoch is not None:
@@ -100,8 +115,8 @@ class Difference:
 
     @property
     def pair(self) -> str:
-        """Both values."""
-        return f"{self.values[0]}, and {self.values[1]}"
+        """Both values, as text."""
+        return f"{self.values[0]} vs {self.values[1]}"
 
 
 # A single run
@@ -117,8 +132,9 @@ def first_fault(run: TracedRun) -> Difference | None:
 def _shared_work(run: TracedRun) -> Iterator[Difference]:
     for key, owners in run.shards.items():
         if len(owners) > 1:
-            ranks = ", ".join(str(rank) for rank, _ in owners)
-            yield _at(key, "samples", detail=f"ranks {ranks} all ran this shard")
+            ranks = tuple(rank for rank, _ in owners)
+            words = ", ".join(map(str, ranks))
+            yield _at(key, "samples", owners=ranks, detail=f"ranks {words} ran the same shard")
             return
 
 
@@ -127,7 +143,7 @@ def _samples_used_twice(run: TracedRun) -> Iterator[Difference]:
     if any(line["replacement"] is not False for line in run.loaders):
         return
     for key, line, sample, before in _repeated(run):
-        detail = f"sample {sample} was used in step {before.step}, shard {before.shard}, already"
+        detail = f"sample {sample} was already used in step {before.step}, shard {before.shard}"
         yield _at(key, "samples", epoch=line["epoch"], samples=(sample,), detail=detail)
         return
 
@@ -171,22 +187,22 @@ def _at(key: ShardKey, stage: str, **fields: Any) -> Difference:
 
 
 class Record(Protocol):
-    """What was recorded of a run's steps: a trace, or a digest journal, which has less of fewer
+    """The record of a run's steps: a trace, or a digest journal, which has less, and of fewer
     steps."""
 
     @property
     def steps(self) -> Mapping[int, tuple[Line, ...]]:
-        """By step: lines of what follows its shards."""
+        """The lines about gradients and state after a step, for each step."""
 
     @property
     def evaluations(self) -> Sequence[Line]:
-        """In order."""
+        """The lines about evaluations, in order."""
 
     def numbers(self) -> Collection[int]:
         """The steps of which anything was recorded."""
 
     def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
-        """The micro-steps of a step, in order, with the ranks that ran them and their lines."""
+        """The micro-batches of a step, in order, with the ranks that ran them and their lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +237,7 @@ def compare(
         second: of another.
         steps: the steps to compare; None: all.
         tolerance: the relative difference up to which losses count as equal; gradients and states
-            are then not compared. None: they must be equal to the bit.
+            are then not compared. None: all must be bit-identical.
         is_whole: whether both have all, so that what only one has is a difference. If not, what
             both have is compared.
     """
@@ -248,8 +264,7 @@ def compare(
 
 
 def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None = None) -> Difference | None:
-    """The first difference between two traced runs, up to a step; None: they computed the same, to
-    the bit.
+    """The first difference between two traced runs, up to a step; None: they are bit-identical.
 
     ``run`` may begin with a later step, at which it resumed an earlier launch.
     """
@@ -270,7 +285,7 @@ def _behind(reference: TracedRun, run: TracedRun) -> Iterator[Difference]:
 
 
 Pair = tuple[str, str]
-"""A value in the first and in the second run, in words."""
+"""A value in the first and in the second run, as text."""
 
 
 def _first_owners(record: Record, step: int) -> dict[ShardKey, Line]:
@@ -280,7 +295,7 @@ def _first_owners(record: Record, step: int) -> dict[ShardKey, Line]:
 def _in_shards(
     mine: Mapping[ShardKey, Line], theirs: Mapping[ShardKey, Line], tolerance: float | None, *, is_whole: bool
 ) -> Iterator[Difference]:
-    """Differences between the micro-steps of a step, in causal order."""
+    """Differences between the micro-batches of a step, in causal order."""
     if is_whole and mine.keys() != theirs.keys():
         key = min(mine.keys() ^ theirs.keys())
         words = ["ran" if key in lines else "did not run" for lines in (mine, theirs)]
@@ -331,8 +346,8 @@ def _in_lines(mine: Line, theirs: Line, *, is_whole: bool) -> Iterator[Differenc
         for name, values in _in_digests(mine[stage], theirs[stage]):
             if not is_whole and not (name in mine[stage] and name in theirs[stage]):
                 continue
-            # A number tells more than a digest, and a learning rate is the reason why weights
-            # differ.
+            # A plain number says more than a digest, and sorts before weights: a learning rate that
+            # differs is why they do.
             is_number = all(line[stage].get(name, "").startswith("=") for line in (mine, theirs))
             yield at(stage="number" if is_number else stage, name=name, values=values)
 

@@ -7,20 +7,20 @@ line is one JSON object with ``event`` (its kind) and the fields of the kind:
 ``start``        ``rank``, ``world_size``, ``shards``, ``seed``, ``threads``, ``strategy``, ``precision``, ``device``,
                  ``launcher``, ``level``; ``chosen`` (settings that the script leaves to a trial),
                  ``checkpoint_every``
-``loader``       ``loader`` (its number), ``length`` of its data set (null if unknown), ``replacement`` (whether its
-                 sampler says that it draws with replacement; null if it does not say)
+``loader``       ``loader`` (its number), ``length`` of its dataset (null if unknown), ``replacement`` (whether its
+                 sampler draws with replacement; null if unknown)
 ``initial``      ``weights``, ``buffers``, ``state``: before the first step, as in ``step``
-``shard``        one micro-step: ``epoch``, ``pass``, ``step``, ``phase``, ``part``, ``shard``; ``batches`` (one for each
+``shard``        one micro-batch: ``epoch``, ``pass``, ``step``, ``phase``, ``part``, ``shard``; ``batches`` (one for each
                  loader: ``samples``, their identities, and ``content``, the digest of the batch);
                      ``losses`` (numbers) and
                  ``weights`` (numbers, null: by sample count) of its backward calls;
                  ``gradients`` (digests by parameter, of this shard alone, in the order in which
                  they were computed)
 ``step``         ``epoch``, ``pass``, ``step``, ``num_samples`` (of its global batches); ``gradients`` (one dictionary for
-                 each phase: digests by parameter of ``.grad`` when the phase has ended) and
+                 each phase: digests by parameter of ``.grad`` at the end of the phase) and
                  ``norms`` (numbers, one a phase, of all gradients together); ``weights``,
                  ``buffers``, ``state`` (of optimizers, schedules, averages and what is registered):
-                 digests by name, after the step; a number in ``state`` is written as it is, after
+                 digests by name, after the step; a number in ``state`` is written in full, after
                  ``=``
 ``gradient``     with ``trace="gradient"``, of the first phase: ``values`` (evenly spaced numbers of the gradients, by
                  parameter), ``rows`` (digests of the samples, sorted), ``draws`` (whether a shard
@@ -28,7 +28,7 @@ line is one JSON object with ``event`` (its kind) and the fields of the kind:
 ``evaluation``   ``epoch``, ``step``, ``values``: numbers by name
 ``layers``       before the first backward pass: ``batch_norm``, ``sync_batch_norm`` and ``dropout``, the names of such layers
                  in training mode
-``end``          ``step``: the script has ended, or reached ``trace_until``; ``weights``, ``buffers``, ``state`` as in ``step``
+``end``          ``step``: the script finished, or reached ``trace_until``; ``weights``, ``buffers``, ``state`` as in ``step``
 ===============  =======================================================================================================
 
 (A replay adds fields to these: see ``replay.shown_steps``. The digest journal has the same in fewer
@@ -58,7 +58,7 @@ def file_of(directory: str, rank: int) -> str:
 
 
 def files(run_dir: Path, directory: str) -> Iterator[str]:
-    """Those of all ranks, in order. (Every launch has a rank 0, and all ranks below its
+    """The files of all ranks, in order. (Every launch has a rank 0, and all ranks below its
     highest.)"""
     rank = 0
     while (run_dir / (name := file_of(directory, rank))).is_file():
@@ -118,7 +118,7 @@ def number(text: str) -> float:
 
 
 def combined(digests: Mapping[str, str]) -> str:
-    """One digest of many, by name, in any order: 32 hexadecimal digits."""
+    """A single digest of many, by name, in any order: 32 hexadecimal digits."""
     hasher = hashlib.blake2b(digest_size=16)
     for name in sorted(digests):
         hasher.update(f"{name}={digests[name]};".encode())

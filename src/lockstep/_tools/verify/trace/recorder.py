@@ -1,4 +1,4 @@
-"""Writes a process's trace during training: see ``trace.lines`` for its format.
+"""Writes a process's trace during training, in the format of ``trace.lines``.
 
 The recorder draws no random numbers and changes no tensors, so a traced run computes the same as an
 untraced one (except at level ``gradient``, see ``diagnosis.first_gradient``). It is slow, since it
@@ -53,7 +53,7 @@ class Recorder(Listener):
         """The parameters in the order in which their gradients were computed in the current
         phase."""
         self._line: dict[str, Any] = {}
-        """That of the current step, so far."""
+        """The line of the current step, so far."""
         self._in_pass = False
         self._has_layers = False
         """Whether the line about the models' layers is written."""

@@ -96,7 +96,7 @@ class Subjects(Listener):
     def digests(self) -> dict[str, dict[str, str]]:
         """``weights``, ``buffers`` and ``state``: digests by name, for a line of the trace. Every
         rank must call it: with ``fsdp`` tensors are gathered, one at a time, so that the digests
-        are those of whole ones."""
+        are of whole tensors."""
         weights: dict[str, str] = {}
         buffers: dict[str, str] = {}
         state: dict[str, str] = {}

@@ -16,7 +16,7 @@ Line = Mapping[str, Any]
 
 
 class ShardKey(NamedTuple):
-    """One micro-step. (A step belongs to one pass, and a pass to one epoch.)"""
+    """The position of one micro-batch. (A step belongs to one pass, and a pass to one epoch.)"""
 
     step: int
     phase: int
@@ -31,19 +31,19 @@ class TracedRun:
     start: Line
     loaders: tuple[Line, ...]
     initial: tuple[Line, ...]
-    """By rank."""
+    """The line about the state before the first step, of each rank."""
     shards: Mapping[ShardKey, tuple[tuple[int, Line], ...]]
-    """By micro-step: the ranks that ran it, with their lines; one, unless something is wrong."""
+    """The ranks that ran each micro-batch, with their lines: one rank, unless something is wrong."""
     steps: Mapping[int, tuple[Line, ...]]
-    """By step: the lines of all ranks."""
+    """The lines of all ranks about each step."""
     evaluations: tuple[Line, ...]
-    """Of rank 0."""
+    """Rank 0's lines about evaluations."""
     first_gradient: Line | None
-    """Of rank 0, as numbers; None unless it was traced."""
+    """Rank 0's first gradient, as numbers; None unless it was traced."""
     layers: Line
-    """Of rank 0; empty: not in the trace."""
+    """Rank 0's line about layers; empty: not in the trace."""
     end: Line | None
-    """Of rank 0, with the state in which the script has ended; None: it has not, or failed."""
+    """Rank 0's line about the state in which the script finished; None: it did not, or failed."""
     is_complete: bool
     """Whether every rank has reached the end."""
 
@@ -79,7 +79,7 @@ class TracedRun:
         return self.steps
 
     def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
-        """The micro-steps of a step, in order, with their owners."""
+        """The micro-batches of a step, in order, with their owners."""
         return self._by_step.get(step, [])
 
     @functools.cached_property
@@ -115,11 +115,14 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
 
     start: Line = next(iter(of_rank_0("start")), {})
     if not start:
-        raise UsageError("the trace has no beginning: was it written by another version?")
+        raise UsageError(
+            "the trace has no start line. It may be from another version of lockstep.", code="verify-foreign-trace"
+        )
     if not steps:
         raise UsageError(
-            "the script joined, but no step was taken, so there is nothing to verify: prepare a model and a loader, and "
-            "iterate the prepared loader"
+            "the script called lockstep.join() but took no step, so there is nothing to verify. Prepare a model and a loader, "
+            "and iterate the prepared loader.",
+            code="verify-no-step",
         )
     return TracedRun(
         start=start,
@@ -145,11 +148,15 @@ def read_run(run_dir: Path) -> TracedRun:
         ranks = read_ranks(run_dir, DIRECTORY)
         if not ranks:
             raise UsageError(
-                "the script never called lockstep.join(), so there is nothing to verify: `lockstep new` writes a script that "
-                "does"
+                "the script does not call lockstep.join(), so there is nothing to verify. `lockstep new` writes a script that "
+                "does.",
+                code="verify-no-join",
             )
         return gather(ranks)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"the run's trace cannot be read ({error!r}): was it written by another version?") from error
+        raise UsageError(
+            f"cannot read the run's trace ({error!r}). It may be from another version of lockstep.",
+            code="verify-foreign-trace",
+        ) from error
