@@ -1,9 +1,18 @@
 """A file of fixed size with what a process is doing, which outlives the process.
 
-A record is handed to the kernel as it is written, so it survives a SIGKILL in the next moment. The
-file is not memory-mapped, since a full disk or a removed file would then kill the process; and it
-is not kept open, since a script may close all files, as daemons do, and reuse the descriptor.
-Records alternate between two slots, so that a reader always finds a complete one."""
+::
+
+    rank-0.box   | slot 0: magic, number 41, length, CRC, JSON | slot 1: magic, number 42, ... |
+                   ^ the next record (43) goes here              ^ the newest complete one
+
+Records alternate between two slots, so a reader finds a complete one at any moment: a torn write
+has a wrong CRC, and the other slot is the record before. A record is passed to the kernel as it is
+written, so it survives a SIGKILL in the next moment.
+
+The file is not memory-mapped: on a full disk, or after the file was truncated, a write to a mapping
+kills the process by SIGBUS. It is not kept open: a script may close all files, as daemons do, and
+another file may get the descriptor.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +35,11 @@ _HEADER = struct.Struct("<8sQII")
 """A magic number, the number of the record, its length in bytes, and its CRC-32."""
 _MAGIC = b"lckstp1\n"
 _LAST = 1 << 62
-"""No process writes so many records."""
+"""The number of a record that comes after any other: no process writes so many."""
 
 
 def in_slot(record: Mapping[str, Any], number: int, slot_bytes: int) -> bytes:
-    """What a slot holds of a record, which is the ``number``-th of its box.
+    """The content of a slot: a record, the ``number``-th of its box, with its checksum.
 
     Raises:
         ValueError: it is too long.
@@ -67,11 +76,11 @@ class BlackBox:
     """The black box of one process, its only writer while it lives.
 
     Args:
-        path: of the file (see ``box_path``).
-        is_shared: whether other machines read it: each record is then sent to the file server at
-            once.
-        is_over: whether its process is gone, and the one record that is written now comes after all
-            of its own.
+        path: the file's path (``box_path``).
+        is_shared: whether other machines read it: each record is then sent to the file server
+            immediately.
+        is_over: whether the process has exited, and the one record that is written now comes after
+            all records of the process.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, is_over: bool = False) -> None:
@@ -115,12 +124,11 @@ def read_box(path: Path) -> dict[str, Any] | None:
 
 
 def note_status(private_dir: Path, rank: int, status: int) -> None:
-    """Add to the black boxes of a process that is gone how it ended: its exit status, or minus the
-    signal.
+    """Add to the black boxes of a process that has exited its exit status, or minus the signal.
 
     Args:
-        private_dir: of the launch.
-        rank: of the process.
+        private_dir: the launch's private directory.
+        rank: the rank of the process.
 
     Raises:
         OSError: one could not be written.

@@ -1,9 +1,24 @@
 """The latest collectives that a process has called, in memory that outlives the process.
 
-A communication library may abort a process at a moment when nothing in it can be written any more.
-So each call is noted as it is made, in memory that the launcher offers to each of its workers
-(``offer_rings``). There is no file system behind it: a write into a mapped file would wait for the
-disk now and then. A process without such a launcher has a ring of its own."""
+A communication library may abort a process at a moment when nothing can be written any more. So
+each call is noted before it is made, in memory that the launcher offers to each worker
+(``offer_rings``)::
+
+    launcher   memfd_create + fallocate  (open descriptors; /proc/PID/fd/N behind a symlink)
+                  |  shared pages
+    worker     mmap: | header: magic, count | slot 0 | slot 1 | ... | slot 511 |
+                                               ^ call number n is in slot n % 512
+
+It is memory, not a file on a disk: the pages of a mapped file are written back now and then, and a
+write to such a page waits for that. Pages are allocated in advance, since a first write to a page
+without memory left would kill the process by SIGBUS. A process without such a launcher has a
+private ring.
+
+There is no lock between the writer and the reader. The writer fills a slot and then sets the count,
+so what is counted is complete. A reader that is overtaken sees another call's number in the slot,
+and skips it. Threads of one process take different numbers, since ``itertools.count`` is atomic
+under the GIL.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +53,19 @@ class NotedCall(NamedTuple):
     """A call of one rank."""
 
     number: int
-    """PyTorch's, in its group. Calls of one collective have equal ones. 0: it has none, as messages
-    to single ranks."""
+    """PyTorch's number of the call in its group, equal for all calls of one collective; 0: it has
+    none, as messages to single ranks."""
     time_s: float
-    """Seconds since 1970."""
+    """The time of the call, in seconds since 1970."""
     group: str
-    """Its name, the same on all its ranks."""
+    """The name of the group, the same on all its ranks."""
     life: int
-    """Different for groups of one name: a script may close its groups and open them again, or name
-    them alike."""
+    """A number that differs between groups of one name: a script may close its groups and open them
+    again, or give several the same name."""
     call: Call
     via: str
-    """The function that was called for it, where that has another name (``all_gather_object``); or
-    ``lockstep``."""
+    """The function that the script called, where it has another name (``all_gather_object``); for
+    a call of lockstep's, ``own_calls.VIA`` and its purpose."""
     at: str
     """The line of the user's code; empty: unknown."""
 
@@ -74,7 +89,7 @@ def offer_rings(private_dir: Path, ranks: Sequence[int]) -> list[int]:
 
 
 def describe(group: str, life: int, call: Call, via: str, at: str) -> bytes:
-    """What stands in a slot beside numbers, the same for all calls of one line."""
+    """The text of a slot, which is the same for all calls of one line."""
     text = json.dumps([group, life, str(call), via, at]).encode()
     if len(text) > _MOST:
         text = json.dumps([group, life, str(call)[: _MOST // 3], via[:40], at[-_MOST // 3 :]]).encode()
@@ -115,12 +130,12 @@ class CallRing:
         return _in_order(self._memory, count) if self.is_open else []
 
     def _close(self) -> None:
-        """Note nothing more, in a process that was forked: the ring is that of its parent."""
+        """Note nothing more, in a process that was forked: the ring belongs to its parent."""
         self.is_open = False
 
 
 def read_ring(private_dir: Path, rank: int) -> list[NotedCall]:
-    """The latest calls of another process, oldest first, also of one that has ended."""
+    """The latest calls of another process, oldest first, also after it has exited."""
     try:
         with ring_path(private_dir, rank).open("rb", buffering=0) as file:
             return _in_order(file.read(_BYTES))

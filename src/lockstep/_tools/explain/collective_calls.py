@@ -1,5 +1,5 @@
-"""A collective as a rank has called it, and in what two calls differ that must be the same on all
-ranks. Pure."""
+"""A collective as a rank has called it, and the property in which two calls differ that must be the
+same on all ranks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 _TO_ROOT = ("reduce", "gather", "send")
 _COPYING = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all")
 _BYTES = {"bool", "byte"}
-"""May stand for each other where they are only copied."""
+"""The types that may replace each other where they are only copied."""
 _SAME_SHAPES = (
     "_allgather_base",
     "_all_gather_base",
@@ -23,7 +23,7 @@ _SAME_SHAPES = (
 )
 """Collectives whose tensors must have the same shape on all ranks, with every backend."""
 _FAMILIES = {"all_reduce": "reduce_scatter barrier", "all_gather": "allgather"}
-"""What the recorders of some backends call a collective, beside its own name."""
+"""The names that the recorders of some backends use for a collective, in addition to its name."""
 _MOST_SHAPES = 3
 _TEXT = re.compile(
     r"(?P<kind>\w+)(?: \((?:shape (?P<shapes>\[.*\])(?P<more>, \.\.\.)? of (?P<dtype>[\w/]+))?"
@@ -37,16 +37,15 @@ class Call(NamedTuple):
     """A collective or a message, as one rank has called it."""
 
     kind: str
-    """As PyTorch's recorder names it: ``all_reduce``."""
+    """The collective's name in PyTorch's recorder: ``all_reduce``."""
     dtype: str = ""
-    """Types of the tensors, as the recorder names them (``float``); empty: it has none, or they are
-    not known."""
+    """The types of the tensors, in the recorder's words (``float``); empty: none, or unknown."""
     shapes: Shapes = ()
-    """Of the first tensors that this rank puts in."""
+    """The shapes of the first tensors that this rank passes."""
     op: str = ""
-    """``SUM``; empty: it has none, or it is not known."""
+    """The reduction, as ``SUM``; empty: none, or unknown."""
     root: int | None = None
-    """The rank from or to which data goes; None: all ranks are alike, or it is not known."""
+    """The rank from or to which data goes; None: all ranks have the same role, or unknown."""
 
     def __str__(self) -> str:
         shapes = ", ".join(str(list(shape)) for shape in self.shapes[:_MOST_SHAPES])

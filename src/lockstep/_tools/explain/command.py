@@ -26,7 +26,7 @@ Examples:
   lockstep stacks runs/train-2
       which ranks wait, which are missing, and where in the code
   lockstep stacks
-      all ranks on this machine, including those of unchanged torchrun scripts
+      all ranks on this machine, including unchanged torchrun scripts
   watch lockstep stacks runs/train-2
       repeat every two seconds
   lockstep stacks runs/train-2 --json | jq '.[] | select(.waiting | not)'
@@ -45,7 +45,7 @@ outlives the process, so killed ranks are shown as well.
     metavar="PID",
     help="Process id of one lockstep run on this machine.  [default: all]",
 )
-@click.option("--all", "whole", is_flag=True, help="Show all frames, including those of libraries.")
+@click.option("--all", "whole", is_flag=True, help="Show all frames, including library frames.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank, with every frame.")
 def command(run_dir: Path | None, pid: int | None, whole: bool, as_json: bool) -> None:
     """Show what each rank is doing, to debug a hang or a slow run. The ranks that the others wait

@@ -1,9 +1,18 @@
-"""Deadlocks: ranks of which it is certain, from their black boxes, that they can never go on. Pure.
+"""Deadlocks: ranks that certainly can never continue, from their black boxes. Pure.
 
 A rank that waits in a collective needs every member of its process group to begin that collective.
-It never goes on if one of them has begun another in its place, or has ended, or itself never goes
-on. Nothing is concluded of a rank that computes, loads data, is stopped or does not answer,
-whatever it keeps the others waiting for.
+It can never continue if one of them has begun another collective instead, has exited, or itself can
+never continue::
+
+    rank 0 waits for all_reduce 3 of group 1 --- needs rank 1, which waits in ...
+    rank 1 waits for all_reduce 3 of group 2 --- needs rank 0, which waits in ...   both: deadlock
+    rank 2 computes                              nothing is concluded about it
+
+The set is found from above: assume that all waiting ranks are stuck, then remove each one that
+needs no stuck (or exited) rank, until none is removed. What remains is the greatest set whose ranks
+block each other; a cycle or a chain to a dead rank is in it, and a rank that waits for a working one
+is not. Nothing is concluded about a rank that computes, loads data, is stopped or does not answer,
+so a slow rank never counts as a deadlock.
 """
 
 from __future__ import annotations
@@ -17,18 +26,18 @@ from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.explain.sampler import is_communicating, transfer_in
 
 LEAST_S = 10.0
-"""Ranks that have not moved for this long may be in a deadlock."""
+"""The seconds without movement after which ranks may be in a deadlock."""
 CERTAIN_S = 5.0
-"""A deadlock that is still one after this long is certain: ranks do not write their black boxes all
-at once."""
+"""The seconds after which a deadlock that still exists is certain: ranks write their black boxes at
+different moments, so one look may combine different times."""
 _ENDED = ("finished", "failed", "gone")
 _EXCHANGE = (f"{OURS}_sync/", f"{OURS}_world/comm/short.py")
 
 
 def deadlocked(reports: Sequence[RankReport]) -> frozenset[int]:
-    """The ranks that wait and never go on; empty: none is known to.
+    """The ranks that wait and can never continue; empty: none is known.
 
-    ``reports``: of all ranks.
+    ``reports``: the reports of all ranks.
     """
     by_rank = {report.rank: report for report in reports}
     if not reports or len(by_rank) < int(reports[0].record["world_size"]):
@@ -36,7 +45,7 @@ def deadlocked(reports: Sequence[RankReport]) -> frozenset[int]:
     ended = {rank for rank, report in by_rank.items() if report.state in _ENDED}
     waiting = {rank for rank, report in by_rank.items() if _waits(report)}
     holders = _Holders(reports)
-    while True:  # until those that remain hold each other
+    while True:  # until the remaining ranks hold each other
         held = {rank for rank in waiting if holders.hold(by_rank[rank], waiting | ended)}
         if held == waiting:
             return frozenset(held)
@@ -51,11 +60,11 @@ def _waits(report: RankReport) -> bool:
 
 
 class _Holders:
-    """Which ranks can hold a waiting one. All that wait for the same are treated at once: a
+    """The ranks that can block a waiting one. Ranks that wait for the same thing are examined once: a
     thousand ranks wait for few things, and a million comparisons would take many seconds.
 
     Args:
-        reports: of all ranks.
+        reports: the reports of all ranks.
     """
 
     def __init__(self, reports: Sequence[RankReport]) -> None:
@@ -64,7 +73,7 @@ class _Holders:
         self._found: dict[Hashable, frozenset[int]] = {}
 
     def hold(self, report: RankReport, stuck: Collection[int]) -> bool:
-        """Whether a waiting rank never goes on if those in ``stuck`` do not."""
+        """Whether a waiting rank can never continue if the ranks in ``stuck`` cannot."""
         me = {report.rank}
         if (collective := report.record["collective"]) is not None:
             what = collective["text"], collective.get("noted")
@@ -89,8 +98,8 @@ class _Holders:
 
 
 def _differs(collective: Mapping[str, Any], peer: RankReport) -> bool:
-    """Whether a rank has called another collective in the place of this one, which is then never
-    completed."""
+    """Whether a rank has called another collective instead of this one, which then never
+    completes."""
     noted = str(collective.get("noted", ""))
     mine = parse(noted or str(collective["text"]).replace(f" number {collective['number']}", "", 1))
     return any(

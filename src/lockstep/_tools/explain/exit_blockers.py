@@ -1,7 +1,9 @@
-"""What keeps a process, whose program is over, from ending: its threads, a child, an exit handler.
+"""What keeps a process from exiting after its program has finished: threads, a child, an exit
+handler.
 
-Python first waits for all threads that are no daemons, then calls the exit handlers, last
-registered first; that of ``multiprocessing`` waits for all children that are no daemons.
+Python exits in a fixed order, and the main thread's stack shows how far it is: it waits for all
+non-daemon threads, then calls the exit handlers, last registered first. The handler of
+``multiprocessing`` waits for all non-daemon children.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from lockstep._tools.explain.frames import name_of, stack_of
 
 THREAD, CHILD, HANDLER = "thread", "child", "handler"
 CLOSING = "closing"
-"""Kinds of holders: a child is one of ``multiprocessing``; ``CLOSING`` is lockstep's own exit
+"""The kinds of blockers: a child is one of ``multiprocessing``; ``CLOSING`` is lockstep's exit
 handler, which closes the run."""
 _WORKER = "/_launch/worker.py"
 _CHILDREN = "/multiprocessing/process.py"
@@ -25,10 +27,10 @@ _MOST, _MOST_FRAMES = 4, 10
 
 
 def exit_blockers(thread_id: int) -> list[dict[str, Any]]:
-    """What keeps this process, as values of JSON: ``kind``; ``what`` it is, in words; and the
-    ``stack`` that shows what it does, innermost frame first. Empty: nothing is known to.
+    """What keeps this process from exiting, as JSON values: the ``kind``; ``what`` it is, for the
+    user; and the ``stack`` that shows what it does, innermost frame first. Empty: nothing is known.
 
-    ``thread_id``: of the main thread, whose program is over.
+    ``thread_id``: the identity of the main thread, whose program has finished.
     """
     stacks = sys._current_frames()
     frames = list(_outwards(stacks.get(thread_id)))

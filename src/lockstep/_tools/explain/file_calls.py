@@ -1,8 +1,8 @@
 """Which call of a script reads or writes a file, or waits for a lock, from a thread's stack.
 
 C functions (``os.fsync``, ``lock.acquire``) have no frame: what a frame calls is read from its code
-and source. So a function that the script has put in the place of one, to add a retry, say, is
-recognized by the call, too.
+and source. So a function by which the script has replaced one, for example to add a retry, is also
+recognized.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _OF_FILES = re.compile(
     r"|(torch|pickle|json|np|numpy)\.(save|savez|load|dump|fromfile)"
     r"|.*\.(write|writelines|flush|tofile|write_bytes|write_text|read_bytes|read_text|readinto)"
 )
-"""What reads or writes, whatever it was replaced by. (Not every ``read()``: of a socket it waits
-for somebody else.)"""
+"""The calls that read or write, whatever function is behind them. (Not every ``read()``: a socket's
+waits for another process.)"""
 _LIBRARY = (
     ("/torch/serialization.py", "save", "torch.save"),
     ("/torch/serialization.py", "load", "torch.load"),
     *(("/shutil.py", name, f"shutil.{name}") for name in ("copyfile", "copyfileobj", "copytree", "move")),
 )
-"""Python functions that read or write, whoever calls them: the file, the function, and its name for
-users."""
+"""Python functions that read or write, independent of the caller: the file, the function, and its
+name for users."""
 _MOST_USERS = 3
-"""Frames of the script that are looked at."""
+"""The number of the script's frames that are examined."""
 
 
 def file_call(frames: Sequence[FrameType]) -> tuple[str, FrameType] | None:

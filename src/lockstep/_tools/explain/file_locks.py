@@ -1,5 +1,5 @@
-"""Who holds the lock of a file that a process waits for, from the kernel's table of locks. (Linux,
-one machine.)"""
+"""Which process holds the file lock that another one waits for, from the kernel's table of locks.
+(Linux, one machine.)"""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class FileLock(NamedTuple):
     """The lock of a file that keeps a process waiting."""
 
     file: str
-    """Its path; empty: unknown."""
+    """The path of the file; empty: unknown."""
     holder: int
-    """The process that holds it; -1: unknown."""
+    """The process with the lock; -1: unknown."""
     command: str
-    """Of that process; empty: unknown."""
+    """The command of that process; empty: unknown."""
 
 
 def polled_file(thread_id: int) -> str:

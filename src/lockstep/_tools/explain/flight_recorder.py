@@ -26,14 +26,14 @@ class Collective:
     """A collective that this process has begun."""
 
     number: int
-    """In its process group, from 1. Calls with equal numbers belong together."""
+    """The number in its process group, from 1. Calls with equal numbers belong together."""
     name: str
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     group: str
-    """Its name, the same on all its ranks."""
+    """The name of the group, the same on all its ranks."""
     began_s: float
-    """Seconds since 1970."""
+    """The time at which it was begun, in seconds since 1970."""
     members: tuple[int, ...] = ()
     """The ranks of the group, numbered as in the run; empty: unknown."""
 
@@ -42,7 +42,7 @@ class Collective:
 
     @property
     def what(self) -> str:
-        """Its name and tensors, without its number."""
+        """The name and tensors, without the number."""
         return f"{self.name}{self._tensors}".lower()
 
     @property
@@ -56,19 +56,19 @@ class Collective:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many collectives this process has begun and ended since its process groups were
-    created."""
+    """The numbers of collectives that this process has begun and finished since its process groups
+    were created."""
 
     num_done: int
-    """In all groups together."""
+    """The number of finished collectives, in all groups together."""
     begun: Mapping[str, int]
-    """By the group's name: the number of the latest that was begun. (On Gloo, messages to single
-    ranks have numbers, too.)"""
+    """The number of the latest collective that was begun in each group, by the group's name. (On
+    Gloo, messages to single ranks have numbers as well.)"""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What the recorders of this process hold."""
+    """The content of the recorders of this process."""
 
     pending: Collective | None
     """The oldest collective that has not ended."""
@@ -78,7 +78,7 @@ class Recording:
 
 
 def read_recording() -> Recording:
-    """What the recorders hold; nothing if there is none."""
+    """The content of the recorders; empty if there is no recorder."""
     try:
         dumped = [entry for dump in _read(includeCollectives=True, onlyActive=False) for entry in dump.get("entries", ())]
         _learn_names(dumped)
@@ -92,8 +92,8 @@ def read_recording() -> Recording:
 
 
 def counts() -> Counts:
-    """How many collectives were begun and ended. Takes about 50 µs, and milliseconds when a group
-    is new."""
+    """The numbers of collectives that were begun and finished. Takes about 50 µs, and milliseconds
+    when a group is new."""
     try:
         done: dict[str, int] = {}
         begun: dict[str, int] = {}
@@ -111,8 +111,8 @@ def counts() -> Counts:
 
 
 def has_recorded() -> bool:
-    """Whether this process has ever begun a collective, also in a group that is gone. At the end of
-    a program only: reading fixes a recorder's size (see ``_read``)."""
+    """Whether this process has ever begun a collective, also in a group that was destroyed. For the
+    end of a program only: reading fixes a recorder's size (see ``_read``)."""
     readers = [getattr(sys.modules.get("torch._C._distributed_c10d"), name, None) for name in _READERS]
     try:
         dumps = [json.loads(reader(includeCollectives=True, onlyActive=False)) for reader in readers if reader is not None]

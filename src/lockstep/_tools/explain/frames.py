@@ -31,7 +31,7 @@ def stack_of(frame: FrameType | None) -> list[Frame]:
 
 
 def name_of(thread: threading.Thread) -> str:
-    """A thread's name, or that of its function if it was given none."""
+    """A thread's name, or the name of its function if the thread was not named."""
     unnamed = _UNNAMED.fullmatch(thread.name)
     return thread.name if unnamed is None else unnamed[1]
 

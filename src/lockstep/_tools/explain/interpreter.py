@@ -1,7 +1,7 @@
 """Processes whose interpreter does not answer: whether C code holds its lock (the GIL), and the
 line that called that code. (Linux.)
 
-The kernel's count of context switches tells it. A thread that wants the lock asks for it every
+The kernel's count of context switches shows it. A thread that wants the lock asks for it every
 5 ms, so the sampler's thread, which otherwise sleeps most of the time, gives up its processor some
 200 times a second::
 
@@ -9,11 +9,11 @@ The kernel's count of context switches tells it. A thread that wants the lock as
     ... waits for the GIL    sem_timedwait(5 ms) ...  ~200 switches/s  and no record: C code holds it
     ... has no processor     runnable, never runs     ~0 switches/s    and no record: unknown
 
-Only a process of which this is seen is asked for its stack, by a signal to that very thread: the
-main thread is not interrupted, since its system call might fail with EINTR in a library that does
-not expect it. ``faulthandler`` writes the stack in its C handler, without the lock. It walks frames
-that nothing protects, which is safe only because no thread runs Python code while C code holds the
-lock; therefore the wait is proven again, by probes, right before the signal.
+Only a process of which this is seen is asked for its stack, by a signal to that very thread. The main
+thread is not interrupted, since that would end its system call early (a ``sleep`` returns).
+``faulthandler`` writes the stack in its C handler, without the lock. It walks frames that nothing
+protects, which is safe only because no thread runs Python code while C code holds the lock;
+therefore the wait is checked again, by probes, right before the signal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from lockstep._base.stopping import catches, is_left_alone
 from lockstep._base.tracebacks.frames import Frame
 
 SIGNAL = signal.SIGRTMAX - 3
-"""Used by nothing else. It kills a process that does not handle it, and is never sent to one."""
+"""The signal that asks for a stack, which nothing else uses. It kills a process that does not handle
+it, and is never sent to one."""
 _LEAST_PER_S = 40.0
 """The number of switches per second from which a thread counts as waiting for the lock. A sampler
 next to busy Python code has 20 to 30, since it waits for the lock whenever it wakes."""
@@ -87,7 +88,7 @@ class StackFile:
 
 
 def stack_file(path: Path) -> StackFile:
-    """The one of this process, made at the first call. A forked process has one of its own."""
+    """The stack file of this process, made at the first call. A forked process has a separate one."""
     global _own
     if _own is None or _own[0] != os.getpid():
         _own = (os.getpid(), StackFile(path))
@@ -121,9 +122,9 @@ def holds_lock(record: Mapping[str, Any], since_s: float) -> bool:
 
 
 def stack_now(record: Mapping[str, Any]) -> list[Frame]:
-    """The present stack of a process whose lock C code holds (``holds_lock``), innermost frame
-    first. Blocks for up to 2 s. Empty: it gives none, or holds the lock no more. Until it reports
-    again it stays in that call, so it is asked until it has answered once."""
+    """The present stack of a process in which C code holds the GIL (``holds_lock``), innermost frame
+    first. Blocks for up to 2 s. Empty: it gives none, or has released the lock. Until it reports
+    again it is in the same call, so it is asked only until it has answered once."""
     pid, reported_s = int(record["pid"]), float(record["time_s"])
     known_s, frames = _answers.get(pid, (0.0, []))
     if known_s != reported_s and (frames := _ask(record)):
@@ -132,7 +133,7 @@ def stack_now(record: Mapping[str, Any]) -> list[Frame]:
 
 
 _answers: dict[int, tuple[float, list[Frame]]] = {}
-"""By process: when it had last reported, and its stack."""
+"""The time of each process's last report, and the stack that it gave since, by process id."""
 
 
 def _ask(record: Mapping[str, Any]) -> list[Frame]:
@@ -194,7 +195,7 @@ def _read_from(path: Path, offset: int) -> str:
 
 
 def switches(pid: int, thread: int) -> int | None:
-    """How often a thread has given up its processor to wait for something; None: unknown."""
+    """The number of times that a thread has given up its processor to wait; None: unknown."""
     with contextlib.suppress(OSError):
         found = _SWITCHES.search(Path(f"/proc/{pid}/task/{thread}/status").read_text(errors="replace"))
         return None if found is None else int(found[1])

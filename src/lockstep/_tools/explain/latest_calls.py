@@ -1,4 +1,4 @@
-"""The latest collectives of this process, from PyTorch's recorder and from those that were noted,
+"""The latest collectives of this process, from PyTorch's recorder and from the ring of noted calls,
 as a black box keeps them."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from lockstep._tools.explain.recorded_calls import recent_calls
 _MOST = 16
 
 LatestCall = tuple[int, str, str, str, str]
-"""Number in the group, name and tensors, the group's name, the function that was called for it
-(empty: only the recorder knows of the call), and the line of the user's code."""
+"""A call: its number in the group, its name and tensors, the group's name, the function that the
+script called (empty: only the recorder knows the call), and the line of the user's code."""
 
 
 def latest_calls(recorded: Sequence[tuple[int, str, str]]) -> list[LatestCall]:
@@ -42,8 +42,8 @@ def _are_at_odds(noted: str, recorded: str) -> bool:
 
 
 def last_message() -> str:
-    """The message to a single rank that this process has called last, if it has called no
-    collective since, in words."""
+    """The latest message to a single rank, for the user, if this process has called no collective
+    since."""
     last = recent_calls(1)
     return str(last[0].call) if last and last[0].number == 0 else ""
 

@@ -86,7 +86,7 @@ def loader_at(frame: FrameType | None) -> Any:
 
 
 def batches_of(loader: Any) -> int:
-    """How many batches a loader's iterator has given; 0: it is not known."""
+    """The number of batches that a loader's iterator has yielded; 0: unknown."""
     number = getattr(loader, "_num_yielded", 0)
     return number if isinstance(number, int) else 0
 
@@ -110,10 +110,9 @@ def reader_of(loader: Any) -> Frame | None:
 
 
 def sample_at(frame: FrameType | None) -> object:
-    """What tells apart the samples that a worker reads one after the other, with this innermost
-    frame; None: it is not known.
-
-    Each may take a while, at one line.
+    """A value that differs between the samples that a worker reads one after the other, from its
+    innermost frame; None: unknown. Each sample may take a while at one line, so the line does not
+    show that the worker moves.
     """
     while frame is not None and not frame.f_code.co_filename.endswith(_FETCHER):
         frame = frame.f_back
@@ -125,7 +124,7 @@ def sample_at(frame: FrameType | None) -> object:
 
 def is_starting_worker(frame: FrameType | None) -> bool:
     """Whether a thread with this innermost frame starts a process for a loader (and not one that a
-    data set starts)."""
+    dataset starts)."""
     while frame is not None and frame.f_back is not None:
         caller = frame.f_back
         if frame.f_code.co_name == "start" and frame.f_code.co_filename.endswith(_PROCESS):
@@ -145,7 +144,7 @@ def in_task(stack: Sequence[Frame]) -> tuple[list[Frame], bool]:
 
 def with_stack_now(record: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
     """The record of a worker with its present stack, if C code holds the lock of its interpreter;
-    else the same. May block for some seconds.
+    otherwise the same record. May block for some seconds.
 
     ``now_s``: since 1970.
     """

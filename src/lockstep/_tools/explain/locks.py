@@ -4,7 +4,7 @@
 Waiting for a lock is a C call without a frame, so the lock is found in two steps. The bytecode
 position of the innermost frame gives the expression that is entered or acquired
 (``file_calls.acquired``), and its names lead to the object through the frame's variables. An RLock
-knows the thread that holds it. A Lock does not, so its holder is the thread whose stack is inside
+knows its holder. A Lock does not, so its holder is the thread whose stack is inside
 the body of a ``with`` statement on the same object::
 
     thread A:  with self.lock:      thread B:  with self.lock:   <- blocked here: the expression
@@ -89,9 +89,9 @@ def _lock_at(frame: FrameType, thread_id: int, stacks: Mapping[int, FrameType]) 
             holders = [ident for ident, stack in stacks.items() if _is_within(lock, stack, is_asking=ident == thread_id)]
         words = f"it waits for `{text}`"
         if holders == [thread_id]:
-            words += ", which it already holds itself"
+            words += ", which it has already acquired itself"
         elif holders:
-            words += f", held by {_described(holders[0], stacks)}"
+            words += f"; {_described(holders[0], stacks)} has it"
         else:
             words += "; its holder is unknown" + _others(thread_id, stacks)
         return {"kind": LOCK, "words": words, **({"holder": _name(holders[0])} if holders else {})}
@@ -147,11 +147,12 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _lost_workers(waiting: object) -> str:
-    """How many workers of the pool, for a result of which a thread waits, have died; empty: none,
-    as far as is known.
+    """The number of dead workers, as text, of the pool for whose result a thread waits; empty: none
+    is known.
 
-    The pool replaces them: those that are younger than the thread that does so. Its attributes are
-    private: test_locks.py tells when they move.
+    A pool replaces dead workers and forgets them, so they are counted by their replacements: workers
+    that are younger than the thread that replaces. The attributes are private; test_locks.py fails
+    when they move.
     """
     pool = getattr(waiting, "_pool", None)
     if not isinstance(pool, Pool) or pool._maxtasksperchild is not None:  # type: ignore[attr-defined]
@@ -162,7 +163,7 @@ def _lost_workers(waiting: object) -> str:
 
 
 def _started(task: str) -> int:
-    """When a process or thread was started, in the kernel's clock ticks."""
+    """The start of a process or thread, in the kernel's clock ticks."""
     return int(Path("/proc", task, "stat").read_text().rpartition(")")[2].split()[19])
 
 

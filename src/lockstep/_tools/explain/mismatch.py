@@ -42,7 +42,8 @@ class Difference:
     """The property that differs: ``kind``, ``dtype``, ``size``, ``op`` or ``root``."""
 
     def __str__(self) -> str:
-        """In a clause: ``number 3 was barrier on rank 0, all_reduce (...) on rank 1``."""
+        """The difference as a clause: ``number 3 was barrier on rank 0, all_reduce (...) on rank
+        1``."""
         called: dict[str, list[int]] = {}
         for rank, call in sorted(self.calls.items()):
             called.setdefault(str(call.call), []).append(rank)
@@ -112,8 +113,7 @@ def first_mismatch(records: Sequence[Mapping[str, Any]]) -> Difference | None:
 
 
 def first_difference(called: Mapping[int, Sequence[NotedCall]], *, has_failed: bool = False) -> Difference | None:
-    """The first collective that differs between ranks, of those that several are known to have
-    called; None: none.
+    """The first collective that differs between ranks; None: none of the known ones.
 
     Args:
         called: the latest calls of each rank.

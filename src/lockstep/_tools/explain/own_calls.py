@@ -1,4 +1,4 @@
-"""What lockstep's own collectives do for the user. Nobody who looks for a hang knows what
+"""What lockstep's collectives do for the user. A user who debugs a hang cannot know what
 ``all_gather`` number 41 is, so a report names the work that the collective belongs to."""
 
 from __future__ import annotations

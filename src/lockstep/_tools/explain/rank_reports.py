@@ -65,7 +65,7 @@ class RankReport:
     lock: FileLock | None = None
     """The lock of a file that keeps the rank waiting; None: no lock is known."""
     held_by: int | None = None
-    """The rank that holds ``lock``; None: no rank, as far as is known."""
+    """The rank with ``lock``; None: no rank, as far as is known."""
     is_behind: bool = False
     """Whether the rank has begun a collective, but has not reached the one that others wait in."""
 
@@ -101,7 +101,7 @@ class RankReport:
     def ending(self) -> Mapping[str, Any]:
         """The exit of a process whose program has finished: ``how`` it finished, ``since_s`` (seconds
         since 1970), and the ``holders`` that block the exit. Empty: the program runs, or the process
-        is gone."""
+        has exited."""
         return self.record.get("ending", {}) if self.state in ALIVE else {}
 
     @property
@@ -118,7 +118,7 @@ class RankReport:
 
     @property
     def call(self) -> str:
-        """The collective in which it waits, in words; empty: none is known."""
+        """The collective in which the rank waits, for the user; empty: none is known."""
         collective = self.record["collective"]
         if collective is None or self.state == "late":
             return ""
@@ -132,20 +132,19 @@ class RankReport:
 
     @property
     def still_s(self) -> float:
-        """How long its main thread has not moved; of one that is late, how long it has not
-        reported."""
+        """The seconds since the main thread moved; in state ``late``, since the rank reported."""
         return self._since("time_s" if self.state == "late" else "since_s")
 
     @property
     def idle_s(self) -> float:
-        """How long its main thread has not moved, and nothing else was done (``work``): one line
-        may take minutes."""
+        """The seconds for which the main thread has not moved and nothing else was done (``work``):
+        one line may take minutes."""
         return 0.0 if self._work_since else min(self.still_s, self._since("worked_s"))
 
     @property
     def work(self) -> str:
-        """What is done while its main thread does not move, in words; empty: nothing was seen for a
-        while."""
+        """The work that is done while the main thread does not move, for the user; empty: none was
+        seen for a while."""
         recent = self.record.get("work", "") if self._since("worked_s") < _RECENT_S else ""
         return self._work_since or str(recent)
 
@@ -166,8 +165,7 @@ class RankReport:
 
     @property
     def cause(self) -> str:
-        """Why it does not go on, in one word, as far as that is known; empty: it is not, or it
-        works."""
+        """The reason why the rank does not continue, as one word; empty: unknown, or it works."""
         if self.state not in ALIVE:
             return self.state
         if self.facts is not None and self.facts.why_blocked():
@@ -194,7 +192,7 @@ class RankReport:
         return next(filter(None, places), "") or users_location(self.frames)
 
     def describe(self) -> str:
-        """What it does, in words."""
+        """What the rank does, for the user."""
         at, of = _step_words(self.record)
         if self.state == "gone":
             return f"dead: {self._why_gone()} {at}"
@@ -227,7 +225,7 @@ class RankReport:
 
     @property
     def _writes(self) -> str:
-        """Which checkpoint it writes beside what it does, as a clause."""
+        """The checkpoint that the rank writes in the background, as a clause."""
         step = self.record["doing"].get("checkpoint")
         return "" if step is None or self._is_saving else f", while writing the checkpoint of step {step}"
 
@@ -252,7 +250,7 @@ class RankReport:
             return f"killed by signal {-status}"
 
     def _whether_there(self) -> str:
-        """Whether the process of a run that has ended is still there, as a clause."""
+        """Whether the process of a finished run still exists, as a clause."""
         if self.facts is None:
             return ""
         return "; its process still exists: `lockstep stacks` without a directory shows what it does"
@@ -299,7 +297,7 @@ class RankReport:
         holder = f"process {self.lock.holder} (`{self.lock.command}`)"
         if self.held_by is not None:
             holder = f"rank {self.held_by} (pid {self.lock.holder})"
-        return {"kind": FLOCK, "words": f"it waits for the lock of {self.lock.file or 'a file'}, held by {holder}"}
+        return {"kind": FLOCK, "words": f"it waits for the lock of {self.lock.file or 'a file'}; {holder} has it"}
 
     def stack(self, *, short: bool = False, fold: bool = False) -> list[str]:
         """The lines of the stack to show, outermost first, from the script's first line on.

@@ -1,4 +1,4 @@
-"""Reads what the ranks of a run are doing from their black boxes, and asks the kernel about those
+"""Reads what the ranks of a run are doing from their black boxes, and asks the kernel about ranks
 that do not move."""
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lockstep._world.machine.identity import shared_by
 
 LATE_S = 6 * EVERY_S
 _LATE_ELSEWHERE_S = 30.0
-"""A process whose record is older than this has stopped reporting; of another machine, whose file
-system may keep old ones."""
+"""The age from which a record shows that a process of another machine has stopped reporting: a
+shared file system may return old content."""
 _MOST_ASKED = 4
-"""Ranks whose present stack is asked for in one look."""
+"""The number of ranks whose present stack is asked for in one look."""
 
 
 def read_records(run_dir: Path) -> list[dict[str, Any]]:
@@ -77,8 +77,7 @@ def read_reports(run_dir: Path, now_s: float) -> list[RankReport]:
 
 
 def _with_workers_now(records: Sequence[Mapping[str, Any]], now_s: float) -> list[Mapping[str, Any]]:
-    """The same, with the present stacks of those loader workers of this machine that do not
-    answer."""
+    """The records, with the present stacks of this machine's loader workers that do not answer."""
     found: list[Mapping[str, Any]] = []
     asked = 0
     for record in records:
@@ -111,7 +110,7 @@ def _report(record: Mapping[str, Any], now_s: float) -> RankReport:
 
 
 def _state_at_end(record: Mapping[str, Any]) -> str:
-    """The state of a process that is gone."""
+    """The state of a process that has exited."""
     status = record.get("status")
     if status is None:
         return "finished" if "ending" in record else "gone"

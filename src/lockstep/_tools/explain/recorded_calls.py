@@ -114,7 +114,7 @@ def recent_calls(count: int) -> list[NotedCall]:
 
 
 def offer(path: Path) -> None:
-    """From now on, ``record_calls`` uses this ring of the launcher's."""
+    """Let ``record_calls`` use this ring of the launcher's from now on."""
     global _path
     _path = path
 
@@ -271,7 +271,7 @@ class _Recorder:
 
 def _number_or_none(group: Any) -> int | None:
     """The number of the latest collective of a group; None: the backend does not number them, as
-    MPI's and those of other packages."""
+    MPI's and backends of other packages do not."""
     try:
         return _number_of(group)
     except Exception:

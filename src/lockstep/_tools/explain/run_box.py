@@ -26,7 +26,8 @@ from lockstep._tools.explain.stuck import StuckWatch, limit_s
 
 
 class RunBox(Listener):
-    """Open until the run ends. Without one, training goes on."""
+    """The black box of a run's process, open until the run ends. If it cannot be opened, training
+    continues without it."""
 
     stage = Stage.EARLY
 

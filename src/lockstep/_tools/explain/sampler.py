@@ -2,8 +2,8 @@
 box.
 
 The training thread itself does nothing for it, so sampling costs a step no time. A thread that
-holds the interpreter lock in C code, or is stopped, cannot be sampled: the newest record is then
-from before.
+holds the interpreter lock in C code, or is stopped, cannot be sampled: the newest record is then an
+earlier one.
 
 ::
 
@@ -19,8 +19,7 @@ A process has at most one sampler at work: that of its run replaces the one that
 given it (``worker_box``), which continues when the run is closed. The sampler's thread is started
 by ``_thread``, not by ``threading``: a script that counts or joins its threads must not see it, and
 neither must what looks for threads that block the exit. It pauses while the process forks, because
-Python warns of forks in processes with threads, and because a fork that copies a lock which this
-thread holds would deadlock in the child.
+Python warns of forks in processes with threads.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def is_communicating(stack: Sequence[Sequence[Any]]) -> bool:
 
 
 def transfer_in(stack: Sequence[Sequence[Any]]) -> str:
-    """The point-to-point call in which a thread with this stack waits; empty: none. Recorders know
-    only those of NCCL."""
+    """The point-to-point call in which a thread with this stack waits; empty: none. PyTorch's
+    recorders have these calls only on NCCL."""
     file, _, name = stack[0] if stack else ("", 0, "")
     return str(name) if name in TRANSFERS and "/torch/distributed/" in str(file) else ""
 
@@ -211,8 +210,8 @@ class Sampler:
             _current = self
 
     def close(self, how: str) -> None:
-        """Stop, and record how the run has ended for this process: ``finished``, or ``failed``. The
-        box of a process that has failed keeps what it did before."""
+        """Stop, and record how the run ended for this process: ``finished`` or ``failed``. The box
+        of a process that has failed keeps what it did before."""
         global _current
         self._has_failed = self._has_failed or how == "failed"  # the script's own error comes first
         # a forked process has no sampler thread
@@ -232,8 +231,8 @@ class Sampler:
                 self._before.take_back()
 
     def look_now(self) -> None:
-        """Record at once what the process does, since it may end before the next look. Called by
-        the main thread."""
+        """Record immediately what the process does, since it may exit before the next look. Called
+        by the main thread."""
         if self.halt(_FORK_S):
             self._try(self._look)
             self.resume()
@@ -368,11 +367,11 @@ def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
 _current: Sampler | None = None
 """The sampler of this process."""
 _end: dict[str, Any] | None = None
-"""How and when the program of this process has ended; None: it has not."""
+"""How and when the program of this process finished; None: it has not."""
 
 
 def note_end(how: str) -> None:
-    """Record that the program of this process has ended, without a failure: threads, exit handlers
+    """Record that the program of this process has finished without a failure: threads, exit handlers
     and children may follow."""
     global _end
     _end = {"how": how, "since_s": time.time()}
@@ -381,7 +380,7 @@ def note_end(how: str) -> None:
 
 
 def has_ended() -> bool:
-    """Whether the program of this process has ended, without a failure."""
+    """Whether the program of this process has finished without a failure."""
     return _end is not None
 
 

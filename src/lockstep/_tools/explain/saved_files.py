@@ -3,7 +3,7 @@ them.
 
 ``torch.save`` is wrapped in the workers of ``lockstep run``. Each path that a rank saves is noted
 once, in a file of the launch's private directory, since a rank may save and end within a moment.
-Ranks that take turns, each in an epoch of its own, do nothing wrong.
+Ranks that take turns, each in a different epoch, do nothing wrong.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ class SavedFiles:
 
 
 def _at_once(saves: Mapping[int, tuple[str, float]]) -> dict[int, str]:
-    """Of the ranks that have saved a file, those that did so soon after another one, or before it;
-    and where."""
+    """The ranks that saved a file within moments of another one, with their lines."""
     return {
         rank: at
         for rank, (at, time_s) in saves.items()

@@ -130,8 +130,8 @@ def find_slow_rank(window: Sequence[Phase]) -> SlowRank | None:
     """The slow rank of a window, if there is one. A rank with more samples may be busy for longer.
     Pure."""
     slowest: list[tuple[int, float]] = []
-    """Of each phase in which a rank is the slowest: that rank, and the share of the phase for which
-    the others wait for it."""
+    """The slowest rank of each phase that has one, and the share of the phase for which the others
+    wait for it."""
     for rows, busy in window:
         try:
             rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]

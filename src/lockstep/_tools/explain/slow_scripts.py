@@ -143,13 +143,13 @@ def slow_rank(blocks: Mapping[int, Sequence[Block]], newest: int) -> Finding | N
 
 
 def _with_callees(blocks: Sequence[Block]) -> list[Block]:
-    """The same blocks, with each function's time that of all that it calls as well."""
+    """The blocks, with the time in the functions that a function calls counted for it as well."""
     return [{**block, "places": block["functions"]} for block in blocks]
 
 
 def _slow_as_a_whole(own: Sequence[Block], others: Sequence[Sequence[Block]]) -> Function | None:
     """The innermost function in which a rank spends nearly all of what it spends more than others,
-    whether at its own lines or at those of functions that it calls; None: there is none. (What
+    whether at its own lines or at lines of functions that it calls; None: there is none. (What
     calls it has as much of that, or more.)"""
     slow = {
         function: _share(own, function) - max(_share(peer, function) for peer in others)
@@ -205,15 +205,15 @@ def _is_slow_in(function: Function, own: Sequence[Block], others: Sequence[Seque
 
 
 def _gain(own: Sequence[Block], peer: Sequence[Block], visited: Counter[Function]) -> float:
-    """For how much more of its time a peer may wait for this rank: where ranks wait for each other,
-    or in what this rank calls as well (``loss.item()`` waits for a GPU)."""
+    """The share of its time by which a peer may wait longer than this rank: where ranks wait for
+    each other, or in functions that this rank calls as well (``loss.item()`` waits for a GPU)."""
     waits = _waiting(peer) - _waiting(own)
     return max(0.0, waits) + sum(max(0.0, _share(peer, function) - _share(own, function)) for function in visited)
 
 
 def _is_in_each_step(function: Function, blocks: Sequence[Block]) -> bool:
-    """Whether the time there is spread over the steps: not that of few that evaluate, save, or
-    compile."""
+    """Whether the time there is spread over the steps, and does not belong to a few steps that
+    evaluate, save, or compile."""
     count = sum(place["count"] for block in blocks for place in block["places"] if _function(place) == function)
     # The lines of a function may be seen in the same step, or not: at least as often as the one
     # that is seen most.

@@ -1,5 +1,5 @@
-"""What the user is told while ranks wait: a warning if nothing gets done, and an all-clear after
-one that turns out wrong."""
+"""The notices that are printed while ranks wait: a warning if there is no progress, and an all-clear
+after a warning that turns out wrong."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from lockstep._base.reports import Report
 
 
 class StallNotices:
-    """What one process has told.
+    """The warnings and all-clears of one process.
 
     Args:
-        publish: tells the user of a report.
-        say: tells the user a line.
+        publish: prints and notes a report.
+        say: prints a line.
     """
 
     def __init__(self, publish: Callable[[Report], None], say: Callable[[str], None]) -> None:
         self._publish = publish
         self._say = say
         self._began_s: float | None = None
-        """When the wait began of which the user was warned, in the time of ``time.monotonic``;
-        None: of none, or it is over."""
+        """The beginning of the wait that was warned of, as ``time.monotonic`` counts; None: there is
+        none, or the wait is finished."""
 
     @property
     def has_warned(self) -> bool:
@@ -30,12 +30,12 @@ class StallNotices:
         return self._began_s is not None
 
     def warn(self, report: Report, waited_s: float) -> None:
-        """Say that ranks do not get on, which have waited for so many seconds."""
+        """Warn that ranks make no progress, after a wait of so many seconds."""
         self._began_s = time.monotonic() - waited_s
         self._publish(report)
 
     def all_clear(self) -> None:
-        """Say that the ranks get on, after a warning that they do not."""
+        """Print that the ranks make progress again, after a warning."""
         if self._began_s is not None:
             waited_s, self._began_s = time.monotonic() - self._began_s, None
             self._say(f"all clear: the run is making progress again, after {waited_s:.0f} s.")

@@ -13,8 +13,8 @@ is what hangs.
              |--------------- limit_s --------|
 
 Two properties keep false alarms away. The limit grows with the usual time of a step (``limit_s``).
-And a rank that still does something (computes, reads, writes, has a child process that does) is
-given two minutes, because rank 0 alone evaluating or saving is common and right.
+And a rank that still does something (computes, reads, writes, has a child process that does) may
+take two minutes, because an evaluation or a save by rank 0 alone is common and right.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class StuckWatch:
         limit_s: how long it may wait, in seconds, given whether it was asked to stop.
         asked: whether this process was asked to stop.
         progress: how far this process is in its steps.
-        notices: what the user is told, by the lowest of the waiting ranks.
+        notices: prints warnings and all-clears, on the lowest of the waiting ranks.
         end: called when this rank cannot finish its step, with the report, whether this rank is the
-            one that tells it, and whether it is a deadlock; else it was asked to stop. Does not
-            return.
+            one that prints it, and whether it is a deadlock; otherwise it was asked to stop. Does
+            not return.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ def _before_echo(report: RankReport) -> RankReport:
 
 
 def _divided(reports: Sequence[RankReport]) -> tuple[list[RankReport], list[RankReport]]:
-    """The ranks that wait for others, and those that do not."""
+    """The ranks that wait for others, and the ranks that do not."""
     reports = [
         replace(report, is_behind=_is_behind(report, reports) or _has_ended_early(report, reports)) for report in reports
     ]
@@ -388,8 +388,8 @@ def _odd(groups: Sequence[Sequence[RankReport]]) -> tuple[int, ...]:
 
 
 def call_of(report: RankReport) -> str:
-    """The call in which a rank waits, in words; empty: it is not known, or it was in one when it
-    last reported."""
+    """The call in which a rank waits, for the user; empty: unknown, or only known from an earlier
+    report."""
     if report.state == "late" and not report.is_now:
         return ""
     return report.call or str(report.record.get("message", "")) or call_in(report.frames)
@@ -429,8 +429,8 @@ def _waits_behind(report: RankReport) -> bool:
 
 
 def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
-    """Whether a rank's program is over while others wait in theirs, for a collective that it will
-    never call."""
+    """Whether a rank's program has finished while others wait in theirs, for a collective that it
+    will never call."""
     if not (report.ending and report.call):
         return False
     waiting = [peer for peer in reports if peer.is_waiting and not peer.ending]

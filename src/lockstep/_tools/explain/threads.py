@@ -1,5 +1,5 @@
-"""What a thread is at, in words: what it is doing, and the exception that it handles; and which
-threads have died of one."""
+"""What a thread does, for the user, the exception that it handles, and which threads have died of
+one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lockstep._base.tracebacks.frames import Frame
 from lockstep._tools.explain.frames import name_of, stack_of_error, users_location
 
 _MOST_CHARACTERS = 200
-"""Of the message of an exception."""
+"""The most characters of an exception's message."""
 
 
 def doing_at(stack: Sequence[Frame]) -> str:
     """What a thread with this stack, innermost frame first, is doing in a script that does not use
-    lockstep, which says nothing of it."""
+    lockstep, which would know it."""
     return next((doing for file, _, name in stack if (doing := _doing(file, name))), "in the script")
 
 
 def _doing(file: str, name: str) -> str:
-    """Empty: the frame does not tell."""
+    """What a thread with this frame does; empty: the frame does not show it."""
     if "/torch/" not in file:
         return ""
     if "/torch/utils/data/" in file:
@@ -59,14 +59,14 @@ def _in_a_line(error: BaseException) -> str:
 
 
 class DeadThread(TypedDict):
-    """A thread that has died of an exception. Python prints that, and the others wait for what it
-    does no more."""
+    """A thread that has died of an exception. Python prints that, and the other threads wait for
+    what it no longer does."""
 
     thread: str
     error: str
-    """In a line."""
+    """The exception, in one line."""
     time_s: float
-    """When, in seconds since 1970."""
+    """The time of its death, in seconds since 1970."""
 
 
 _MOST_DEAD = 2

@@ -1,8 +1,9 @@
-"""Where the main thread of a process spends its time, as far as samples tell: by function and line
-of the script.
+"""Where the main thread of a process spends its time, from samples: by function and line of the
+script.
 
-Samples are kept in blocks of some seconds, which are the same on all ranks of a machine, whose
-newest are in each record."""
+Samples are counted in blocks of ten seconds since 1970, so the blocks of all ranks of a machine
+cover the same times and can be compared. Each record of a black box has the newest blocks.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from lockstep._tools.explain.threads import doing_at
 
 BLOCK_S = 10.0
 NUM_BLOCKS = 6
-"""Of a record."""
+"""The number of blocks in a record."""
 _MOST_PLACES, _MOST_FUNCTIONS = 8, 6
 _MOST_FRAMES = 60
 _WAITS = (f"{OURS}_world/comm", f"{OURS}_sync/", f"{OURS}_loop/", "/torch/distributed/", "/torch/nn/parallel/distributed.py")
 """Code in which ranks wait for each other: if a thread's innermost frame is there."""
 _BACKWARD = "_engine_run_backward"
-"""DistributedDataParallel waits for others in it, in C++."""
+"""The function in which DistributedDataParallel waits for others, in C++."""
 WAITING = ""
-"""The place of one that waits for other ranks, or computes gradients: these are not told apart."""
+"""The place of a thread that waits for other ranks, or computes gradients, which looks the same."""
 
 
 class Place(TypedDict):
@@ -40,46 +41,47 @@ class Place(TypedDict):
     function: str
     line: int
     doing: str
-    """In words."""
+    """What the thread does there, for the user."""
     call: str
-    """Of the function that reads or writes a file there; empty: none does."""
+    """The function that reads or writes a file there; empty: none does."""
     count: int
     visits: int
-    """Steps in which it was seen there."""
+    """The number of steps in which the thread was seen there."""
 
 
 class Block(TypedDict):
-    """Samples of a time."""
+    """Samples of one interval of time."""
 
     number: int
-    """Since 1970."""
+    """The number of the interval since 1970."""
     count: int
     waiting: int
-    """Of them."""
+    """The number of samples in which the thread waited for other ranks."""
     steps: int
-    """Seen."""
+    """The number of steps that were seen."""
     begun: int
-    """How many collectives were done at its beginning, and ``done`` at its end."""
+    """The number of finished collectives at the beginning of the block."""
     done: int
+    """The number of finished collectives at the end of the block."""
     computed: float
-    """For which share of it the main thread had a processor."""
+    """The share of the block in which the main thread had a processor."""
     starved: float
-    """For which share of it a thread of the process wanted a processor, and had none."""
+    """The share of the block in which a thread of the process wanted a processor and had none."""
     places: list[Place]
     functions: list[Place]
-    """Of the script, with all that they call, and the waiting there."""
+    """The places of the script's functions, counted with all that they call and the waiting there."""
 
 
 Key = tuple[str, str, int, str, str]
-"""File, function, line, what is done, and the call."""
+"""A place: file, function, line, what the thread does, and the call."""
 
 
 class _Seen:
-    """How often a thread was seen at some places, and in how many steps.
+    """The number of times that a thread was seen at each place, and in how many steps.
 
     Args:
-        before: where it was seen last.
-        step: the step in which that was: what has begun before does not begin in it.
+        before: the places where it was seen last, in the block before.
+        step: the step of that sample: a visit that began before does not begin in this block.
     """
 
     def __init__(self, before: Collection[Key | str], step: int) -> None:
@@ -89,15 +91,15 @@ class _Seen:
         self._goes_on, self._step = before, step
 
     def note(self, places: Mapping[Key | str, int], step: int) -> None:
-        """It was seen at these, at a line each, in this step."""
+        """Note that the thread was seen at these places, with a line each, in this step."""
         for place, line in places.items():
             self.count[place] += 1
             self.steps[place].add(step)
             self._lines[place][line] += 1
 
     def most(self, number: int) -> list[Place]:
-        """Where it was seen most. Of places that were seen equally often, those first that were
-        noted first."""
+        """The places where the thread was seen most. Of equally frequent ones, the first noted comes
+        first."""
         places = []
         for key, count in self.count.most_common(number):
             if isinstance(key, tuple):
@@ -115,10 +117,10 @@ class TimeSamples:
 
     def __init__(self) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        """Of the thread's processor time."""
+        """The clock of the thread's processor time."""
         self._cpu_s = 0.0
         self.blocks: list[Block] = []
-        """Complete ones, oldest first."""
+        """The newest complete blocks, oldest first."""
         self._number = -1
         self._is_whole = False
         """Whether the block that is being filled was begun at its beginning."""
@@ -133,8 +135,8 @@ class TimeSamples:
         self._at, self._in = _Seen([place], step), _Seen(functions, step)
 
     def note(self, frame: FrameType | None, step: int, num_done: int, now_s: float) -> None:
-        """The thread was seen at this frame, in this step, after so many collectives. Called from
-        the sampler's thread."""
+        """Note that the thread was seen at this frame, in this step, after so many collectives.
+        Called from the sampler's thread."""
         number = int(now_s // BLOCK_S)
         if number != self._number:
             if number == self._number + 1 and self._is_whole:
@@ -154,8 +156,8 @@ class TimeSamples:
         self.blocks = [*self.blocks[1 - NUM_BLOCKS :], self.current(num_done, lacked_s)]
 
     def current(self, num_done: int, lacked_s: float = 0.0) -> Block:
-        """The block that is being filled, as far as it is. ``lacked_s``: for how long a thread had
-        no processor."""
+        """The block that is being filled, up to now. ``lacked_s``: the seconds for which a thread
+        had no processor."""
         return Block(
             number=self._number,
             count=self._at.count.total(),
@@ -210,8 +212,8 @@ def functions_at(frame: FrameType | None) -> dict[Key | str, int]:
 
 
 def _lacked() -> dict[str, float]:
-    """For how long each thread of this process has wanted a processor and had none, since it began,
-    in seconds."""
+    """The seconds for which each thread of this process has wanted a processor and had none, since
+    it began."""
     lacked = {}
     for task in Path("/proc", str(os.getpid()), "task").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -26,7 +26,7 @@ _SPAN_S = 4.0
 
 @dataclass(frozen=True)
 class Used:
-    """What a process, and those that it has started, have used up to a moment."""
+    """What a process, and the processes that it has started, have used up to a moment."""
 
     time_s: float
     own_s: float
@@ -65,7 +65,7 @@ class WorkMeter:
 
 
 def work_between(before: Used, after: Used) -> str:
-    """What was done between two moments that is worth the name, in words; empty: nothing. Pure."""
+    """The work that was done between two moments, for the user; empty: none. Pure."""
     least_s = LEAST_SHARE * (after.time_s - before.time_s)
     if after.own_s - before.own_s >= least_s:
         return COMPUTES

@@ -54,8 +54,8 @@ class Steps:
 
 
 class Meetings:
-    """Whether this process has ever met others of its launch: begun a collective, sent or received
-    a message, or loaded a library that has its own ways."""
+    """Whether this process has ever communicated with others of its launch: begun a collective, sent
+    or received a message, or loaded a library that communicates by other means."""
 
     def __init__(self) -> None:
         self._has_met = False
@@ -75,7 +75,7 @@ class Meetings:
 _OTHER_WAYS = frozenset({"horovod", "mpi4py", "ray", "jax", "bagua", "oneccl_bindings_for_pytorch", "cupy.cuda.nccl"})
 """Modules of libraries by which processes may meet without PyTorch's collectives."""
 _LIBRARIES = ("accelerate",)
-"""Libraries whose way to make processes meet is known."""
+"""The libraries for which the way to connect processes is known."""
 
 
 class Collectives:
@@ -86,8 +86,8 @@ class Collectives:
         self._before = self._newest = 0
 
     def count(self, newest: int) -> int:
-        """In all groups that there were. Called from one thread. ``newest``: in those that there
-        are."""
+        """The number in all groups that ever existed. Called from one thread. ``newest``: the number
+        in the present groups."""
         if newest:
             self._before += self._newest if newest < self._newest else 0
             self._newest = newest

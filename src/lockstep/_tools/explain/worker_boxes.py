@@ -1,5 +1,4 @@
-"""What each loader worker of this process is at, for the process's own black box while it waits for
-one.
+"""What each loader worker of this process does, for the process's black box while it waits for one.
 
 A worker is a fork of its rank. It samples itself twice a second into memory that both share, so
 that its last line is known even if it is stopped, and nothing has to be asked by a signal, which
@@ -42,17 +41,17 @@ EVERY_S = 0.5
 _FIRST_S = 0.02
 """The delay of the first look; that of each further one is twice as long."""
 _FIRST_WRITE_S = 0.2
-"""How long a worker waits for the thread that samples it to begin, once."""
+"""The seconds for which a worker waits, once, for its sampling thread to begin."""
 _SLOT_BYTES = 1 << 12
 _MOST_FRAMES, _FEWEST_FRAMES = 12, 3
 _MOST_OF_ERROR = 400
-"""Characters of a message."""
+"""The most characters of a message."""
 _MOST_WORKERS = 4
-"""Workers that a record tells of."""
+"""The most workers in a record."""
 _LATE_S = 3.0
-"""One whose record is older than this does not run Python code, whatever it did then."""
+"""The age in seconds from which a record shows that its worker runs no Python code."""
 _BEGINS_S = 60.0
-"""A worker that has not written anything for this long does not exist."""
+"""The seconds after which a worker that has written nothing does not exist."""
 
 
 class _Box:
@@ -66,7 +65,7 @@ class _Box:
 
     @property
     def cell(self) -> memoryview:
-        """For ``worker_note``."""
+        """The byte that ``worker_note`` sets while samples are read."""
         return memoryview(self._memory)[2 * _SLOT_BYTES :]
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -152,11 +151,11 @@ class _WorkerSampler:
 
 
 def _when_feeding_fails(note: Callable[[BaseException], None]) -> None:
-    """Have ``note`` called, in this process, with each error of a queue's feeder thread: what was
-    put is lost, and whoever waits for it waits for ever.
+    """Have ``note`` called, in this process, with each error of a queue's feeder thread: the item is
+    lost, and the process that waits for it waits for ever.
 
-    Private, though meant to be overridden: nothing public tells of it, and the message that it
-    prints is in nobody's hands."""
+    The method is private, though meant to be overridden. There is no public way to see the error,
+    which is only printed."""
     queue: Any = multiprocessing.queues.Queue
     before = getattr(queue, "_on_queue_feeder_error", None)
     if before is None:
@@ -170,13 +169,13 @@ def _when_feeding_fails(note: Callable[[BaseException], None]) -> None:
 
 
 _boxes: list[_Box] = []
-"""Of the workers of this process."""
+"""The boxes of this process's workers."""
 _next: _Box | None = None
-"""Of the worker that is being forked."""
+"""The box of the worker that is being forked; None: none is."""
 
 
 def before_fork() -> None:
-    """This thread is about to fork: a loader worker, perhaps."""
+    """Prepares a box if this thread is about to fork a loader worker."""
     global _next
     frame: FrameType | None = sys._getframe(1)
     if is_starting_worker(frame):
@@ -187,13 +186,13 @@ def before_fork() -> None:
 
 
 def in_parent() -> None:
-    """It has forked."""
+    """Forgets the prepared box, in the process that has forked."""
     global _next
     _next = None
 
 
 def in_child() -> None:
-    """This process is the fork."""
+    """Starts to write into the prepared box, in the fork."""
     global _next
     box, _next = _next, None
     _boxes.clear()
@@ -203,8 +202,8 @@ def in_child() -> None:
 
 
 def look_at_workers(loader: Any) -> list[dict[str, Any]]:
-    """What the workers of a loader's iterator do that it may be waiting for, as values of JSON (see
-    ``WorkerRecord``): those that are at a batch, do not run or answer, or have lost a batch."""
+    """What the workers do that a loader's iterator may be waiting for, as JSON values
+    (``WorkerRecord``): workers that make a batch, do not run or answer, or have lost a batch."""
     known = {record["pid"]: record for box in _boxes if (record := box.read())}
     found = []
     for pid in workers_of(loader):

@@ -2,7 +2,7 @@
 consequence and the remedy.
 
 Called in a worker whose script has failed, before it reports that to its launcher. Nothing here
-communicates or uses a GPU: other ranks may be gone, and the error may be the GPU's.
+communicates or uses a GPU: other ranks may have exited, and the error may be the GPU's.
 """
 
 from __future__ import annotations

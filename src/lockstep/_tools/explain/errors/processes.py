@@ -73,7 +73,8 @@ ROWS = (
 
 
 def shared_memory() -> str:
-    """The size of ``/dev/shm`` and what is free now, as a sentence. What filled it may be gone."""
+    """The size of ``/dev/shm`` and what is free now, as a sentence. What filled it may have been
+    freed since."""
     try:
         filesystem = os.statvfs(_SHM)
     except OSError:

@@ -67,8 +67,8 @@ class Scene:
         return receiver if receiver is not None or len(known) != 1 else next(iter(known.values()))
 
     def _in_reach(self) -> Iterator[Any]:
-        """The variables of the frames and of the script, and the attributes of those that are
-        called ``self``: a trainer's."""
+        """The variables of the frames and of the script, and the attributes of any ``self``, such
+        as a trainer."""
         main = sys.modules.get("__main__")
         for scope in [frame.f_locals for frame in self.frames] + [vars(main) if main else {}]:
             yield from list(scope.values())

@@ -1,1 +1,1 @@
-"""What the launcher's observer says of a launch, and what it leaves in each of its processes."""
+"""The launcher's observer, which explains a launch, and the observer in each of its processes."""

@@ -34,14 +34,14 @@ class Alone:
         self._succeeded: set[int] = set()
 
     def ended(self, rank: int, status: int) -> Report | None:
-        """A rank has ended; returns the report, if all ranks have by now, and did so well."""
+        """Notes that a rank has exited; returns the report if all ranks have, with status 0."""
         with self._lock:
             if status == 0:
                 self._succeeded.add(rank)
             return self._report_once(time.time(), is_over=True) if self._succeeded == {*self._ranks} else None
 
     def look(self) -> Report | None:
-        """Returns the report if it is time for it."""
+        """Returns the report if it is due."""
         with self._lock:
             return self._report_once(time.time(), is_over=False)
 

@@ -12,7 +12,7 @@ from lockstep._world.machine.sizes import size
 
 
 class Causes:
-    """Names the causes of failures in one start of the workers. (``errors.processes`` has those of
+    """Names the causes of failures in one start of the workers. (``errors.processes`` explains
     loader workers.)"""
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ class ComparedCalls:
 
     Args:
         private_dir: of the launch.
-        ranks: of this machine. None has started yet.
-        publish: tells the user.
+        ranks: the ranks of this machine. None has started yet.
+        publish: prints and notes a report.
     """
 
     def __init__(self, private_dir: Path, ranks: Sequence[int], publish: Callable[[Report], None]) -> None:
@@ -45,9 +45,9 @@ class ComparedCalls:
         """Warn, once, of ranks that have called one collective in different ways: numbers may be
         wrong without any error.
 
-        ``is_over``: whether the ranks have ended well; else only if one of them has called another
-        collective since in that group. Otherwise they may all wait in it, and will be reported as
-        that.
+        ``is_over``: whether the ranks have exited with status 0. If not, a difference is reported
+        only once a rank has called another collective in that group: until then they may all wait
+        in it, which is reported elsewhere.
         """
         from lockstep._tools.explain.mismatch import describe_call, first_difference, has_gone_on
 
@@ -75,10 +75,10 @@ class ComparedCalls:
         )
 
     def latest(self, records: Iterable[Mapping[str, Any]]) -> dict[int, list[NotedCall]]:
-        """The latest calls of each rank: those that it has noted, and from its black box what only
+        """The latest calls of each rank: the noted ones, and from its black box the calls that only
         PyTorch's recorder knew.
 
-        ``records``: of the black boxes.
+        ``records``: the records of the black boxes.
         """
         from lockstep._tools.explain.mismatch import of_records
 

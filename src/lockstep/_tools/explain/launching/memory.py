@@ -9,7 +9,7 @@ from pathlib import Path
 from lockstep._world.machine.cores import MEMBERSHIP, ROOT, own_groups
 
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
-"""Of a control group, of version 2 and of version 1."""
+"""The files with the limit of a control group, of version 2 and of version 1."""
 _KILLS = ("memory.events", "memory.oom_control")
 _VMSTAT = Path("/proc/vmstat")
 _NO_LIMIT = 1 << 60
@@ -26,8 +26,8 @@ def limit_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 
 
 def oom_kills(root: Path = ROOT, membership: Path = MEMBERSHIP, vmstat: Path = _VMSTAT) -> int:
-    """How many processes the kernel has killed because memory ran out: in the nearest control group
-    that counts them, else on the whole machine."""
+    """The number of processes that the kernel has killed because memory ran out: in the nearest
+    control group that counts them, otherwise on the whole machine."""
     for counter in (*(group / name for group in _groups(root, membership) for name in _KILLS), vmstat):
         with contextlib.suppress(OSError):
             if (count := re.search(r"^oom_kill (\d+)", counter.read_text(), flags=re.MULTILINE)) is not None:

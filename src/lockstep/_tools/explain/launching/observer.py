@@ -1,4 +1,4 @@
-"""What the launcher's process says of a launch: see ``lockstep._launch.observer``."""
+"""The launcher's observer (``lockstep._launch.observer``), which explains what goes wrong."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _FIRST_S = 2.0
 
 
 class Explainer(Observer):
-    """Watches the ranks in a thread of its own, and explains from their black boxes why they fail
-    or do not end."""
+    """Watches the ranks in a separate thread, and explains from their black boxes why they fail or
+    do not exit."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
@@ -39,7 +39,7 @@ class Explainer(Observer):
         self._calls = ComparedCalls(self._dir, launch.ranks, self._publish)
         self._mismatch: Report | None = None
         self._before = num_noted()
-        """The size of the file of reports."""
+        """The size of the file of reports when this launch began."""
         self._statuses: dict[int, int] = {}
         self._causes = Causes()
         self._alone = Alone(launch)
@@ -49,8 +49,8 @@ class Explainer(Observer):
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking, at last at what the ranks have called and saved: they may have ended before
-        any other look."""
+        """Stop looking, after a last look at what the ranks have called and saved: brief ones exit
+        before any other look."""
         with contextlib.suppress(Exception):
             self._look_at_saves()
         if not any(self._statuses.values()):
@@ -62,14 +62,14 @@ class Explainer(Observer):
         self._calls.close()
 
     def _note_what_was_told(self) -> None:
-        """Note what was told with the failures, unless it is noted already."""
+        """Note the report that was printed with the failures, unless it is noted already."""
         explained = self._watching.explained if any(self._statuses.values()) else None
         told = self._mismatch or explained
         if told is not None and not is_noted(told, since=self._before):
             note(told)
 
     def ended(self, rank: int, status: int) -> None:
-        """Note in the worker's black box how it has ended."""
+        """Note the worker's exit status in its black box."""
         from lockstep._tools.explain.black_box import note_status
 
         self._statuses[rank] = status
@@ -77,18 +77,18 @@ class Explainer(Observer):
         self._publish(self._alone.ended(rank, status))
 
     def with_cause(self, failure: Failure) -> Failure | None:
-        """From this machine's memory, and the failure's text."""
+        """Adds the cause that this machine's memory and the failure's text show."""
         return self._causes.name(failure)
 
     def last_seen(self, rank: int) -> str:
-        """From its black box."""
+        """Returns what the rank's black box has."""
         from lockstep._tools.explain.last_seen import last_seen
         from lockstep._tools.explain.reading import run_joined
 
         return last_seen(run_joined(self._dir) or self._dir, rank)
 
     def joined(self) -> JoinedRun | None:
-        """By the directory of the run."""
+        """Returns the newest checkpoint of the run that all ranks have joined."""
         from lockstep._state.checkpoint.store import Store, step_of
         from lockstep._tools.explain.reading import run_joined
 
@@ -98,11 +98,11 @@ class Explainer(Observer):
         return JoinedRun(None if newest is None else step_of(newest))
 
     def who_waits(self, echoes: Collection[int]) -> str:
-        """From the black boxes of all ranks."""
+        """Compares the black boxes of all ranks."""
         return self._watching.explain(echoes)
 
     def mismatch(self, reported: Sequence[Failure]) -> str:
-        """From what the ranks have called, and the tracebacks."""
+        """Compares what the ranks have called, and the tracebacks."""
         from lockstep._tools.explain.launching.failed_calls import report_of
 
         report = report_of(reported, self._calls, self._watching.where)
@@ -110,7 +110,7 @@ class Explainer(Observer):
         return "" if report is None else report.text
 
     def linger(self, ranks: Collection[int]) -> Collection[int]:
-        """From their black boxes."""
+        """Reports what their black boxes name."""
         from lockstep._tools.explain.launching.lingering import report_lingering
 
         return report_lingering(self._dir, ranks)

@@ -1,4 +1,4 @@
-"""What a launch leaves in each of its processes: a black box, and errors in words."""
+"""The observer in each process of a launch: a black box, and explanations of errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ProcessExplainer(ProcessObserver):
         WorkerBox(private_dir, rank, world_size, program)
 
     def end(self, how: str) -> None:
-        """Note it in the black box: what still keeps the process is recorded from now on."""
+        """Note the end in the black box, which records what still keeps the process from now on."""
         note_end(how)
 
     def fail(self, traceback: str) -> None:
@@ -23,7 +23,7 @@ class ProcessExplainer(ProcessObserver):
         fail_current(traceback)
 
     def explain_error(self, error: BaseException) -> str:
-        """See ``errors``."""
+        """Explains PyTorch's cryptic errors."""
         # only here: needed by failures alone
         from lockstep._tools.explain.errors.explanation import explain_error
 

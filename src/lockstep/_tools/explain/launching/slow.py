@@ -1,4 +1,4 @@
-"""Slow ranks of a launch, from the black boxes of this machine's: see ``slow_scripts``."""
+"""Slow ranks of a launch, from this machine's black boxes (``slow_scripts`` finds them)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lockstep._tools.explain.reading import read_records, run_joined
 from lockstep._tools.explain.slow_scripts import SlowScripts
 
 _SELDOM = 4
-"""Samples come in blocks of many seconds, so records are read at one in this many looks."""
+"""The number of looks per reading of the records, whose samples are in blocks of many seconds."""
 
 
 class SlowWatch:
     """Looks for slow ranks.
 
     Args:
-        launch: whose ranks they are.
-        publish: tells the user.
+        launch: the launch that is watched.
+        publish: prints and notes a report.
     """
 
     def __init__(self, launch: Launch, publish: Callable[[Report], None]) -> None:

@@ -3,8 +3,8 @@ end.
 
 The launcher reports it, since it is no rank: it can do so when all ranks hang in C code, it knows
 which have exited, and there is only one of it. Ranks that have joined a run report for themselves,
-as under any launcher, since their step time is known. With several machines, each launcher knows of
-the ranks of its own.
+as under any launcher, since their step time is known. With several machines, each launcher knows
+the ranks of its machine.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Watching:
     """What is known of the ranks of a launch. All but ``look`` may be called from any thread.
 
     Args:
-        launch: whose ranks they are.
-        notices: what the user is told.
+        launch: the launch that is watched.
+        notices: prints warnings and all-clears.
     """
 
     def __init__(self, launch: Launch, notices: StallNotices) -> None:
@@ -145,7 +145,7 @@ class Watching:
         return all(rank in now and _progress(now[rank]) != before for rank, before in self._warned_at.items())
 
     def _look_for_deadlock(self) -> None:
-        """End the launch if its ranks can never go on, and could not for some time."""
+        """End the launch if its ranks can never continue, and could not for some time."""
         now = time.monotonic()
         if self._dead_since is not None and now - self._dead_since < CERTAIN_S:
             return
