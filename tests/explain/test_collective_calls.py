@@ -1,9 +1,14 @@
 """Which calls of a collective may belong together, and what is told of those that do not."""
 
+from dataclasses import replace
+
 import pytest
 
+from lockstep._base.tracebacks.frames import UNSEEN
+from lockstep._launch.failures import from_status
 from lockstep._tools.explain.call_ring import NotedCall
 from lockstep._tools.explain.collective_calls import Call, difference, parse
+from lockstep._tools.explain.launching.failed_calls import frames_of
 from lockstep._tools.explain.mismatch import at_failure, first_difference, has_gone_on
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.quick]
@@ -124,3 +129,10 @@ def test_lines_alone_are_a_sign_only_where_the_library_aborted_a_rank():
 def test_nothing_is_claimed_of_a_rank_that_failed_in_its_own_code():
     stacks = {0: [BACKWARD, at(27, "step")], 1: [at(40, "extension")]}
     assert at_failure({0: [noted(3, SUM)], 1: [noted(3, MAX)]}, stacks, has_aborted=True) is None
+
+
+def test_the_stack_of_an_aborted_rank_begins_in_the_call_and_not_where_calls_are_noted():
+    files = [UNSEEN, "/site-packages/torch/distributed/distributed_c10d.py", "/home/me/train.py"]
+    lines = [f'  File "{file}", line {number} in call' for number, file in enumerate(files)]
+    text = "\n".join(["Fatal Python error: Aborted", "", "Thread 0x1 (most recent call first):", *lines])
+    assert [file for file, _, _ in frames_of(replace(from_status(1, -6, ""), text=text))] == files[1:]

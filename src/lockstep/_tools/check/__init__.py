@@ -25,7 +25,8 @@ of the script is imported or executed.
   another iteration: what is read then is from an earlier shard or step.
 - The **State** (``state``) maps locations (a variable of a frame, an attribute, the content of an
   object) to cells of values and writes. Branches copy it, and join it again: what may be true on
-  one way counts. Loop bodies run twice, so that the second time sees what the first has left.
+  one way counts. Loops over shards, steps and epochs run twice, so that the second iteration sees
+  what the first has left; any other loop runs once.
 - A **sink** (``Machine.sink``) is a use that matters: weights, a decision, a saved or printed value.
   It turns each site on which the used value depends into a finding (``report.code_of``). Uses that
   gather from all ranks (``batch.add``, ``team.all_reduce``) drop the sites, so nothing is found.

@@ -168,6 +168,10 @@ class Loops(Expressions):
             else None
         )
 
+    # A generator and the loop over it take turns, and each sees what the other has written. So the
+    # loop is turned inside out: the generator's body runs as a function, and each `yield` in it
+    # runs the loop's body as a callback, in the frame of the loop.
+
     def run_generator(self, target: Object, on_yield: Callable[[Value], None]) -> None:
         """Run a generator of the script; what it yields goes to ``on_yield``, in the frame that
         iterates."""
@@ -198,6 +202,7 @@ class Loops(Expressions):
     @override
     def yielded(self, value: Value) -> Value:
         if self.on_yield:
+            # While the loop's body runs, a `yield` in it belongs to the generator around it.
             handler = self.on_yield.pop()
             try:
                 handler(value)
@@ -269,7 +274,7 @@ class Loops(Expressions):
             self.jumps.pop()
         ends = [*([self.state] if alive else []), *jumps.continued]
         jumps.continued = []
-        if not ends:
+        if not ends:  # every way through the body breaks: what follows the loop begins there
             ends = jumps.broken
         self.state = join(ends) or self.state
 
@@ -350,6 +355,8 @@ class Loops(Expressions):
             self.loops = (*loops, number)
             self.in_step = is_step
         try:
+            # Any other loop runs once: its iterations belong to one shard or one step, so what one
+            # of them reads from an earlier one is not from another shard or step.
             for _ in range(2 if is_step or is_epoch or self._has_steps(node.body) else 1):
                 if is_step or is_epoch:
                     self.state.age(number)

@@ -183,6 +183,9 @@ class Machine(Reading):
         if value.flags & CLOCK:
             return None
         if self.inside:
+            # A write inside matters only if it may be another one in each shard: because it
+            # depends on an earlier shard, on this shard's samples or random numbers, or on its own
+            # old value (a counter has as many additions as this process has shards).
             depends = any(site.inside for site in value.sites | self.control)
             flags = (value.flags | self.control_flags) & OF_A_SHARD
             if not (own or depends or flags):
@@ -192,6 +195,8 @@ class Machine(Reading):
             slight = not own and not depends and flags == SIZE
             how = "data set" if self.in_data_set else how
             return Write(self.from_loop(self.site(node, name, how)), self.loops, slight=slight)
+        # Outside, what is written before the loops is written again by a resumed run, and what only
+        # names a batch or a function is no state.
         if not self.loops or (value.objects and all(o.kind in _UNWRITTEN or o.is_kept_iterator() for o in value.objects)):
             return None
         return Write(self.from_loop(self.site(node, name, how)), self.loops)
@@ -314,6 +319,8 @@ class Machine(Reading):
             kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``,
                 ``decision`` (of all ranks), ``save``, ``print`` or ``return``.
         """
+        # What decides whether a line is printed changes no result; what decides whether anything
+        # else happens does.
         sites = value.sites if kind == "print" else value.sites | self.control
         for site in sites:
             code = code_of(site, kind, is_control=site in self.control)

@@ -106,7 +106,7 @@ class Report:
 def _read_where(code: str, site: Site, use: Use) -> str:
     line = getattr(use.node, "lineno", site.line)
     if use.path != site.path:
-        return f"in line {line} of {use.path}"
+        return f"on line {line} of {use.path}"
     if line == site.line and site.how in ("average", "change"):
         return ""  # what it was before
-    return f"by later shards (line {line})" if use.inside and site.inside and code != "LS107" else f"in line {line}"
+    return f"by later shards (line {line})" if use.inside and site.inside and code != "LS107" else f"on line {line}"

@@ -39,6 +39,8 @@ def culprits(samples: Sequence[Sample]) -> list[Sample]:
     bad = [sample for sample in samples if not math.isfinite(sample.loss)]
     if bad or not samples:
         return bad
+    # The median is that of the usual losses only: a shard has few samples, so outliers among them
+    # would raise it.
     worst = max(sample.loss for sample in samples)
     blamed = [sample for sample in samples if sample.loss >= worst / 2]
     usual = [sample.loss for sample in samples if sample.loss < worst / 2]

@@ -111,12 +111,16 @@ class DigestJournal(Listener):
     @override
     def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         if not loss.is_cpu:
-            self._losses.append(loss.detach())  # read when the GPU has long computed it
+            # Reading a loss now would wait for the GPU in each shard. It is read with the state's
+            # sums, in one copy, when the GPU has long computed it.
+            self._losses.append(loss.detach())
             return
         number = loss.item()
         self._losses.append(number)
         if number != number and not self._has_seen_nan and self._micro is not None:
-            self._has_seen_nan = True  # this step may be the last of the process
+            # Written immediately: with on_nan="stop" the process ends in this step, and the line
+            # is what `lockstep replay --step nan` looks for.
+            self._has_seen_nan = True
             noted = [*self._noted, *self._entry(self._micro)]
             self._write(noted, _read(_losses_in(noted)), self._step)
 

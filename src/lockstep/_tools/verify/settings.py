@@ -74,6 +74,8 @@ def expand(
         for index, (size, number, launcher) in enumerate(combinations, start=1)
     ]
     if resumes:
+        # Both directions: from many processes to few, and from few to many. With a single world
+        # size, 1 is the other one.
         last_world_size = least if least < largest else 1
         pairs = ((last_world_size, largest, False), (largest, last_world_size, True))
         settings += [
@@ -112,5 +114,7 @@ def step_to_kill_after(run: TracedRun, *, in_last_epoch: bool) -> int | str:
     if in_last_epoch and len(run.passes) == 1:
         return "there is only 1 epoch, so no resume crosses an epoch's end (train for 2)"
     steps = run.passes[-1 if in_last_epoch else 0]
+    # In the middle, so that a resume has steps of the same epoch before and after it. A checkpoint
+    # after the run's very last step would leave nothing to resume.
     middle = (steps[0] + steps[-1]) // 2
     return middle - 1 if middle == run.passes[-1][-1] else middle

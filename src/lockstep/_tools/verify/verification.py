@@ -124,6 +124,7 @@ class Verification(Study):
         """The setting whose difference comes first in the run; one that resumes a killed launch
         only if no other has one."""
         differing = [(result, result.difference) for result in self.results if result.difference is not None]
+        # A difference without a resume explains one with it, but not the other way round.
         by_order = sorted(differing, key=lambda pair: (pair[0].setting.killed_at is not None, pair[1].order))
         return by_order[0][0] if by_order else None
 

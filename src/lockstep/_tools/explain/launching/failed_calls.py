@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep._base.reports import MISMATCH, Report
-from lockstep._base.tracebacks.frames import Frame
+from lockstep._base.tracebacks.frames import UNSEEN, Frame
 from lockstep._launch import failures
 from lockstep._launch.failures import Failure
 from lockstep._tools.explain.frames import users_location
@@ -53,5 +53,5 @@ def report_of(reported: Sequence[Failure], calls: ComparedCalls, directory: Path
 def frames_of(failure: Failure) -> list[Frame]:
     """The stack that a failure's text shows, innermost frame first."""
     _, is_exception, trace = failure.text.rpartition("Traceback (most recent call last):")
-    frames = [(file, int(line), name) for file, line, name in _LINE.findall(trace)]
+    frames = [(file, int(line), name) for file, line, name in _LINE.findall(trace) if file != UNSEEN]
     return frames[::-1] if is_exception else frames

@@ -55,6 +55,7 @@ def against_one_device(single: TracedRun, many: TracedRun) -> OneDevice:
     norm, other_norm = math.hypot(*mine), math.hypot(*theirs)
     if not (math.isfinite(norm) and math.isfinite(other_norm) and norm > 0 and other_norm > 0):
         return OneDevice(status="skipped", shards=shards, reason="the gradient of the first batch is 0, or not finite")
+    # The factor f that minimizes |mine - f * theirs|: the projection of one gradient on the other.
     factor = math.fsum(a * b for a, b in zip(mine, theirs, strict=True)) / other_norm**2
     error = _distance(mine, theirs, 1.0) / norm
     figures = {"shards": shards, "factor": factor, "error": error}
@@ -62,7 +63,8 @@ def against_one_device(single: TracedRun, many: TracedRun) -> OneDevice:
         return OneDevice(status="same", **figures)
     is_random = first["draws"] or second["draws"] or first["rows"] != second["rows"]
     if is_random:
-        # A factor of V shows in norms and losses even if the directions differ.
+        # Other random numbers give other gradients, so only a factor of V can be concluded: it
+        # shows in norms and losses even if the directions differ.
         is_sum = _is_near(norm / other_norm, shards) and _is_near(_loss(single) / _loss(many), shards)
     else:
         is_sum = _is_near(factor, shards) and _distance(mine, theirs, factor) / norm <= _NEAR

@@ -102,7 +102,7 @@ class Recorder(Listener):
     def _note_gradient(self, name: str, gradient: Tensor) -> None:
         if self._micro is not None:
             noted, new = self._shard["gradients"], digest(gradient)
-            # of a second backward call
+            # A second backward call of the shard: both count, in their order.
             noted[name] = digest([noted[name], new]) if name in noted else new
             self._order[name] = None
 
@@ -128,7 +128,8 @@ class Recorder(Listener):
             whole = full_tensor(gradient)
             digests[name] = digest(whole)
             squares.append(squared_norm(whole))
-        # in the order of the backward pass
+        # In the order of the backward pass, so that the first name that differs is the parameter in
+        # which the difference arose, and not one that it has spread to.
         order = [name for name in self._order if name in digests]
         order += [name for name in digests if name not in self._order]
         self._line["gradients"].append({name: digests[name] for name in order})
