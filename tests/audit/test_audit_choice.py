@@ -4,6 +4,7 @@
 import itertools
 
 import pytest
+from codes import raises
 
 from lockstep._base.errors import ConfigError
 from lockstep._plan.blocks import blocks_of, even_blocks
@@ -43,5 +44,5 @@ def test_all_shards_come_to_be_audited():
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_strategies_that_cannot_be_audited_are_refused_with_a_way_out(strategy):
-    with pytest.raises(ConfigError, match=f"audit with strategy='{strategy}'.*Leave out strategy"):
+    with raises(ConfigError, "audit-unsupported"):
         check_strategy(strategy)

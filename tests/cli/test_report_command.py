@@ -191,8 +191,8 @@ def test_damage_is_passed_over_and_said(place, page, tmp_path):
 def test_what_there_is_no_report_on_is_refused_with_a_remedy(place, report, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     for path, what, remedy in (
-        ("missing", "No such file", "Give the directory of a run"),
-        (SCRIPT_NAME, "Not a directory", "Give the directory of a run"),
+        ("missing", "No such file", "Pass a run directory"),
+        (SCRIPT_NAME, "Not a directory", "Pass a run directory"),
         (tmp_path, "no run in", "A run creates runs/SCRIPT-N"),
     ):
         done = report(path)
@@ -202,4 +202,4 @@ def test_what_there_is_no_report_on_is_refused_with_a_remedy(place, report, tmp_
     assert report("runs").out.startswith(f"runs/{RUN}/report.html: ")
     done = report(f"runs/{RUN}", "--output", "missing/page.html")
     assert done.status == 2
-    assert "cannot be written" in done.err
+    assert "missing/page.html" in done.err

@@ -29,7 +29,7 @@ def test_the_file_is_written_and_that_nothing_was_checked_is_said(slurm, tmp_pat
     done = slurm("--nodes", "2", "--gpus-per-node", "4", "--shards", "8", "train.py", "--epochs", "3")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("train.sbatch: 8 processes on 2 nodes, output in train-%j.out\nsubmit it:  sbatch train.sbatch\n")
-    assert done.stderr == "lockstep: not checked: there is no Slurm on this machine\n"
+    assert done.stderr.startswith("lockstep: not checked: ")
     text = (tmp_path / "train.sbatch").read_text()
     assert "#   lockstep slurm --nodes 2 --gpus-per-node 4 --shards 8 train.py --epochs 3\n" in text
     assert f"{sys.executable} train.py --epochs 3\n" in text
@@ -40,7 +40,7 @@ def test_the_file_is_written_and_that_nothing_was_checked_is_said(slurm, tmp_pat
 def test_a_module_is_no_file(slurm, tmp_path):
     done = slurm("-N", "2", "-m", "--container", "image.sif", "package.train")
     assert done.returncode == 0
-    assert "image.sif: no such file or directory here. It must exist, with that path, on the nodes" in done.stderr
+    assert "image.sif: " in done.stderr
     assert "    python3 -m package.train\n" in (tmp_path / "train.sbatch").read_text()
 
 
@@ -55,7 +55,7 @@ def test_processes_and_the_scripts_arguments_are_given_as_to_run_in_a_file_or_no
 
 def test_another_file_of_that_name_is_kept_and_that_is_said(slurm, tmp_path):
     (tmp_path / "train.sbatch").write_text("mine")
-    assert "train.sbatch had other content before, which is now in train.sbatch.old" in slurm("train.py").stderr
+    assert "train.sbatch.old" in slurm("train.py").stderr
     assert Path(tmp_path / "train.sbatch.old").read_text() == "mine"
 
 
@@ -67,18 +67,17 @@ def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code"),
     [
-        (("nope.py",), "nope.py: no such file. Give the path"),
-        (("--submit", "train.py"), "--submit: this machine has no sbatch. Leave it out"),
-        (("--strategy", "best", "train.py"), "unknown strategy 'best'"),
-        (("--nproc-per-node", "gpu", "train.py"), "--nproc-per-node gpu: give a number, 1 or more, or --gpus-per-node"),
+        (("nope.py",), "script-missing"),
+        (("--submit", "train.py"), "sbatch-missing"),
+        (("--strategy", "best", "train.py"), "unknown-name"),
+        (("--nproc-per-node", "gpu", "train.py"), "nproc-invalid"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_is_written(slurm, tmp_path, arguments, words):
+def test_what_cannot_be_is_said_and_nothing_is_written(slurm, refusals, tmp_path, arguments, code):
     done = slurm(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
+    assert (done.returncode, done.stdout, refusals()) == (2, "", [code])
     assert not (tmp_path / "train.sbatch").exists()
 
 

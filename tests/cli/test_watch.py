@@ -154,7 +154,7 @@ def test_many_ranks_fit_and_those_that_need_a_look_come_first():
 def test_before_anything_is_written_there_is_a_frame_too():
     new = Watched(Path("new-1"))
     new.state = "running"
-    assert text_of(new) == "new-1 · running\nnothing has been written yet"
+    assert text_of(new) == "new-1 · running\nno data yet"
 
 
 def test_a_line_counts_once_it_is_whole_and_a_new_file_begins_anew(tmp_path):

@@ -159,7 +159,7 @@ def test_a_host_that_cannot_see_the_run_directory_is_said_before_training(number
     cluster.hosts[1].hide(tmp_path / "runs")
     first, second = numbered(0, TRAIN, args=(1, 0)), numbered(1, TRAIN, args=(1, 0))
     both(first, second, 1)
-    assert f"host1 cannot see the run directory {tmp_path}/runs/script-1" in first.err
+    assert f"host1 cannot see rank 0's run directory {tmp_path}/runs/script-1" in first.err
     assert not read_steps(tmp_path)
 
 

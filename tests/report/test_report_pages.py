@@ -111,7 +111,7 @@ def test_a_curve_shows_what_counts_and_not_what_was_done_again():
 
 def test_a_page_of_an_empty_journal_is_a_page():
     assert "<h1>made-1" in text_of([])
-    assert "no journal" in text_of([])
+    assert "no event log" in text_of([])
 
 
 @pytest.mark.parametrize("size", [0, MOST_POINTS, 5000])

@@ -2,6 +2,7 @@
 
 import click
 import pytest
+from codes import raises
 
 from lockstep._base.errors import ConfigError
 from lockstep._tools.trials.studies import names, numbers
@@ -20,17 +21,18 @@ def test_numbers_and_names_come_once_in_their_order():
 
 @pytest.mark.parametrize("text", ["0", "two", "1,,2", "²"])
 def test_a_number_that_is_none_is_refused(text):
-    with pytest.raises(ConfigError, match=f"--list {text}: write whole numbers, 1 or more"):
+    with raises(ConfigError, "list-invalid"):
         parse(numbers(least=1), text)
 
 
 @pytest.mark.parametrize(
-    ("callback", "text", "said"),
+    ("text", "code"),
     [
-        (LAUNCHERS, "local,slurm", "unknown launcher 'slurm': choose one of local, torchrun$"),
-        (LAUNCHERS, ",", "--list ',' is empty: choose one of local, torchrun"),
+        ("local,slurm", "unknown-name"),
+        (",", "list-empty"),
     ],
 )
-def test_an_unknown_name_lists_the_known_ones(callback, text, said):
-    with pytest.raises(ConfigError, match=said):
-        parse(callback, text)
+def test_an_unknown_name_lists_the_known_ones(text, code):
+    with raises(ConfigError, code) as refused:
+        parse(LAUNCHERS, text)
+    assert "local, torchrun" in str(refused.value)

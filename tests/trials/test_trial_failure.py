@@ -13,10 +13,10 @@ pytestmark = pytest.mark.timeout(10)
         (
             "Traceback ...:\n  File a.py\nValueError: no luck\n\n",
             1,
-            "ended with exit status 1; its last line: ValueError: no luck",
+            "exited with status 1; its last line: ValueError: no luck",
         ),
-        ("", -9, "was killed by SIGKILL without any message"),
-        ("", -4000, "was killed by signal 4000 without any message"),
+        ("", -9, "was killed by SIGKILL without a message"),
+        ("", -4000, "was killed by signal 4000 without a message"),
     ],
 )
 def test_of_a_program_that_told_nothing_its_end_and_its_last_lines_are_said(output, exit_status, reason):

@@ -69,7 +69,7 @@ def test_a_loader_that_waits_gets_workers(tune, tmp_path):
 
 def test_a_script_that_ends_before_it_was_timed_is_told_to_train_longer(tune):
     told = tune("--seconds", "0.1", "train.py", 0.001, 0.001, 20, status=1)
-    assert "the script ended before its loader was measured" in told
+    assert "before its loader was measured" in told
     assert "--seconds 0.1" in told
 
 

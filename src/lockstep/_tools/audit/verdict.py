@@ -33,6 +33,9 @@ class Verdict:
     do not show that a rank is wrong."""
     where: tuple[str, ...]
     """The hosts and devices of these ranks."""
+    code: str
+    """The kind of result: ``wrong``, ``wrong-once``, ``not-repeated`` (one rank's results differ from
+    each other) or ``not-repeatable`` (all ranks' do)."""
     summary: str
     text: str
 
@@ -86,7 +89,7 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
     parameter = first_difference(first.sums, second.sums)
     what = "the loss" if parameter.startswith("the loss") else f"the gradient of {parameter}"
 
-    def verdict(wrong: Sequence[Computed], summary: str, text: str) -> Verdict:
+    def verdict(code: str, wrong: Sequence[Computed], summary: str, text: str) -> Verdict:
         return Verdict(
             step=step,
             phase=phase,
@@ -94,6 +97,7 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
             parameter=parameter,
             wrong=tuple(computed.rank for computed in wrong),
             where=tuple(computed.where for computed in wrong),
+            code=code,
             summary=summary,
             text=f"audit of step {step}, shard {shard}{f', phase {phase + 1}' if phase else ''}: {text}. {_SAVED}.",
         )
@@ -102,10 +106,13 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
         name = _name(first)
         if again[0].sums not in (first.sums, second.sums):
             return verdict(
-                [], "a different result each time", f"{name} computed {what} three times, with three results, {_UNLIKE}"
+                "not-repeatable",
+                [],
+                "a different result each time",
+                f"{name} computed {what} three times, with three results, {_UNLIKE}",
             )
         text = f"{name} was WRONG once: it computed {what} three times, and once with a different result. {_ONCE}"
-        return verdict([first], f"{name} was wrong once", text)
+        return verdict("wrong-once", [first], f"{name} was wrong once", text)
     for suspect, right in ((first, second), (second, first)):
         peers = [computed for computed in again if computed.rank != suspect.rank]
         if any(computed.sums != right.sums for computed in peers):
@@ -114,18 +121,20 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
         repeated = next(computed.sums for computed in again if computed.rank == suspect.rank)
         if repeated == right.sums:
             text = f"{name} was WRONG once: {differs}, but not the second time. {_ONCE}"
-            return verdict([suspect], f"{name} was wrong once", text)
+            return verdict("wrong-once", [suspect], f"{name} was wrong once", text)
         if repeated != suspect.sums:
             text = f"{name} does not repeat its result: {differs}, and from its own the second time, {_UNLIKE}"
-            return verdict([], f"{name} does not repeat its result", f"{text}; or its machine fails at random")
+            return verdict(
+                "not-repeated", [], f"{name} does not repeat its result", f"{text}; or its machine fails at random"
+            )
         if len(peers) > 1:
             text = f"{name} is WRONG: {differs}, also when all ranks compute it again"
-            return verdict([suspect], f"{name} is wrong", text)
+            return verdict("wrong", [suspect], f"{name} is wrong", text)
         either = f"{_name(first)} or {_name(second)}"
         text = f"{either} is WRONG: they differ in {what}, each twice. A third rank could identify it: use"
-        return verdict([first, second], f"{either} is wrong", f"{text} three processes or more")
+        return verdict("wrong", [first, second], f"{either} is wrong", f"{text} three processes or more")
     text = f"{what} differs, and its results do not agree when it is computed again, on {_names([first, second, *again])}"
-    return verdict([], "a different result each time", f"{text}, {_UNLIKE}")
+    return verdict("not-repeatable", [], "a different result each time", f"{text}, {_UNLIKE}")
 
 
 def first_difference(first: Sums, second: Sums) -> str:

@@ -116,7 +116,7 @@ def _run_row(comparison: Comparison, result: RowResult, turn_round: int, observe
     try:
         return dataclasses.replace(done, figures=_figures(trial))
     except UsageError as error:
-        return dataclasses.replace(done, status="failed", reason=str(error))
+        return dataclasses.replace(done, status="failed", reason=str(error), code=error.code)
 
 
 def _figures(trial: Trial) -> Figures:

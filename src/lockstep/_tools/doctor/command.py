@@ -138,5 +138,7 @@ def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tupl
 
 
 def _rendezvous_failed(error: LockstepError) -> Finding:
-    verdict = fail(f"the rendezvous failed: {error}", "see the message for the missing machine or the cause")
+    verdict = fail(
+        f"the rendezvous failed: {error}", "see the message for the missing machine or the cause", code="rendezvous-failed"
+    )
     return dataclasses.replace(verdict, check="rendezvous")

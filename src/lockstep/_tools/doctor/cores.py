@@ -32,7 +32,10 @@ def judge_threads(*, cores: int, num_processes: int, threads: int) -> Finding:
         return warn(
             f"{found}: processes share cores, so steps will be many times slower",
             f"use --nproc-per-node {cores} or fewer; if the machine has more cores, request them for the container or job",
+            code="cores-below-processes",
         )
     if num_processes * threads > cores:
-        return warn(f"{found}: threads wait for each other", f"use --threads {cores // num_processes}")
+        return warn(
+            f"{found}: threads wait for each other", f"use --threads {cores // num_processes}", code="cores-below-threads"
+        )
     return ok(found)

@@ -57,19 +57,27 @@ def judge_gpus(
         return fail(
             f"nvidia-smi: {error}",
             "the driver does not respond: reload it, or restart the machine (see dmesg for the cause)",
+            code="driver-failed",
         )
     if not present:
         none = "no NVIDIA GPU"
-        return fail(f"{none}, but one is requested", "remove --device cuda and --backend nccl") if wants_gpus else ok(none)
+        return (
+            fail(f"{none}, but one is requested", "remove --device cuda and --backend nccl", code="no-gpu")
+            if wants_gpus
+            else ok(none)
+        )
     if version is None:
         return (fail if wants_gpus else warn)(
             f"{present} GPU(s), but the installed torch is built without CUDA: training runs on the CPU",
             "install a torch with CUDA (pytorch.org/get-started), or use --device cpu",
+            code="torch-without-cuda",
         )
     if not visible:
         hidden = f"{present} GPU(s), none of them in CUDA_VISIBLE_DEVICES"
-        return (fail if wants_gpus else warn)(hidden, "unset CUDA_VISIBLE_DEVICES, or list GPUs in it")
+        return (fail if wants_gpus else warn)(hidden, "unset CUDA_VISIBLE_DEVICES, or list GPUs in it", code="gpus-hidden")
     if num_processes > visible:
-        return warn(f"{num_processes} processes share {visible} GPU(s)", f"use --nproc-per-node {visible}")
+        return warn(
+            f"{num_processes} processes share {visible} GPU(s)", f"use --nproc-per-node {visible}", code="gpus-shared"
+        )
     names = f" ({rows[0][0]}, driver {rows[0][1]})" if rows else ""
     return ok(f"{visible} of {present} GPU(s) visible{names}, torch for CUDA {version}")

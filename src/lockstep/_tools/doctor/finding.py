@@ -25,6 +25,8 @@ class Finding:
     found: str
     """The observation, with values."""
     remedy: str = ""
+    code: str = ""
+    """The stable name of the problem, for programs and tests; empty: there is none."""
     check: str = ""
     host: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +70,9 @@ class Check:
             values = self.look(situation)
             finding = self.judge(**values)
         except Exception as error:  # an error of one check must not prevent the others
-            finding = warn(f"the check failed: {type(error).__name__}: {error}", "see the message for the cause")
+            finding = warn(
+                f"the check failed: {type(error).__name__}: {error}", "see the message for the cause", code="check-failed"
+            )
         return self.signed(finding, values)
 
     def signed(self, finding: Finding, values: Mapping[str, Any]) -> Finding:
@@ -81,11 +85,11 @@ def ok(found: str) -> Finding:
     return Finding(state=OK, found=found)
 
 
-def warn(found: str, remedy: str) -> Finding:
+def warn(found: str, remedy: str, *, code: str) -> Finding:
     """A finding that a run works, but not well."""
-    return Finding(state=WARN, found=found, remedy=remedy)
+    return Finding(state=WARN, found=found, remedy=remedy, code=code)
 
 
-def fail(found: str, remedy: str) -> Finding:
+def fail(found: str, remedy: str, *, code: str) -> Finding:
     """A finding that a run does not work."""
-    return Finding(state=FAIL, found=found, remedy=remedy)
+    return Finding(state=FAIL, found=found, remedy=remedy, code=code)

@@ -41,11 +41,16 @@ def judge(*, error: str = "", num_gpus: int = 0, torch_gpus: int = 0, **measured
         measured: see ``exchange.measure``.
     """
     if error:
-        return fail(f"processes cannot communicate: {error}", "see the message for the cause, or try --backend gloo")
+        return fail(
+            f"processes cannot communicate: {error}",
+            "see the message for the cause, or try --backend gloo",
+            code="cannot-communicate",
+        )
     if num_gpus and not torch_gpus:
         return fail(
             f"the driver reports {num_gpus} GPU(s), but PyTorch sees none in the processes: training runs on the CPU",
             "python -c 'import torch; torch.cuda.init()' shows the cause; or use --device cpu",
+            code="gpus-unseen",
         )
     return judge_speed(**measured)
 
@@ -62,11 +67,13 @@ def judge_speed(
             f"{found}: exchanging the gradients of 25 million parameters takes {1e8 / bandwidth_bytes_s:.1f} s per step",
             "use a faster interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), fewer processes per core, or larger "
             "batches and --accumulate, which exchange less often",
+            code="slow-bandwidth",
         )
     if latency_s > _SLOW_S[backend]:
         return warn(
             f"{found}: each collective waits that long",
             "free some cores (fewer processes or threads), or use a faster network",
+            code="slow-latency",
         )
     return ok(found)
 

@@ -31,7 +31,11 @@ def judge_shared_memory(*, total_bytes: int, free_bytes: int, num_processes: int
     )
     if free_bytes < _SHM_NEEDED:
         why = "loader workers will be killed by SIGBUS"
-        return fail(f"{found}: {why}", larger if total_bytes < 4 * _SHM_EACH else f"delete files in it, or {larger}")
+        return fail(
+            f"{found}: {why}",
+            larger if total_bytes < 4 * _SHM_EACH else f"delete files in it, or {larger}",
+            code="shared-memory-full",
+        )
     if free_bytes < _SHM_EACH * num_processes:
-        return warn(f"{found}, for {num_processes} process(es) and their loader workers", larger)
+        return warn(f"{found}, for {num_processes} process(es) and their loader workers", larger, code="shared-memory-small")
     return ok(found)

@@ -140,6 +140,8 @@ class Record:
     """``ok``, ``failed``, ``timeout``, ``interrupted`` or ``not run``."""
     reason: str | None = None
     """The reason in one line; None if the status is ``ok``."""
+    code: str = ""
+    """The stable name of the reason, such as ``time-limit``; empty: none."""
     error: str = ""
     """The whole error; or the last lines of output, if the program recorded none."""
     command: tuple[str, ...] = ()
@@ -190,7 +192,7 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
     log.parent.mkdir(parents=True, exist_ok=True)
     trial.failure.unlink(missing_ok=True)
     began, mark = time.monotonic(), uuid.uuid4().hex
-    status, reason, error, exit_status, process = "ok", None, "", None, None
+    status, reason, code, error, exit_status, process = "ok", None, "", "", None, None
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
@@ -210,7 +212,11 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
                     sweep([process.pid], mark)
                     break
                 if trial.timeout_s is not None and elapsed_s > trial.timeout_s:
-                    status, reason = "timeout", f"did not finish within {trial.timeout_s:g} s and was stopped"
+                    status, code, reason = (
+                        "timeout",
+                        "time-limit",
+                        f"did not finish within {trial.timeout_s:g} s and was stopped",
+                    )
                     break
                 observer.waiting(elapsed_s)
         except KeyboardInterrupt:
@@ -229,6 +235,7 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
     return Record(
         status=status,
         reason=reason,
+        code=code,
         error=error,
         command=trial.command,
         run_dir=trial.name,
