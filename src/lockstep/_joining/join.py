@@ -280,8 +280,9 @@ def _report_threads(given: int, run: OpenRun, own: int) -> None:
     and users do not see that: the same script may then give other bits than elsewhere."""
     if run.is_new and given != own:
         text = (
-            f"{given} threads per process, as OMP_NUM_THREADS is set ({own} otherwise). The results' last bits depend on this "
-            f"number. To get the same bits where that variable differs, set threads={given} (--threads {given})"
+            f"{given} threads per process, as OMP_NUM_THREADS is set ({own} otherwise). The results' last bits depend on "
+            "this "
+            f"number. For bit-identical results where that variable differs, set threads={given} (--threads {given})"
         )
     elif not run.is_new and given != run.birth.threads:
         text = (

@@ -1,8 +1,8 @@
-"""Train a classifier on one process or on many, with the same answer.
+"""Train a classifier on one process or on many, with bit-identical results.
 
 python train.py                                one process
 lockstep run --nproc-per-node 2 train.py       two
-lockstep verify train.py                       is it the same answer?
+lockstep verify train.py                       compare the results
 """
 
 import argparse
@@ -15,7 +15,7 @@ import lockstep
 
 
 def make_data(num_samples):
-    """Two interleaved spirals; put your data set here."""
+    """Two interleaved spirals; put your dataset here."""
     generator = torch.Generator().manual_seed(num_samples)  # the same data in every process
     labels = torch.arange(num_samples) % 2
     turns = torch.rand(num_samples, generator=generator) + 0.1

@@ -176,10 +176,11 @@ class Saver(Listener):
             remedy = "" if is_launched() else f" The same command resumes it{command}"
             say(f"run {self._store.run_dir} is saved after step {step}.{remedy}")
         elif self._is_main:
-            newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if there is one"
+            newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if any"
             say(
-                f"run {self._store.run_dir} could NOT be saved after step {step}, and ends with status {UNSAVED_STATUS}. When "
-                f"there is room, the same command resumes from {newest}."
+                f"could NOT save run {self._store.run_dir} after step {step}; exiting with status {UNSAVED_STATUS}. Free "
+                "disk "
+                f"space and repeat the command to resume from {newest}."
             )
         is_interrupt = number == signal.SIGINT
         status = (INTERRUPTED_STATUS if is_interrupt else REQUEUE_STATUS) if saved else UNSAVED_STATUS
