@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep._tools.trials.failure import in_one_line, last_words
+from lockstep._tools.trials.failure import describe_silent_failure, in_one_line
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(10)
     ],
 )
 def test_of_a_program_that_told_nothing_its_end_and_its_last_lines_are_said(output, exit_status, reason):
-    assert last_words(output, exit_status) == (reason, output.strip())
+    assert describe_silent_failure(output, exit_status) == (reason, output.strip())
 
 
 def test_one_line_of_a_long_error_is_cut():

@@ -130,7 +130,7 @@ def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -
     to processes."""
     devices = f" and {num_devices} devices" if num_devices > 1 else ""
     return (
-        f"{_batch_words(loader, config.shards or 1)} on {counted(world.world_size, 'process', 'processes')}, "
+        f"{_describe_batch(loader, config.shards or 1)} on {counted(world.world_size, 'process', 'processes')}, "
         f"{counted(config.threads or 1, 'thread')}{devices} each"
     )
 
@@ -149,7 +149,7 @@ def chosen_shards(world_size: int) -> str:
     )
 
 
-def _batch_words(loader: Any, num_shards: int) -> str:
+def _describe_batch(loader: Any, num_shards: int) -> str:
     batch_size = batch_size_of(loader)
     if batch_size is None:
         return f"global batches of {counted(num_shards, 'shard')}"

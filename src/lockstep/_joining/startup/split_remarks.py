@@ -54,9 +54,9 @@ class SplitRemarks(Listener):
         models, self._models = self._models, []
         names = [name for model in models for name, module in model.named_modules() if uses_batch_statistics(module)]
         if names:
-            self._say(self._words_on_batch_norm(names))
+            self._say(self._batch_norm_notice(names))
 
-    def _words_on_batch_norm(self, names: list[str]) -> str:
+    def _batch_norm_notice(self, names: list[str]) -> str:
         layers = f"layer {names[0]!r}" if len(names) == 1 else f"{names[0]!r} and {counted(len(names) - 1, 'other layer')}"
         size = self._batch_sizes[0] if self._batch_sizes else None
         each = "the samples of a shard" if size is None else counted(-(-size // self._num_shards), "sample")

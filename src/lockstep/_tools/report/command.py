@@ -93,7 +93,7 @@ def _page_of(path: Path, now_s: float) -> Page:
         events=events,
         damaged_lines=damaged,
         settings=_settings(path),
-        last_words=() if run.state in (FINISHED, RUNNING) else tuple(_last_words(run, now_s)),
+        rank_endings=() if run.state in (FINISHED, RUNNING) else tuple(_rank_endings(run, now_s)),
         version=metadata.version("torch-lockstep"),
         now_s=now_s,
     )
@@ -108,7 +108,7 @@ def _settings(path: Path) -> dict[str, Any]:
     return {} if birth is None else birth[0].as_json()
 
 
-def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
+def _rank_endings(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
     """What its ranks did last: captions and texts."""
     alike: dict[tuple[str, str], list[RankReport]] = {}
     for report in read_reports(run.path, now_s):

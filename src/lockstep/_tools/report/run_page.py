@@ -33,7 +33,7 @@ class RunRecord:
     """The numbers of lines of the event log that cannot be read."""
     settings: Mapping[str, Any]
     """The birth of the run."""
-    last_words: Sequence[tuple[str, str]] = ()
+    rank_endings: Sequence[tuple[str, str]] = ()
     """How ranks ended, as far as known: captions and texts."""
     version: str
     now_s: float
@@ -120,8 +120,8 @@ def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:
     left_out = len(remarks) - _MOST_LISTED
     if left_out > 0:
         remarks = [f"{left_out} earlier entries are not listed.", *remarks[-_MOST_LISTED:]]
-    remarks += [f"{caption[:1].upper()}{caption[1:]}." for caption, text in record.last_words if not text]
-    quotes = [(caption, text) for caption, text in record.last_words if text]
+    remarks += [f"{caption[:1].upper()}{caption[1:]}." for caption, text in record.rank_endings if not text]
+    quotes = [(caption, text) for caption, text in record.rank_endings if text]
     return Section(title="What went wrong", remarks=remarks, quotes=quotes)
 
 

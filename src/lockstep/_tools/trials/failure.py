@@ -17,7 +17,7 @@ def in_one_line(error: str) -> str:
     return error if len(error) <= _LONGEST else error[: _LONGEST - 1] + "…"
 
 
-def last_words(output: str, exit_status: int) -> tuple[str, str]:
+def describe_silent_failure(output: str, exit_status: int) -> tuple[str, str]:
     """For a program that recorded no reason: returns how it exited with its last line, which is an
     exception's message; and its last lines."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]

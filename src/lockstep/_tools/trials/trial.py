@@ -20,7 +20,7 @@ from lockstep._base.option import options_of
 from lockstep._journal.failure import read_failure
 from lockstep._launch.guard import die_with_parent
 from lockstep._launch.processes import sweep
-from lockstep._tools.trials.failure import in_one_line, last_words
+from lockstep._tools.trials.failure import describe_silent_failure, in_one_line
 from lockstep._tools.trials.settings import TrialSettings
 from lockstep._world import environment as world
 
@@ -230,7 +230,7 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
     if exit_status and told is not None:
         status, reason, error = "failed", in_one_line(told.summary), told.report.strip()
     elif exit_status:
-        reason, error = last_words(log.read_text(encoding="utf-8", errors="replace"), exit_status)
+        reason, error = describe_silent_failure(log.read_text(encoding="utf-8", errors="replace"), exit_status)
         status, reason = "failed", in_one_line(reason)
     return Record(
         status=status,
