@@ -281,8 +281,7 @@ def _report_threads(given: int, run: OpenRun, own: int) -> None:
     if run.is_new and given != own:
         text = (
             f"{given} threads per process, as OMP_NUM_THREADS is set ({own} otherwise). The results' last bits depend on "
-            "this "
-            f"number. For bit-identical results where that variable differs, set threads={given} (--threads {given})"
+            f"this number. For bit-identical results where that variable differs, set threads={given} (--threads {given})"
         )
     elif not run.is_new and given != run.birth.threads:
         text = (

@@ -179,8 +179,7 @@ class Saver(Listener):
             newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if any"
             say(
                 f"could NOT save run {self._store.run_dir} after step {step}; exiting with status {UNSAVED_STATUS}. Free "
-                "disk "
-                f"space and repeat the command to resume from {newest}."
+                f"disk space and repeat the command to resume from {newest}."
             )
         is_interrupt = number == signal.SIGINT
         status = (INTERRUPTED_STATUS if is_interrupt else REQUEUE_STATUS) if saved else UNSAVED_STATUS

@@ -95,8 +95,7 @@ def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
             by_launch[f"lockstep run (process {launcher}){what}"] = reports
     if not by_launch:
         raise ConfigError(
-            "no worker of a `lockstep run` of yours has reported on this machine. For a run that is elsewhere or has "
-            "finished, "
+            "no worker of a `lockstep run` of yours has reported on this machine. For a run that is elsewhere or has finished, "
             "pass its directory (`lockstep runs` lists them).",
             code="stacks-nothing-here",
         )
