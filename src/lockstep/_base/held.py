@@ -38,7 +38,7 @@ class Held:
     holder: Held | None
     """The object that refers to it; None: the search began here."""
     key: Key
-    """Its place in the holder."""
+    """The place in the holder."""
 
     @property
     def path(self) -> str:

@@ -62,7 +62,7 @@ KINDS = (WAITING, MISMATCH, PARTED, LOADER, SLOW, LINGERING, FAILED, ALONE, SAME
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One finding."""
+    """A finding about a run."""
 
     kind: str
     """The kind of report, one of ``KINDS``."""

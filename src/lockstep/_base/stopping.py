@@ -70,8 +70,8 @@ _LAST = -1000
 """The priority of an exit handler that multiprocessing calls after all others."""
 
 _SAME_PRESS_S = 0.1
-"""The same time for Ctrl-C, which a user may press twice in a second. (``timeout -s INT`` sends it
-twice in a row.)"""
+"""The equivalent of ``SAME_S`` for Ctrl-C, which a user may press twice in a second. (``timeout -s
+INT`` sends it twice in a row.)"""
 
 
 def is_same(number: int, after_s: float) -> bool:

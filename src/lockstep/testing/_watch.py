@@ -43,7 +43,7 @@ class Watch(threading.Thread):
         """Where each rank was when the time was up, in lines; None: it is not up."""
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stops watching."""
         self._is_over.set()
         self.join()
 

@@ -33,7 +33,7 @@ class Figures:
     steady_s: float
     """Time in which the figures were measured: training without warm-up, over all epochs."""
     includes_warm_up: bool
-    """True if every pass was so short that it was all warm-up: then the figures are of whole
+    """Whether every pass was so short that it was all warm-up: the figures are then of whole
     passes."""
     samples_per_s: float
     epoch_s: float

@@ -37,7 +37,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        """As a user would write it, without defaults."""
+        """The name as a user would write it, without defaults."""
         launcher = "" if self.launcher == "lockstep" else f"@{self.launcher}"
         precision = "" if self.precision == "32-true" else f"+{self.precision}"
         return f"{self.strategy}{launcher}{precision}"

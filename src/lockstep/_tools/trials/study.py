@@ -129,8 +129,8 @@ class Study(abc.ABC):
         }
 
     def noting(self: S, **changes: Any) -> S:
-        """The same with these fields, written to ``results.json``: replaced whole, so that a reader
-        never finds half a file."""
+        """Returns a copy with these fields, and writes it to ``results.json``. The file is replaced
+        as a whole, so that a reader never finds half a file."""
         changed = dataclasses.replace(self, **changes)
         path = self.directory / FILE_NAME
         write_atomic(path, json.dumps(changed.as_json(), indent=2, ensure_ascii=False, default=str) + "\n")

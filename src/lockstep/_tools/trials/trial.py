@@ -57,7 +57,7 @@ class Trial:
     program: tuple[str, ...]
     """The script with its arguments, as they follow ``python`` on a command line."""
     launcher: str
-    """One of ``methods.LAUNCHERS``."""
+    """The launcher, one of ``methods.LAUNCHERS``."""
     num_processes: int
     settings: Mapping[str, object]
     """Fields of ``RunConfig``, including the run directory, in addition to the script's."""

@@ -154,7 +154,7 @@ class _Runs:
     settings: Mapping[str, Any]
     seconds: float
     ends_s: float
-    """When the time limit is reached, in the time of ``time.monotonic``."""
+    """The time limit, in the time of ``time.monotonic``."""
     progress: Progress
     is_first: bool = field(default=True, init=False)
 

@@ -28,7 +28,7 @@ class Watched:
     def __init__(self, run_dir: Path) -> None:
         self.name = run_dir.absolute().name
         self.state, self.now_s = "", 0.0
-        """As in ``lockstep runs``, and when that was."""
+        """The state as in ``lockstep runs``, and the time of the latest look."""
         self.progress: PassProgress | None = None
         """The progress of rank 0; None: no pass has begun."""
         self.samples_per_s: float | None = None
@@ -48,7 +48,7 @@ class Watched:
         self.step: int | None = None
 
     def look(self, now_s: float) -> None:
-        """See how far the run is now."""
+        """Updates everything from the run's files."""
         self.now_s = now_s
         events, is_replaced = self._tail.read()
         if is_replaced:
