@@ -25,7 +25,7 @@ WRONG = [
     (bad_scripts.lookahead, "UsageError", 'team.register("lookahead", ...)'),
     (bad_scripts.random_generator, "UsageError", 'team.register("generator", ...)'),
     (bad_scripts.wrapped_in_ddp, "ModelError", "already in a DistributedDataParallel: prepare the plain model"),
-    (bad_scripts.join_again, "UsageError", "join() was called before in this process"),
+    (bad_scripts.join_again, "UsageError", "join() was already called"),
     (bad_scripts.negative_epochs, "ConfigError", "epochs(-1): it must be 0 or more"),
     (bad_scripts.never, "DataError", "no global batch"),
     (bad_scripts.empty_data, "DataError", "no global batch"),

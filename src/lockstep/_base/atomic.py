@@ -22,11 +22,11 @@ def write_atomic(
     Args:
         path: the file, replaced if it exists.
         content: its new content; text is encoded as UTF-8.
-        durable: flush the content to disk before the file gets its name, so that it is also complete
-            after a power failure. (``flush`` of the directory makes the new name durable.)
+        durable: flush the content to disk before the file gets its name, so that it is also
+            complete after a power failure. (``flush`` of the directory makes the new name durable.)
         mode: its permissions, before the umask.
-        within: a parent directory, below which no directory may be a symbolic link. None: the file's
-            directory.
+        within: a parent directory, below which no directory may be a symbolic link. None: the
+            file's directory.
 
     Raises:
         OSError: it could not be written. The previous file is unchanged.

@@ -291,7 +291,8 @@ def merge_settings(command: Mapping[str, Any], script: Mapping[str, Any]) -> tup
     Returns the run's settings, and the options of each tool by the name of its instrument.
 
     Raises:
-        ConfigError: a setting is unknown or invalid, or is set in both places with different values.
+        ConfigError: a setting is unknown or invalid, or is set in both places with different
+            values.
     """
     names = all_settings()
     for name in (*command, *script):

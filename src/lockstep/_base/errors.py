@@ -23,8 +23,8 @@ class LockstepError(Exception):
     """The base class of all errors that lockstep raises deliberately.
 
     Args:
-        code: a stable name of the problem, such as ``world-size-above-shards``; empty: none. Programs
-            and tests match the code, so that the message can be improved.
+        code: a stable name of the problem, such as ``world-size-above-shards``; empty: none.
+            Programs and tests match the code, so that the message can be improved.
     """
 
     def __init__(self, *args: object, code: str = "") -> None:

@@ -87,7 +87,8 @@ def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, las
     Args:
         enters: whether to search an object for more.
         most: the number of objects after which to stop.
-        last: kinds of objects that are preferably found elsewhere than directly at the starting points.
+        last: kinds of objects that are preferably found elsewhere than directly at the starting
+            points.
     """
     begin = list(roots)
     waiting, later = deque(begin), list[Held]()

@@ -27,8 +27,8 @@ def check_named(path: Path) -> None:
     """Checks a path before it is used as a run directory, or as the directory of several runs.
 
     Raises:
-        OSError: it is a symbolic link of another user to a directory that is not that user's; or it is
-            not a directory.
+        OSError: it is a symbolic link of another user to a directory that is not that user's; or it
+            is not a directory.
     """
     with contextlib.suppress(FileNotFoundError):
         found = path.lstat()
@@ -48,8 +48,8 @@ def open_to_write(path: Path, flags: int, mode: int = 0o666, *, within: Path | N
         path: the file, which must not be a symbolic link.
         flags: as for ``os.open``.
         mode: the permissions of a new file, before the umask.
-        within: a parent directory, below which no directory may be a symbolic link. None: the file's
-            directory.
+        within: a parent directory, below which no directory may be a symbolic link. None: the
+            file's directory.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.

@@ -167,7 +167,8 @@ class StopWatch:
     not inherit the handlers.
 
     Args:
-        speaks: whether to report a signal on standard error immediately. (One of several ranks does.)
+        speaks: whether to report a signal on standard error immediately. (One of several ranks
+            does.)
     """
 
     def __init__(self, *, speaks: bool) -> None:
@@ -227,8 +228,8 @@ class StopWatch:
         default = self._defaults.pop(number)
         # Otherwise the script has installed another handler meanwhile.
         if signal.getsignal(number) == self._note:
-            # Ignored while exiting: Python removes its handlers before the process has exited, and a
-            # signal in between would change the exit status.
+            # Ignored while exiting: Python removes its handlers before the process has exited, and
+            # a signal in between would change the exit status.
             signal.signal(number, default if self._exit_status is None else signal.SIG_IGN)
 
     def exit_with(self, status: int) -> None:

@@ -1,8 +1,8 @@
 """Detects whether a loop is being left by an error. Its iterator asks this while it is dropped.
 
-Why it matters: after ``break`` out of the epochs, training is finished; after an error it is not, and
-the same command must resume it. A ``for`` loop drops its iterator in the same way in both cases,
-and Python does not show an error that is on its way through a frame: ``sys.exc_info()`` returns it
+Why it matters: after ``break`` out of the epochs, training is finished; after an error it is not,
+and the same command must resume it. A ``for`` loop drops its iterator in the same way in both
+cases, and Python does not show an error that is on its way through a frame: ``sys.exc_info()`` returns it
 only in a handler.
 
 How the two are distinguished: an error leaves a traceback whose last instruction is the one at

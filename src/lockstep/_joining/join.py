@@ -276,8 +276,8 @@ def _open(
 
 
 def _report_threads(given: int, run: OpenRun, own: int) -> None:
-    """Report what OMP_NUM_THREADS does to this run. Platforms set it (Ray, to the CPUs of a worker),
-    and users do not see that: the same script may then give other bits than elsewhere."""
+    """Report what OMP_NUM_THREADS does to this run. Platforms set it (Ray, to the CPUs of a
+    worker), and users do not see that: the same script may then give other bits than elsewhere."""
     if run.is_new and given != own:
         text = (
             f"{given} threads per process, as OMP_NUM_THREADS is set ({own} otherwise). The results' last bits depend on "

@@ -93,8 +93,9 @@ class Team(Collectives):
 
     @contextlib.contextmanager
     def hide_launcher(self) -> Iterator[None]:
-        """Within the block, the environment variables with which a launcher sets the rank of a process
-        (RANK, WORLD_SIZE and the like, of each launcher that lockstep knows) are not set. Local.
+        """Within the block, the environment variables with which a launcher sets the rank of a
+        process (RANK, WORLD_SIZE and the like, of each launcher that lockstep knows) are not set.
+        Local.
 
         For a library that drives training on top of lockstep and would open another process group:
         it finds a single process, on every rank. Processes that are started within the
@@ -270,8 +271,8 @@ class Team(Collectives):
 
     @property
     def best_epoch(self) -> int:
-        """The epoch, from 0, in which ``best_metric`` was passed to ``best``; -1: there is none. For
-        early stopping::
+        """The epoch, from 0, in which ``best_metric`` was passed to ``best``; -1: there is none.
+        For early stopping::
 
             team.best(accuracy)
             if epoch - team.best_epoch == 3:  # epochs without a better one
@@ -540,7 +541,8 @@ class Team(Collectives):
                 )
         except BaseException as error:
             failed = True
-            # Report immediately: a launcher stops the other ranks as soon as the first one has exited.
+            # Report immediately: a launcher stops the other ranks as soon as the first one has
+            # exited.
             if at_exit and isinstance(error, PartedError):
                 how = f"The run was stopped; the same command {self._loop.how_it_resumes()}."
                 tell_stuck(str(error), how, 1, speaks=error.is_reported_here)

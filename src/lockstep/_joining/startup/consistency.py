@@ -88,7 +88,8 @@ def check_not_imported() -> None:
     the functions and classes that these need.
 
     Raises:
-        UsageError: it was. The process would wait for the others of a run that it does not belong to.
+        UsageError: it was. The process would wait for the others of a run that it does not belong
+            to.
     """
     frame = inspect.currentframe()
     while frame is not None:

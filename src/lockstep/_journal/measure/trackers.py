@@ -54,8 +54,8 @@ class Trackers(Listener):
     """The trackers of one process; there are none on ranks other than 0.
 
     Args:
-        hyperparameters: where the script's hyperparameters are collected: ``batch_size``, ``epochs``,
-            and the initial settings of each optimizer.
+        hyperparameters: where the script's hyperparameters are collected: ``batch_size``,
+            ``epochs``, and the initial settings of each optimizer.
     """
 
     def __init__(self, trackers: Sequence[Tracker] = (), hyperparameters: dict[str, Any] | None = None) -> None:

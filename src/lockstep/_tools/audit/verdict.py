@@ -34,8 +34,8 @@ class Verdict:
     where: tuple[str, ...]
     """The hosts and devices of these ranks."""
     code: str
-    """The kind of result: ``wrong``, ``wrong-once``, ``not-repeated`` (one rank's results differ from
-    each other) or ``not-repeatable`` (all ranks' do)."""
+    """The kind of result: ``wrong``, ``wrong-once``, ``not-repeated`` (one rank's results differ
+    from each other) or ``not-repeatable`` (all ranks' do)."""
     summary: str
     text: str
 

@@ -82,8 +82,8 @@ def turns(num_rows: int, rounds: int) -> list[tuple[int, int]]:
     """The round and the row of each run: each row once a round, so that a temporary slowdown of the
     machine affects all rows.
 
-    Every second round goes backwards, which spreads slow drifts (heat, for example) evenly over the rows.
-    Pure."""
+    Every second round goes backwards, which spreads slow drifts (heat, for example) evenly over the
+    rows. Pure."""
     rows = range(num_rows)
     return [(number, index) for number in range(1, rounds + 1) for index in (rows if number % 2 else reversed(rows))]
 

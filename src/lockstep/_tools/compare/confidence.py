@@ -52,7 +52,8 @@ def interval_of(values: Sequence[float]) -> Interval | None:
 
     Args:
         values: positive; of independent measurements. Two rows are compared by the ratios of their
-            values within each round, so that what is slower or faster for a whole round cancels out.
+            values within each round, so that what is slower or faster for a whole round cancels
+            out.
 
     Returns:
         None for fewer than two values, which say nothing about noise.

@@ -113,8 +113,8 @@ def default_methods(components: Collection[str]) -> tuple[str, ...]:
 def default_nprocs(*, num_gpus: int, num_cores: int) -> tuple[int, ...]:
     """2, 4, 8, ... up to the number of GPUs; without several GPUs, up to that of cores, and to 4.
 
-    2 is always included, because one row is not a comparison; a row that cannot run shows the reason.
-    """
+    2 is always included, because one row is not a comparison; a row that cannot run shows the
+    reason."""
     largest = num_gpus if num_gpus > 1 else min(num_cores, 4)
     return tuple(2**power for power in range(1, max(2, largest).bit_length()))
 

@@ -3,8 +3,8 @@ hosts.
 
 ``lockstep doctor --nnodes N`` starts it on each host with the launcher of ``lockstep run``, to
 examine what a run would use. FILE contains the findings of its host; the first process of each host
-replaces them with the findings of all hosts. Every rank must call the functions that take a ``Member``; they
-block until all have.
+replaces them with the findings of all hosts. Every rank must call the functions that take a
+``Member``; they block until all have.
 """
 
 from __future__ import annotations

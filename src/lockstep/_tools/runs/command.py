@@ -53,8 +53,8 @@ Listing changes nothing, needs no write permission, and does not disturb active 
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per run.")
 def command(directory: Path | None, as_json: bool) -> None:
-    """List the runs in DIR (default: ./runs), their states, and how to resume them. The most recently
-    active run comes last.
+    """List the runs in DIR (default: ./runs), their states, and how to resume them. The most
+    recently active run comes last.
 
     \b
     States:

@@ -85,8 +85,8 @@ class Study(abc.ABC):
             name: the name of its run directory, in the directory of the results.
             launcher: one of ``methods.LAUNCHERS``.
             num_processes: how many it starts.
-            settings: fields of ``RunConfig``, in addition to the common ones. None is not passed on, so
-                that the script's setting is used.
+            settings: fields of ``RunConfig``, in addition to the common ones. None is not passed
+                on, so that the script's setting is used.
             instead: fields that replace the script's.
             is_held: as in ``TrialSettings``.
             variables: more environment variables.

@@ -93,7 +93,8 @@ class Trial:
         if self.launcher == "lockstep":
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
             return (*_installed("lockstep", "lockstep._cli.main"), "run", count, *flags, *self.program)
-        # --standalone picks a free port, so that two runs on one machine cannot connect to each other.
+        # --standalone picks a free port, so that two runs on one machine cannot connect to each
+        # other.
         python = {
             "python": (sys.executable,),
             "torchrun": (sys.executable, "-m", "torch.distributed.run", "--standalone", count),
