@@ -121,7 +121,8 @@ def test_ctrl_c_while_a_failed_start_ends_is_not_followed_by_a_restart(start_own
         import os, pathlib, signal, sys, time
         pathlib.Path(f"pid-{os.getpid()}").touch()
         if os.environ["RANK"] == "0":
-            while len(list(pathlib.Path().glob("pid-*"))) < 2: time.sleep(0.01)
+            # the others signal the launcher, whose number must be there by then
+            while len(list(pathlib.Path().glob("pid-*"))) < 2 or not os.path.exists("launcher"): time.sleep(0.01)
             sys.exit(1)
         def told(*_):
             os.kill(int(pathlib.Path("launcher").read_text()), signal.SIGINT)
@@ -130,7 +131,8 @@ def test_ctrl_c_while_a_failed_start_ends_is_not_followed_by_a_restart(start_own
         """,
         *("--nproc-per-node", "2", "--max-restarts", "3"),
     )
-    (tmp_path / "launcher").write_text(str(launcher.pid))
+    (tmp_path / "number").write_text(str(launcher.pid))
+    (tmp_path / "number").rename(tmp_path / "launcher")
     _, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 130
     assert err.startswith("stopped by Ctrl-C"), err

@@ -130,17 +130,14 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
 
 def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> OpenStore:
     """Meet in a file of the directory ``PATH.lockstep``, which only this user can read, as the
-    store holds the ranks' key.
+    store contains the ranks' key.
 
-    Each launch, restart and opening has a file of its own, as far as the ranks know that; what a
+    Each launch, restart and opening has a separate file, as far as the ranks know that; what a
     killed run has left in the same file is noticed by its ranks, which count as having arrived.
     """
     directory = path.with_name(f"{path.name}.lockstep")
     try:
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
-        if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
-            raise PermissionError(f"{directory} is a link, or another user's")
+        _make_private(directory)
     except OSError as error:
         raise ConfigError(
             f"{waiter.endpoint} cannot be used for a rendezvous: {error}. Use a path in an existing "
@@ -169,6 +166,20 @@ def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> Open
         ) from error
 
 
+def _make_private(directory: Path, attempts: int = 10) -> None:
+    """Make a directory, unless it is there, and check that it is this user's."""
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    try:
+        if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+            raise PermissionError(f"{directory} is a link, or another user's")
+    except FileNotFoundError:
+        # A rank that leaves an earlier store has just removed it, empty (_remove_empty).
+        if attempts == 1:
+            raise
+        _make_private(directory, attempts - 1)
+
+
 def _remove_empty(directory: Path) -> None:
     with contextlib.suppress(OSError):
         directory.rmdir()
@@ -188,8 +199,8 @@ def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | N
 
 
 def leave_store() -> None:
-    """Remove what a rendezvous has left, once the process group and its store are gone. Every rank
-    should call it."""
+    """Remove what a rendezvous has left, once the process group and its store are closed. Every
+    rank should call it."""
     while _on_leave:
         _on_leave.pop()()
 
