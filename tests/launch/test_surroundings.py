@@ -1,5 +1,5 @@
-"""What the caller's environment says of another launcher or of other machines: refused where it would
-make several trainings of one, else a notice."""
+"""What the caller's environment says of another launcher or of other machines: refused where it
+would make several trainings of one, else a notice."""
 
 import pytest
 from codes import raises

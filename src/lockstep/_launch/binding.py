@@ -12,7 +12,7 @@ from lockstep._base.stopping import say
 from lockstep._launch import gpus
 
 BINDINGS = ("none", "node", "socket", "exclusive", "core-complex")
-"""``torch.numa.binding.AffinityMode`` says what each means."""
+"""``torch.numa.binding.AffinityMode`` defines each kind."""
 
 
 def check_binding(kind: str, config: RunConfig) -> None:

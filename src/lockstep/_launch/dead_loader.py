@@ -1,9 +1,9 @@
 """Errors of a rank whose loader's worker has died while the rank talked to it: which worker, and
 what ended it.
 
-PyTorch's own error, raised when the signal of the death arrives, says both. A rank that meets the
-closed connection first knows neither, and the signal's error may be raised where nobody sees it.
-"""
+PyTorch's own error, raised when the signal of the death arrives, contains both. A rank that meets
+the closed connection first knows neither, and the signal's error may be raised where no one sees
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOADER = "/torch/utils/data/dataloader.py"
 _FETCHING = "_try_get_data"
 _WAIT_S, _LOOKS = 0.05, 20
 _OF_SHUTDOWN = (None, 0, -signal.SIGTERM)
-"""Exit codes of workers that live, or that their loader has ended."""
+"""Exit codes of workers that live, or that exited with their loader."""
 
 
 def with_its_cause(error: BaseException) -> BaseException:

@@ -50,7 +50,7 @@ def handled_before(error: BaseException) -> BaseException | None:
 
 
 def what_followed(error: BaseException) -> str:
-    """In words, the call in which a rank met the first echo, and the line of the user's code."""
+    """Describes the call in which a rank met the first echo, and the line of the user's code."""
     for link in reversed([link for link in chain(error) if _is_echo(link)]):
         frames = traceback.extract_tb(link.__traceback__)
         users = [number for number, frame in enumerate(frames) if owner(frame.filename) == "user"]

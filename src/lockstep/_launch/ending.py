@@ -17,8 +17,8 @@ def mark(private_dir: str, *, is_stopped: bool = False) -> None:
 
 
 def is_over(private_dir: str) -> bool:
-    """Whether the launch is being ended, or has ended. For workers: the launcher may be gone, and
-    with it the directory."""
+    """Whether the launch is being ended, or is finished. For workers: the launcher may have exited,
+    and with it the directory."""
     return not Path(private_dir, "spec.pickle").exists() or is_marked(private_dir)
 
 

@@ -33,7 +33,7 @@ class Endpoint:
     local_address: str
     """The address by which the others reach this machine."""
     listener: socket.socket | None
-    """The socket of the store, if this node keeps it; else None."""
+    """The socket of the store; None: another node keeps the store."""
     listens_at: str | None
     """The address on which it listens; None: all addresses of this machine."""
 

@@ -72,7 +72,7 @@ class Failure:
     is_consequence: bool = False
     """Whether it looks like a consequence of another rank's failure."""
     then: str = ""
-    """Where the rank met a consequence while it was handling a failure of its own, as a clause;
+    """Where the rank met a consequence while it was handling its own failure, as a clause;
     empty: it did not."""
     would_recur: bool = False
     """Whether the same program would fail in the same way again."""
@@ -240,19 +240,19 @@ def end_of(error: SystemExit | None = None) -> End:
 
 
 def unforeseen_end() -> End:
-    """The end of a process, with status 0, whose program has not come to its end."""
+    """The end of a process, with status 0, whose program was not finished."""
     return End(how="exited with status 0 before the script finished (os._exit or os.exec*?)")
 
 
 def early_end(
     reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, End], num_ranks: int
 ) -> Failure | None:
-    """The rank that ended successfully but too early, if the failures are consequences of that;
-    else None.
+    """The rank that exited successfully but too early, if the failures are consequences of that;
+    None: they are not.
 
     Args:
         reported: the failures, in order.
-        ends: of the programs that have ended successfully, by rank.
+        ends: of the programs that exited successfully, by rank.
         without_failure: the ends of processes with status 0, by rank.
         num_ranks: of this machine.
     """
@@ -284,15 +284,15 @@ def lacked_peers(failure: Failure) -> bool:
 
 
 def timed_out(failure: Failure) -> bool:
-    """Whether a rank has failed because it had waited for too long, and not because others are
-    gone."""
+    """Whether a rank has failed because it had waited for too long, and not because others have
+    exited."""
     message = failure.message
     return failure.is_consequence and _TIMEOUT.search(message) is not None and _CLOSED.search(message) is None
 
 
 def has_aborted(failure: Failure) -> bool:
-    """Whether a communication library seems to have ended the process. They do so in threads of
-    their own, and faulthandler names the current thread only if it is one of Python's. (Another
+    """Whether a communication library seems to have aborted the process. They do so in their own
+    threads, and faulthandler names the current thread only if it is one of Python's. (Another
     thread may crash while it writes that.)"""
     is_abort = failure.kind == "SIGABRT" or (failure.kind == "SIGSEGV" and "Fatal Python error: Aborted" in failure.text)
     return is_abort and "Current thread" not in failure.text
@@ -330,7 +330,7 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
 
 
 def _where(failure: Failure) -> str:
-    """Where a rank still needed one that had ended, as a clause."""
+    """Where a rank still needed one that had exited, as a clause."""
     return f" (at {place})" if (place := place_of(failure)) else ""
 
 

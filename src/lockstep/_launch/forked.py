@@ -48,7 +48,7 @@ class ForkedWorkers:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by rank, of those that were forked and have not ended."""
+        """Process ids by rank, of workers that were forked and have not exited."""
         return {rank: pid for rank in self.ranks if (pid := self.messages_of(rank).pid) is not None}
 
     @property
@@ -63,7 +63,7 @@ class ForkedWorkers:
 
     @property
     def all_messages(self) -> dict[int, WorkerMessages]:
-        """What each has sent, by rank, also those that have ended."""
+        """The messages of each worker, by rank, also of workers that have exited."""
         return {rank: receiver.messages for rank, receiver in self._receivers.items()}
 
     def messages_of(self, rank: int) -> WorkerMessages:
@@ -84,14 +84,14 @@ class ForkedWorkers:
                 self._streams.handed_over()
 
     def start_no_more(self) -> None:
-        """Leave out those that were not requested yet."""
+        """Leave out workers that were not requested yet."""
         if self._to_start:
             self._to_start.clear()
             self._streams.handed_over()
 
     def ended(self, message: dict[str, Any]) -> tuple[int, int] | None:
-        """The rank and status of a worker that has ended, according to the server; None: it says
-        something else.
+        """The rank and status of a worker that has exited, according to the server; None: it
+        reports something else.
 
         Raises:
             LaunchError: the worker could not be forked.
@@ -105,7 +105,7 @@ class ForkedWorkers:
         return rank, message["status"]
 
     def send(self, number: int, ranks: Collection[int]) -> None:
-        """Send a signal to those of these ranks that run."""
+        """Send a signal to the running ones of these ranks."""
         for rank, pid in self.pids.items():
             if rank in ranks:
                 with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""What makes a worker, a copy of the fork server, look like a fresh process: modules beside the
-script win over those that the server has imported, and the imported torch does what the worker's
-variables say."""
+"""What makes a worker, a copy of the fork server, look like a fresh process: modules next to the
+script take precedence over modules that the server has imported, and the imported torch does what
+the worker's variables say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from lockstep._world.environment import threads_asked
 from lockstep._world.machine.threads import libraries, set_number
 
 _SHARED = frozenset(("torch", "numpy", "lockstep"))
-"""Packages that stay imported whatever is beside the script: native code cannot be loaded twice."""
+"""Packages that stay imported whatever is next to the script: native code cannot be loaded
+twice."""
 at_start: frozenset[str] = frozenset()
 """The modules that the interpreter itself had imported before the fork server did: no script can
 shadow those."""
@@ -22,8 +23,8 @@ shadow those."""
 
 def forget_shadowed(directory: str) -> None:
     """Forget imported modules that python would rather import from the script's directory, the
-    first entry of ``sys.path``: ``code.py`` beside the script, and not the standard library's.
-    Whoever has imported one of them already keeps it."""
+    first entry of ``sys.path``: ``code.py`` next to the script, and not the standard library's.
+    A module that has already imported one of them keeps it."""
     beside = set[str]()
     with contextlib.suppress(OSError):
         beside = {entry.partition(".")[0] for entry in os.listdir(directory)}  # noqa: PTH208
@@ -40,7 +41,7 @@ def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
     """Have the imported torch, and NumPy, do what these variables say, as far as that can be
     changed.
 
-    Numbers of threads follow from the share of the cores where no variable says otherwise.
+    Numbers of threads follow from the share of the cores where no variable sets them.
     (torchrun sets OMP_NUM_THREADS=1 for the same reason.) For scripts that do not call
     ``lockstep.join``, which sets them from the run's settings.
 

@@ -38,7 +38,7 @@ def launch(
 
     Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()``
     and trains. The first call waits for the import of torch, which takes seconds; the fork server
-    then stays, and later calls start at once.
+    then stays, and later calls start immediately.
 
     Args:
         fn: A function that can be imported (from a module, or from the script that calls ``launch``
@@ -59,9 +59,9 @@ def launch(
         UsageError: ``fn`` cannot be pickled, or the calling script lacks ``if __name__ ==
             "__main__":``.
         LaunchError: a process failed, and no restart was left; the message has the first failure in
-            full. All processes have ended.
+            full. All processes have exited.
         KeyboardInterrupt: Ctrl-C; the run was saved if it was training, and all processes have
-            ended.
+            exited.
         SystemExit: this process, or a worker, got SIGTERM or SIGUSR1, and the run was saved; the
             code is 75 (``lockstep._base.stopping.REQUEUE_STATUS``). Signals that this process
             handles itself are left to it.

@@ -24,7 +24,7 @@ def die_with_parent() -> None:
 
 
 def guard_descendants() -> None:
-    """Set the death signal in every process forked from now on, and in those that they fork."""
+    """Set the death signal in every process forked from now on, and in all their descendants."""
     os.register_at_fork(before=_note_parent, after_in_child=_guard_child)
 
 

@@ -1,10 +1,10 @@
-"""The settings that a script gives to ``lockstep.join()``, as far as its text tells: so that what
+"""The settings that a script gives to ``lockstep.join()``, as far as its text shows: so that what
 ``join()`` would refuse on every rank is refused before any process is started, or any job is
 submitted.
 
-Told, not guessed: of a call that is not made by every start of the script (behind an ``if``, or an
+Read, not guessed: of a call that is not made by every start of the script (behind an ``if``, or an
 early ``return``, or in a function that may not be called), of two different calls, and of what is
-no constant nothing is said."""
+no constant nothing is concluded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def joining_of(source: Source | None) -> Joining:
 
 
 class _EndError(Exception):
-    """The program may have ended here."""
+    """Raised where the program may have exited."""
 
 
 class _ReturnError(Exception):
@@ -78,7 +78,7 @@ class _ReturnError(Exception):
 
 class _SureCalls:
     """The calls that the program makes whatever its arguments are: from the top, through functions
-    of the script, up to where it may have ended."""
+    of the script, up to where it may have exited."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.calls: list[ast.Call] = []
@@ -130,7 +130,7 @@ def _is_exit(node: ast.AST) -> bool:
 
 
 def _may_swallow(statement: ast.With) -> bool:
-    """Whether the program may go on after an error in this block."""
+    """Whether the program may continue after an error in this block."""
     return any(_SWALLOWS.search(ast.unparse(item.context_expr)) for item in statement.items)
 
 

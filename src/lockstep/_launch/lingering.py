@@ -1,4 +1,4 @@
-"""Workers whose program is over and whose process does not end: what keeps them is reported."""
+"""Workers whose program is finished and whose process does not exit: reports what keeps them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINGERS_S = 10.0
 
 
 class Lingering:
-    """The workers of one launch whose program is over. ``observers``: of the launch."""
+    """The workers of one launch whose program is finished. ``observers``: of the launch."""
 
     def __init__(self, observers: Observers[Observer]) -> None:
         self.next_look = math.inf
@@ -22,18 +22,18 @@ class Lingering:
         self._over_at: dict[int, float] = {}  # by rank
 
     def begin(self, rank: int, now: float) -> None:
-        """A worker's program is over."""
+        """Notes that a worker's program is finished."""
         self._over_at[rank] = now
         self.next_look = min(self.next_look, now + LINGERS_S)
 
     def end(self, rank: int) -> None:
-        """A worker has ended, or was reported."""
+        """Forgets a worker that has exited, or was reported."""
         self._over_at.pop(rank, None)
         if not self._over_at:
             self.next_look = math.inf
 
     def look(self, now: float) -> None:
-        """Report those that do not end, once. (What keeps one may not be known at the first
+        """Reports workers that do not exit, once. (What keeps one may not be known at the first
         look.)"""
         self.next_look = now + _LOOK_S
         late = [rank for rank, over_at in self._over_at.items() if now - over_at >= LINGERS_S]

@@ -24,8 +24,8 @@ from lockstep._world.machine.cores import num_cores
 
 
 def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> int:
-    """The number of processes for a number, ``cpu``, ``gpu``, ``auto`` or None (one per GPU, else
-    one).
+    """The number of processes for a number, ``cpu``, ``gpu``, ``auto`` or None (one per GPU,
+    otherwise one).
 
     With several devices per process, ``gpu`` means one per so many GPUs; with a strategy for one
     process, None means one.
@@ -126,8 +126,8 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
     which; 0: any.
 
     A socket is bound and does not listen: with SO_REUSEADDR on both sides (the TCP store sets it)
-    the kernel lets the store bind the same port, and gives it to nobody who requests any free one.
-    """
+    the kernel lets the store bind the same port, and does not give it to a program that requests
+    any free one."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -142,8 +142,8 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
 
 
 def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> LaunchResult:
-    """Run a program in workers of this machine to its end. Afterwards all processes have ended, and
-    all output is written.
+    """Run a program in workers of this machine to its end. Afterwards all processes have exited,
+    and all output is written.
 
     If a worker fails, all are restarted, at most ``launch.max_restarts`` times. Restarts are
     reported on standard error.
@@ -172,7 +172,7 @@ def _starts_again(outcome: LaunchResult) -> bool:
 
 
 def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> LaunchResult:
-    """Run the workers of one start to their end. Afterwards all processes have ended, and all
+    """Run the workers of one start to their end. Afterwards all processes have exited, and all
     output is written.
 
     Raises:

@@ -13,8 +13,8 @@ from typing import Any
 from lockstep._launch.failures import End, Failure
 
 _MOST_BYTES = 1 << 20
-"""Read from a pipe at once: all that it can hold, so that nothing is left of a worker that has
-ended."""
+"""The number of bytes to read from a pipe in one call: its capacity, so that nothing is left of a
+worker that has exited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +31,15 @@ class WorkerMessages:
     """The exit status of its run, which was asked to stop, and saved itself or could not: see
     ``lockstep._base.stopping``."""
     is_unsaved: bool = False
-    """Whether its run came to its end, and that could not be saved."""
+    """Whether its run finished, but its end could not be saved."""
     end: End | None = None
     """The successful end of its program. Its exit handlers have not run yet, and may wait for other
     ranks."""
 
     @property
     def is_over(self) -> bool:
-        """Whether its program has ended without a failure, so that only threads, exit handlers and
-        children are left."""
+        """Whether its program is finished without a failure, so that only threads, exit handlers
+        and children are left."""
         return self.end is not None or self.stopped_with is not None
 
 
@@ -56,10 +56,11 @@ class Sender:
         self.send(pid=self._pid)
 
     def send(self, **message: Any) -> bool:
-        """Send one field of ``WorkerMessages``. Blocks while the launcher is suspended and the pipe full.
+        """Send one field of ``WorkerMessages``. Blocks while the launcher is suspended and the pipe
+        full.
 
         Returns:
-            False if this process is not the worker, or the launcher is gone, or the script has
+            False if this process is not the worker, or the launcher has exited, or the script has
             closed the pipe.
         """
         if os.getpid() != self._pid:
@@ -91,7 +92,7 @@ class Receiver:
         os.close(self.worker_fd)
 
     def read(self) -> bool:
-        """Read what the pipe holds now. Returns False at its end."""
+        """Read what is in the pipe now. Returns False at its end."""
         try:
             data = os.read(self._fd, _MOST_BYTES)
         except BlockingIOError:

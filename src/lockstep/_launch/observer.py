@@ -4,7 +4,7 @@ explains a run.
 The launcher knows processes: their start, their signals, their end. What they were doing is for
 observers to say. These are extensions of the kind ``observers``, called with a ``Launch`` for each
 start of workers. There need not be any: failures are then reported with what the workers themselves
-have told. What observes a worker in its own process: ``process_observer``."""
+have reported. What observes a worker in its own process: ``process_observer``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Launch:
 
 
 class JoinedRun(NamedTuple):
-    """What is left of a run when its launch has ended."""
+    """The state of a run after its launch."""
 
     newest: int | None
     """The step of its newest checkpoint; None: it has none."""
@@ -55,16 +55,16 @@ class Observer:
         self.launch = launch
 
     def ended(self, rank: int, status: int) -> None:
-        """A worker's process has ended, with this exit status, or minus the signal."""
+        """A worker's process has exited, with this exit status, or minus the signal."""
 
     def close(self) -> None:
-        """All workers have ended, and nothing more is asked."""
+        """All workers have exited, and nothing more is asked."""
 
     # Why ranks have failed
 
     def with_cause(self, failure: Failure) -> Failure | None:
         """A failure with its likely cause and a remedy, which its own message does not name. (Not
-        one that only says that other ranks were missing.)"""
+        one that only reports that other ranks were missing.)"""
         return None
 
     def last_seen(self, rank: int) -> str:
@@ -88,6 +88,6 @@ class Observer:
     # Workers whose program is over, and whose process does not end
 
     def linger(self, ranks: Collection[int]) -> Collection[int]:
-        """Tell the user what keeps these ranks from ending; returns those that this could tell
+        """Report what keeps these ranks from exiting; returns the ranks that this could report
         of."""
         return ()

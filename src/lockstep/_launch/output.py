@@ -111,8 +111,8 @@ class Streams:
         """Wait until all that the workers have written is passed on, however slow the terminal; at
         most a second once ``give_up()`` is true.
 
-        They have ended: processes that they left on purpose, and that hold the pipes open, are not
-        waited for."""
+        The workers have exited: processes that they left on purpose, and that keep the pipes open,
+        are not waited for."""
         self._pump.finish()
         deadline = math.inf
         while self._pump.is_alive() and time.monotonic() < deadline:
@@ -177,7 +177,7 @@ class _Pump(threading.Thread):
             os.close(fd)
 
     def run(self) -> None:
-        """Copy what comes until all writers have closed their ends, or it is told to stop."""
+        """Copy what comes until all writers have closed their ends, or it is asked to stop."""
         pending = dict.fromkeys(self.takers, b"")  # by open descriptor, the beginning of a line
         with selectors.DefaultSelector() as selector:
             for fd in self.takers:

@@ -1,7 +1,7 @@
 """The private directory of a launch, and removal of those left by launchers that were killed with
 SIGKILL.
 
-Its name says whose it is: by the launcher's process id, and where that is valid.
+Its name shows whose it is: by the launcher's process id, and where that is valid.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NAME = re.compile(r"lockstep-([0-9a-f]{8})-(\d{1,10})-\w+")
 def private_directory() -> Iterator[str]:
     """A context with a new directory that only this user can enter, removed at the end.
 
-    A launcher that is killed cannot remove its directory, so this also removes those that earlier
-    ones of this user left.
+    A launcher that is killed cannot remove its directory, so this also removes directories that
+    earlier ones of this user left.
 
     Raises:
         ConfigError: it cannot be made.
@@ -53,7 +53,8 @@ def live_launches() -> dict[int, Path]:
 
 
 def remove_abandoned(parent: str) -> None:
-    """Remove the private directories in ``parent`` whose launcher has ended, as far as possible."""
+    """Remove the private directories in ``parent`` whose launcher has exited, as far as
+    possible."""
     for pid, path in _launches(parent):
         if state_of(pid) == "dead":
             shutil.rmtree(path, ignore_errors=True)

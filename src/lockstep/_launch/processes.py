@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def kill_worker(pid: int) -> None:
-    """Kill a worker and its process group at once; other processes that it started are left to
+    """Kill a worker and its process group immediately; other processes that it started are left to
     ``sweep``."""
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -19,7 +19,7 @@ def kill_worker(pid: int) -> None:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process, in psutil's words; ``dead`` if it has ended, also if its parent has
+    """The state of a process, in psutil's words; ``dead`` if it has exited, also if its parent has
     not reaped it yet.
 
     (A zombie may stay for good, in a container without an init process.)
@@ -37,10 +37,10 @@ def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *
     """Kill every process of these sessions, and every one with the launch's private directory in
     its environment.
 
-    The second condition finds programs that were started in a session of their own. If the launch
+    The second condition finds programs that were started in a separate session. If the launch
     went well, they were left on purpose, as a TensorBoard may be, and stay.
 
-    Processes still there after ``timeout_s`` are held by the kernel, and cannot be ended.
+    Processes still there after ``timeout_s`` are blocked in the kernel, and cannot be ended.
     """
     deadline = time.monotonic() + timeout_s
     while pids := _find(sessions, None if succeeded else private_dir):

@@ -45,7 +45,7 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
 
 
 def check_script(target: str, source: Source | None, args: Sequence[str], options: LaunchOptions) -> Script:
-    """What the workers are to run, as far as the options and the script's source tell.
+    """What the workers are to run, as far as the options and the script's source show.
 
     A script that could start its processes itself, or be launched, is launched if the options give
     a number of processes or machines. ``source``: None: the script is not plain Python.

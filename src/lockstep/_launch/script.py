@@ -88,7 +88,7 @@ def run_script(
     remark = check_surroundings(on_nodes=nodes is not None, is_alone=options.nnodes is not None)
     if nodes is not None and script.starter is not None:
         raise ConfigError(
-            f"the script starts its own processes ({script.starter}), which do not meet those of "
+            f"the script starts its own processes ({script.starter}), which do not meet processes of "
             "other machines. Start it on each machine without --nnodes. If it does not spawn under a "
             "launcher, pass --spawns no",
             code="script-starts-itself",
@@ -167,7 +167,7 @@ def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, I
 
 
 def unsaved_end() -> str:
-    """The last words on a run that came to its end, and that could not be saved."""
+    """The last words on a run that finished, but whose end could not be saved."""
     return (
         "training finished, but some of it could NOT be saved (see the warnings above). Exiting "
         f"with status {UNSAVED_END_STATUS}. To resume from the newest checkpoint: "

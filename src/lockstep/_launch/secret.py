@@ -1,11 +1,10 @@
 """The secret shared by the launchers of a run, with which they sign what they write into their
 store.
 
-Without it, whoever reaches the store's port could direct launchers to other hosts. Unless the user
-gives one, the launcher that keeps the store creates it, in a file beside the run that only its user
-can read, and removes it at the end; the others read it there. Signatures are HMACs (RFC 2104) with
-SHA-256.
-"""
+Without it, a program that reaches the store's port could direct launchers to other hosts. Unless
+the user gives one, the launcher that keeps the store creates it, in a file next to the run that
+only its user can read, and removes it at the end; the others read it there. Signatures are HMACs
+(RFC 2104) with SHA-256."""
 
 from __future__ import annotations
 
@@ -119,7 +118,8 @@ class SharedSecret:
                 code="secret-differs",
             )
         if (mode := self._open_to_others()) is not None:
-            # Mounts of object stores (gcsfuse, s3fs) and SMB shares show the same mode for all files.
+            # Mounts of object stores (gcsfuse, s3fs) and SMB shares show the same mode for all
+            # files.
             return ConfigError(
                 f"{keeper} has a secret that this launcher cannot trust: {self.path} has mode {mode:04o}, with which others "
                 f"can read or write it. If that file system cannot keep files private, {_how_to_give()}",
@@ -147,7 +147,8 @@ def shared_secret(nodes: Nodes, run_dir: str | None, file: str | None, text: str
     """Where a launcher finds the secret.
 
     Args:
-        run_dir: the requested run directory: the file is beside it; None: in the current directory.
+        run_dir: the requested run directory: the file is next to it; None: in the current
+            directory.
         file: a file given by the user.
         text: the secret itself, if given by the user.
 

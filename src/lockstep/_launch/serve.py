@@ -37,15 +37,15 @@ from lockstep._launch.worker import Request, run_worker
 from lockstep._world.machine.threads import libraries
 
 PRELOAD = ("torch", "torch.distributed", "lockstep._joining.preload", "lockstep._sync.ddp", "lockstep._sync.exact")
-"""Modules imported before the first worker, which each of them delays: only those that nearly every
-script needs."""
+"""Modules imported before the first worker, which each of them delays: only modules that nearly
+every script needs."""
 PRELOAD_LATER = ("torch._dynamo",)
-"""Modules imported on request: before the first workers if they will need them, else later, for
-workers that may follow. (PyTorch imports this one with the first optimizer or
+"""Modules imported on request: before the first workers if they will need them, otherwise later,
+for workers that may follow. (PyTorch imports this one with the first optimizer or
 DistributedDataParallel, which takes a second or two.)"""
 MAX_MESSAGE_BYTES = 65536
 _statuses: dict[int, int] = {}
-"""Exit status by process id: in a worker its own, else empty."""
+"""Exit status by process id: in a worker its own; empty in the server."""
 
 
 def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
@@ -105,8 +105,8 @@ def _run_to_end(request: Request) -> NoReturn:
 
 
 def _leave() -> None:
-    """End a worker, whose non-daemon threads and other exit handlers have ended, without finalizing
-    the interpreter.
+    """End a worker, whose non-daemon threads and other exit handlers are finished, without
+    finalizing the interpreter.
 
     That would take a fifth of a second, and native threads that need the interpreter meanwhile
     (Gloo's, with the tensors of the last collective) would abort the process.

@@ -8,7 +8,7 @@ again. The server imports it once, and every worker is a fork of the server::
        |                        v               v
        +------ a pipe each --- rank 0 ...      rank 1
 
-The server is a process of its own, and not the launcher, since a fork copies everything: a launcher
+The server is a separate process, and not the launcher, since a fork copies everything: a launcher
 has threads, open sockets and signal handlers that no worker may inherit. The server never starts a
 parallel region and never initializes a device, which do not survive a fork (``serve``).
 
@@ -55,8 +55,8 @@ class ForkServer:
     be set, and whose workers are no ordinary main processes (exit handlers, start methods, standard
     input).
 
-    Starting returns at once; requests wait in the socket until imports are complete. All processes
-    that the server forked die with it, and it dies with the thread that created it.
+    Starting returns immediately; requests wait in the socket until imports are complete. All
+    processes that the server forked die with it, and it dies with the thread that created it.
 
     Args:
         import_path: added at the end of ``sys.path``.
@@ -107,7 +107,7 @@ class ForkServer:
 
     def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
         """Request a worker; returns its key in the messages from ``receive``. Does not block, nor
-        fail: if the server is gone, ``receive`` raises the error.
+        fail: if the server has exited, ``receive`` raises the error.
 
         Args:
             spec_path: what it runs.
@@ -131,7 +131,7 @@ class ForkServer:
         """The server's next message (see ``serve``); blocks if there is none yet.
 
         Raises:
-            LaunchError: the server is gone, and with it all of its workers.
+            LaunchError: the server has exited, and with it all of its workers.
         """
         try:
             data = self._socket.recv(65536)
@@ -216,7 +216,7 @@ def _end_of(status: int) -> str:
 
 def _server_environ() -> dict[str, str]:
     """The environment in which the server loads libraries, which workers cannot change any more.
-    They get one of their own."""
+    They get a separate one."""
     environ = dict(os.environ)
     # NumPy's BLAS creates its threads when it is loaded: here it needs none, and each worker sets
     # their number.

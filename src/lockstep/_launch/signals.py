@@ -28,7 +28,7 @@ class Interrupts:
     def __init__(self, signals: Sequence[signal.Signals] = STOPPING) -> None:
         self.received: list[int] = []
         self.may_save = True
-        """Whether a run may be saved before it ends. (Not once other machines are gone.)"""
+        """Whether a run may be saved before it ends. (Not once other machines are lost.)"""
         self._signals = signals
         self._previous: dict[signal.Signals, Any] = {}
         self._asked_at: float | None = None

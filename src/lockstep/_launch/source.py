@@ -25,7 +25,7 @@ _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCH
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A script that parses, and the modules beside it that it imports."""
+    """A script that parses, and the modules next to it that it imports."""
 
     path: Path
     root: Path
@@ -67,13 +67,13 @@ class Source:
         return None
 
     def starter(self) -> str | None:
-        """How the script starts processes of its own that train together, and where; None: it
-        starts none.
+        """The way in which the script itself starts processes that train together, and where; None:
+        it starts none.
 
         Scripts start processes for other things too, to prepare data or write logs. So a
-        ``multiprocessing.Process`` counts only beside a process group that is opened by rank; and
+        ``multiprocessing.Process`` counts only with a process group that is opened by rank; and
         neither it nor ``mp.spawn`` counts if the script calls ``lockstep.join()`` without a rank:
-        it is then told who it is, and so started by us.
+        its rank is then passed, so a launcher starts it.
         """
         calls = self.calls()
         says_rank = any(name.endswith("init_process_group") and _has_rank(node) for node, name in calls)
@@ -91,7 +91,7 @@ class Source:
         return any(_asks(source.tree) for source in (self, *self._imported(b"RANK")))
 
     def has_optimizer(self) -> bool:
-        """Whether the word ``optim`` is in the script or a module of its own. (Only the duration of
+        """Whether the word ``optim`` is in the script or one of its modules. (Only the duration of
         a start depends on it.)"""
         return any(_OPTIM.search(source.text) for source in (self, *self._imported(b"optim")))
 
@@ -153,7 +153,7 @@ def _imported_names(tree: ast.Module) -> dict[str, str]:
 
 
 def _full_name(node: ast.expr, names: Mapping[str, str]) -> str:
-    """The name of what is called, as far as the imports tell; empty if it has none."""
+    """The name of what is called, as far as the imports show; empty if it has none."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):

@@ -15,7 +15,7 @@ from lockstep._world.environment import ASKED, CALL, CORES, LAUNCH, OMP, OMP_OF_
 from lockstep._world.machine.cores import num_cores
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
-"""Names the launch's private directory, by which its processes are recognised."""
+"""Names the launch's private directory, by which its processes are recognized."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ ECHO_S = 0.5
 it."""
 KILL_S = 60.0
 """Seconds that a killed worker gets to end, and the server to report it, which may be importing
-modules. (The kernel may hold a process for ever.)"""
+modules. (The kernel may block a process forever.)"""
 
 
 class Stage(Enum):
@@ -39,7 +39,7 @@ class Stage(Enum):
     SAVING = auto()
     """The workers are saving the run, and then end by themselves."""
     ENDING = auto()
-    """The workers were asked to end at once."""
+    """The workers were asked to exit immediately."""
     KILLED = auto()
 
 
@@ -87,7 +87,7 @@ class State:
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether the workers were asked to end at once, or killed."""
+        """Whether the workers were asked to exit immediately, or killed."""
         return self.stage in (Stage.ENDING, Stage.KILLED)
 
 

@@ -3,10 +3,9 @@
 Ranks wait for each other in every step, so the end of one is the end of all. What makes it hard is
 to name the cause: the rank that fails first closes its connections, and the others then fail within
 milliseconds, with errors that name the connection. Their errors may arrive first. So a failure that
-looks like a consequence (``echoes``) does not end the launch yet: the rank at fault gets a moment to
-report why (``Stage.ECHO``). ``stages`` has the transitions, which are pure, and this module carries
-out their actions.
-"""
+looks like a consequence (``echoes``) does not end the launch yet: the rank at fault gets a moment
+to report why (``Stage.ECHO``). ``stages`` has the transitions, which are pure, and this module
+carries out their actions."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ a state to save.
 
 Runs that called ``lockstep.join`` get as long as ``--timeout`` if that is more: they finish their
 step or evaluation first, and within that time a rank that waits for others times out anyway. (This
-is the last resort: whoever sent the signal has a limit as well. Slurm kills KillWait, 30 s, after
+is the last resort: the sender of the signal has a limit as well. Slurm kills KillWait, 30 s, after
 SIGTERM at a time limit; preempted jobs have GraceTime; ``--signal=USR1@120`` leaves 120 s.)
 """
 RESTART_GRACE_S = 0.3
@@ -66,7 +65,7 @@ class LaunchResult:
     """The exit status of a run that was asked to stop, and saved itself or could not: see
     ``lockstep._base.stopping``."""
     is_unsaved: bool = False
-    """Whether the run came to its end, and that could not be saved."""
+    """Whether the run finished, but its end could not be saved."""
     was_cut_short: bool = False
     """Whether the launcher stopped waiting for a run to save itself: after a second signal, or a
     timeout."""
@@ -78,8 +77,8 @@ class LaunchResult:
 
 
 def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> LaunchResult:
-    """Run all workers of ``spec`` until they have ended. Afterwards none of their processes exist,
-    except those that the script left on purpose if all went well (see ``sweep``).
+    """Run all workers of ``spec`` until they have exited. Afterwards none of their processes exist,
+    except processes that the script left on purpose if all went well (see ``sweep``).
 
     Raises:
         LaunchError: a worker could not be forked, or the server died.

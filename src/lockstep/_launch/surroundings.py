@@ -1,5 +1,5 @@
 """Other launchers that have started ``lockstep run``: an error if several trainings would run
-instead of one, else a notice."""
+instead of one, otherwise reported in a notice."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def check_surroundings(
             of a pod, a user tries something.
 
     Raises:
-        ConfigError: it has started this command several times, and each would start a run of its
-            own in the same files; or variables contradict each other.
+        ConfigError: it has started this command several times, and each would start a separate
+            run in the same files; or variables contradict each other.
     """
     if on_nodes:
         return None
@@ -69,6 +69,6 @@ def check_surroundings(
             code="one-of-several",
         )
     return (
-        f"the environment has rank {world.rank} of {number}, which is not used: the processes of this command are a run of "
-        "their own, with ranks from 0. For several machines pass --nnodes and --node-rank."
+        f"the environment has rank {world.rank} of {number}, which is not used: the processes of this command are a separate "
+        "run, with ranks from 0. For several machines pass --nnodes and --node-rank."
     )

@@ -124,7 +124,7 @@ def _tell_end(end: failures.End, sender: Sender) -> None:
 
 
 def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
-    """End a program that has ended itself, and not well."""
+    """Exit after a program that has called for a failing exit itself."""
     # The launcher may interrupt this process before it knows that it is ending, and so its exit
     # handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -169,9 +169,8 @@ def _install_hooks(private_dir: str) -> None:
     """Silence Python's hooks for uncaught exceptions while the launch is being ended.
 
     By then they would only report that processes lose each other, and are interrupted wherever they
-    are (in a generator that is being closed, say). Loader workers inherit the hooks, and cause most
-    of these reports.
-    """
+    are (for example in a generator that is being closed). Loader workers inherit the hooks, and
+    cause most of these reports."""
 
     def unless_ending(hook: Callable[..., Any]) -> Callable[..., None]:
         def report(*args: Any) -> None:
@@ -186,7 +185,8 @@ def _install_hooks(private_dir: str) -> None:
 
 
 def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> bool:
-    """Report a failure to the launcher at once: this process may still hang in its exit handlers.
+    """Report a failure to the launcher immediately: this process may still hang in its exit
+    handlers.
 
     Returns:
         False if it cannot be reported (see ``Sender``), as in a fork of the worker: such a process
@@ -231,7 +231,7 @@ def _settle(request: Request) -> LaunchSpec:
 
 
 def _reopen_streams() -> None:
-    """Open the standard streams anew, with line buffering, so that lines of different ranks do not
+    """Reopen the standard streams, with line buffering, so that lines of different ranks do not
     mix."""
     for fd, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         old = getattr(sys, f"__{name}__")

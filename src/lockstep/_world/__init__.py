@@ -1,2 +1,2 @@
-"""The processes of a job: what they were told, their ranks, machines and groups, and how they
+"""The processes of a job: their environment, ranks, machines and groups, and how they
 talk."""

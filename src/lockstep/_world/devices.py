@@ -37,8 +37,8 @@ def _module() -> Any:
 
 
 def in_use() -> Any:
-    """PyTorch's module for the accelerator, ``torch.cuda`` say, if this process uses it already;
-    else None.
+    """PyTorch's module for the accelerator, such as ``torch.cuda``, if this process uses it
+    already; None: it does not.
 
     What only follows a script asks here, so that it is not the first to open a context, which takes
     memory of the device and must not be inherited by a fork.
@@ -50,9 +50,9 @@ def in_use() -> Any:
 
 
 def on_this_device(run: Callable[[], None]) -> Callable[[], None]:
-    """The function for a new thread, which begins on the device of this one: else on the first,
-    where every process of the machine would open a context as soon as its thread touches a tensor,
-    some hundred MB of memory each."""
+    """The function for a new thread, which begins on the device of this one, instead of on the
+    first, where every process of the machine would open a context as soon as its thread touches a
+    tensor, some hundred MB of memory each."""
     if in_use() is None:
         return run
     index = torch.accelerator.current_device_index()
@@ -77,20 +77,20 @@ def num_multiprocessors(device: torch.device) -> int | None:
 
 
 def uuid_of(device: torch.device) -> str:
-    """What tells a device from all others, whatever number a process sees it under; empty if not
-    known."""
+    """What distinguishes a device from all others, whatever number a process sees it under; empty
+    if not known."""
     ask = getattr(torch.get_device_module(device), "get_device_properties", None)
     return "" if ask is None else str(getattr(ask(device), "uuid", ""))
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream records a graph, rather than running what it is given."""
+    """Whether the current stream records a graph, rather than running its operations."""
     ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
 
 def new_stream(device: torch.device) -> torch.Stream | None:
-    """A stream beside that of the script; None where all work of a device is in one, or it does
+    """A stream in addition to the script's; None where all work of a device is in one, or it does
     none."""
     return None if device.type in ("cpu", "meta", "mps") else torch.Stream(device)
 

@@ -47,8 +47,8 @@ OMP = "OMP_NUM_THREADS"
 OMP_OF_LAUNCHER = "LOCKSTEP_OMP"
 """The value to which ``lockstep run`` has set OMP_NUM_THREADS, if the user has not."""
 TRACEBACK = "LOCKSTEP_TRACEBACK"
-"""``full``: errors are shown with their whole traceback, as Python prints it; else with the user's
-own frames."""
+"""``full``: errors are shown with their whole traceback, as Python prints it; otherwise with the
+user's own frames."""
 _RESTART = "TORCHELASTIC_RESTART_COUNT"
 _NUM_NODES = "GROUP_WORLD_SIZE"
 
@@ -166,8 +166,8 @@ class _Row:
     """A variable without which the mark is left over from a process further up."""
 
 
-# The first row whose mark (and what it needs) is set applies. (Under mpirun, RANK and WORLD_SIZE may come from
-# elsewhere: the cluster's queue, say.)
+# The first row whose mark (and what it needs) is set applies. (Under mpirun, RANK and WORLD_SIZE
+# may come from elsewhere: the cluster's queue, say.)
 _LAUNCHERS = (
     _Row("lockstep", STORE),
     # Its run id alone may be left over: of a pod's parent, or from a shell in a worker.
@@ -209,7 +209,7 @@ _OF_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_", "H
 
 @contextlib.contextmanager
 def hidden_launcher() -> Iterator[None]:
-    """Within the block, no variable says that this process is one of several. See
+    """Within the block, no variable shows that this process is one of several. See
     ``Team.hide_launcher``."""
     names = VARIABLES | {"MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"}
     hidden = {name: value for name, value in os.environ.items() if name in names or name.startswith(_OF_LAUNCHERS)}
@@ -369,18 +369,18 @@ def threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
 
 
 def read_secret() -> str | None:
-    """LOCKSTEP_SECRET, by which the launchers of several machines, and the ranks, recognise each
+    """LOCKSTEP_SECRET, by which the launchers of several machines, and the ranks, recognize each
     other; None: not set, or empty."""
     return os.environ.get(SECRET) or None
 
 
 def shows_tracebacks() -> bool:
-    """Whether errors are to be shown with their whole traceback."""
+    """Whether errors are shown with their whole traceback."""
     return os.environ.get(TRACEBACK) == "full"
 
 
 def failure_file() -> str | None:
-    """The file in which a failure of this program is to be told; None: nobody asks for it."""
+    """The file in which a failure of this program is recorded; None: it is not requested."""
     return os.environ.get(FAILURE) or None
 
 

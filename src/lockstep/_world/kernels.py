@@ -1,5 +1,5 @@
-"""Kernels of a GPU that give the same bits each time: PyTorch's setting. (A CPU's kernels do so in
-any case.)"""
+"""Repeatable kernels of a GPU, whose results are bit-identical each time: PyTorch's setting. (A
+CPU's kernels do so in any case.)"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def needs_deterministic_kernels(config: RunConfig, device: torch.device) -> bool
 
 
 def kernels_repeat() -> bool:
-    """Whether PyTorch's settings make a GPU's kernels give the same bits each time."""
+    """Whether PyTorch's settings make a GPU's kernels repeatable."""
     # With ``warn_only`` cuDNN's attention takes its other kernel. A benchmark chooses among
     # deterministic kernels by their speed, which is not always the same.
     is_strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()

@@ -14,13 +14,13 @@ launchers exchange everything through it; they have no other connection::
                 ^                                              |
                 +-------- restart, or a node came or left -----+
 
-**Why a store**: any launcher may be lost at any moment, and entries in a store outlive whoever
-wrote them. Only its keeper cannot be lost: then all others exit, since no node could know which of
-the others still run.
+**Why a store**: any launcher may be lost at any moment, and entries in a store outlive the node
+that wrote them. Only its keeper cannot be lost: then all others exit, since no node could know
+which of the others still run.
 
 **Why every node judges**: the verdict is a pure function of reports that all nodes read in the
 store. So all come to the same verdict without another message, and no leader can be lost while it
-tells the others.
+informs the others.
 
 **Why two threads, with a client each**: a request over a link that was cut never returns, and
 blocks every thread that uses the same client. The heartbeat's requests show that the store does not

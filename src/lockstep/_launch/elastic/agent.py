@@ -91,8 +91,8 @@ class NodeAgent:
         """End the workers, and leave: this launcher got a signal. May be called from any thread; a
         second call kills them.
 
-        Workers that save the run do so first, with those of all nodes, which then decide together.
-        """
+        Workers that save the run do so first, with the workers of all nodes, and then all nodes
+        decide together."""
         if self._workers is None or not self._workers.is_running:
             self._connection.stop.set()
         elif self._signal or not self._is_joining:  # else they are saving the run already
@@ -111,7 +111,7 @@ class NodeAgent:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether the run came to its end, and that could not be saved."""
+        """Whether the run finished, but its end could not be saved."""
         return self._workers is not None and self._workers.outcome.is_unsaved
 
     @property
@@ -126,7 +126,7 @@ class NodeAgent:
         return self._workers is not None and self._workers.is_running
 
     def run(self) -> None:
-        """Run until the run has ended on this node, or all nodes have agreed to end it.
+        """Run until the run is finished on this node, or all nodes have agreed to end it.
 
         Raises:
             StoppedError: this launcher was stopped.
@@ -201,7 +201,7 @@ class NodeAgent:
             say(f"{node.world_size} process{plural} on {node.num_nodes} node{'s' if node.num_nodes > 1 else ''}: {hosts}")
 
     def _is_over(self) -> bool:
-        """Check the workers and the other nodes, and act on it. Returns whether the run has ended
+        """Check the workers and the other nodes, and act on it. Returns whether the run is finished
         for this node.
 
         Called several times a second.
@@ -237,7 +237,7 @@ class NodeAgent:
         """Act on the signal that this launcher got.
 
         Raises:
-            StoppedError: the workers have ended, and this node leaves.
+            StoppedError: the workers have exited, and this node leaves.
         """
         _, workers = self._current
         is_stopped = self._connection.stop.is_set()
@@ -265,8 +265,8 @@ class NodeAgent:
         return round_.has_ended
 
     def _settle(self, *, is_first: bool) -> bool:
-        """Learn how the round has ended on all nodes, and do what follows. Returns whether the run
-        has ended."""
+        """Learn how the round ended on all nodes, and do what follows. Returns whether the run
+        is finished."""
         round_, workers = self._current
         stopped_with = workers.outcome.stopped_with or 0
         round_.report(
@@ -305,7 +305,7 @@ class NodeAgent:
         return False
 
     def _end_round(self) -> None:
-        """Tell the others that this node leaves, if the store answers."""
+        """Announce to the others that this node leaves, if the store answers."""
         if self._round is None or self._heartbeat.error is not None:
             return
         is_first = self._round.end()

@@ -97,14 +97,14 @@ class Connection:
         )
 
     def another_client(self) -> SignedStore:
-        """Another client, for the thread that calls this: one that waits for an answer blocks all
-        threads that use it."""
+        """Another client, for the thread that calls this: a client that waits for a reply blocks
+        all threads that use it."""
         waiter = self.waiter("Has the machine that keeps the store been lost?")
         return SignedStore(_connect(self.endpoint, waiter), self.secret, self.nodes.endpoint)
 
 
 def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connection:
-    """Start the launchers' store if it is to be here, and connect to it.
+    """Start the launchers' store if this node keeps it, and connect to it.
 
     Raises:
         ConfigError: its keeper has another secret.

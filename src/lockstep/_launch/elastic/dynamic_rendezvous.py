@@ -77,7 +77,7 @@ class DynamicRendezvous:
         for its first message.
 
         Raises:
-            LaunchError: too few nodes arrived within the timeout, or the run has ended.
+            LaunchError: too few nodes arrived within the timeout, or the run is finished.
             StoppedError: this launcher was stopped.
         """
         while True:
@@ -118,7 +118,7 @@ class DynamicRendezvous:
             return self._inner.next_rendezvous()
         except RendezvousClosedError as error:
             raise LaunchError(
-                f"the run {nodes.run_id!r} at {nodes.endpoint} has ended and accepts no more nodes. Wait "
+                f"the run {nodes.run_id!r} at {nodes.endpoint} is finished and accepts no more nodes. Wait "
                 "until its launchers have exited, or pass another --rdzv-id",
                 code="run-has-ended",
             ) from error
@@ -134,7 +134,7 @@ class DynamicRendezvous:
         """Number of nodes that wait to join.
 
         Raises:
-            ForgedError: somebody without the secret writes into the store.
+            ForgedError: a program without the secret writes into the store.
             DistError: it does not answer any more.
         """
         try:
@@ -150,7 +150,7 @@ class DynamicRendezvous:
         """Begin a wait, as torchelastic does."""
         nodes = self._connection.nodes
         remedy = (
-            f"At least {nodes.least} nodes must join, with the same --rdzv-endpoint and --rdzv-id, and those that have "
+            f"At least {nodes.least} nodes must join, with the same --rdzv-endpoint and --rdzv-id, and nodes that have "
             "joined must end their processes before the next rendezvous. (To wait longer: --timeout.)"
         )
         self._waiter = self._connection.waiter(remedy, self._join_s)
@@ -197,7 +197,7 @@ class DynamicRendezvous:
 
 
 def _cause(error: RendezvousConnectionError) -> Exception:
-    """The cause of torchelastic's error: a store that does not answer, or into which somebody
+    """The cause of torchelastic's error: a store that does not answer, or into which a program
     without the secret writes."""
     return error.__cause__ if isinstance(error.__cause__, ForgedError) else DistError(str(error.__cause__ or error))
 

@@ -1,7 +1,7 @@
 """Periodic requests to the launchers' store, in a thread: over a link that was cut, a request
 hangs.
 
-There is one thread for all of them, since each would need a client of its own, and an interpreter
+There is one thread for all of them, since each would need a separate client, and an interpreter
 that ends while a thread uses the store aborts. It detects a store that does not answer. A ``Round``
 sends this node's heartbeats, and checks the others'. And the keeper of the store publishes its
 time, since clocks differ: torchelastic's state contains when each node was last alive, by that
@@ -23,7 +23,7 @@ _CLOSE_S = 0.5
 """Seconds to wait for a store that does not answer."""
 _UNNEEDED_S = 20.0
 """Seconds until numbered nodes that wait for others connect, to notice if the store is lost.
-Sooner, a thousand nodes that come at once would connect twice as often before they meet."""
+Sooner, a thousand nodes that start together would connect twice as often before they meet."""
 _CLOCK = "clock"
 
 

@@ -1,4 +1,4 @@
-"""The places of a round's nodes: each announces its machine, and the first one tells each its
+"""The places of a round's nodes: each announces its machine, and node 0 gives each its
 place, all with few requests."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def read_machine(text: bytes) -> Machine:
 
 
 def place_all(store: SignedStore, num_nodes: int, count: int, start: Start) -> None:
-    """Tell every node its place. (If each looked at all the others, a thousand nodes would ask a
+    """Give every node its place. (If each looked at all the others, a thousand nodes would ask a
     million times.)
 
     Waits for their machines as long as the store does for any name.

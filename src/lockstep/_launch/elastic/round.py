@@ -1,26 +1,25 @@
 """A round, from one rendezvous of the nodes to the next: what their launchers exchange meanwhile,
 through their store.
 
-Each launcher sends a heartbeat several times a second. The first node checks those of all, and
-tells the others with its own what it has seen; they check only that one, and all only if it is
-silent: else requests would grow with the square of the number of nodes. A heartbeat is a number
-that changes, so the machines' clocks do not matter. A launcher with a reason to end the round (its
+Each launcher sends a heartbeat several times a second. The first node checks all heartbeats, and
+puts what it has seen into its own. The others check only that one, and all only if it is silent:
+otherwise requests would grow with the square of the number of nodes. A heartbeat is a number that
+changes, so the machines' clocks do not matter. A launcher with a reason to end the round (its
 processes failed, another node is silent, one wants to join, the launcher was stopped) announces it;
 then all end their processes, and each reports how its own ended. The entries of a round have a
-prefix of their own, so that nothing of an earlier round can be taken for this one's::
+separate prefix, so that nothing of an earlier round can be taken for this one's::
 
     machine/N, answer/N   the rendezvous: a node's machine, and its place (places)
     machines              all machines, by number
     beat/N                a node's heartbeat; node 0's contains what it has seen of all
-    done/N                its processes have ended successfully
+    done/N                its processes exited successfully
     ended                 the node that announced the end first: set once, so all agree on it
     report/N              how the round ended on a node
     left/N                its launcher needs the store no longer
 
 A node that is silent is not waited for at the end. Each node acts on the silences that node 0
-publishes, and looks itself only at node 0 (at all, once node 0 is silent). So all leave out the same
-nodes, and judge the same reports.
-"""
+publishes, and looks itself only at node 0 (at all, once node 0 is silent). So all leave out the
+same nodes, and judge the same reports."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.4
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a round has ended on a node."""
+    """The end of a round on a node."""
 
     joins: bool = False
     """Whether its processes were ended because another node joins."""
@@ -91,7 +90,7 @@ class Round:
 
     Args:
         store: of the launchers, with the prefix of this round, for the thread that creates this.
-        heartbeat: with a client of its own.
+        heartbeat: with a separate client.
         place: of this node.
         look: returns the number of nodes that wait to join.
     """
@@ -136,7 +135,7 @@ class Round:
         return sorted(number for number, seconds in silence_s.items() if number != self.number and seconds > limit_s)
 
     def done(self, stopped_with: int | None) -> None:
-        """Announce that this node's processes have ended successfully, or with this status because
+        """Announce that this node's processes exited successfully, or with this status because
         they were asked to stop."""
         self._store.set(f"done/{self.number}", str(stopped_with or 0))
 
@@ -147,7 +146,7 @@ class Round:
         return self._store.compare_set("ended", "", me) == me.encode()
 
     def report(self, report: Report) -> None:
-        """Tell the others how the round has ended on this node."""
+        """Publish how the round ended on this node."""
         self._store.set(f"report/{self.number}", report.to_json())
 
     def reports(self, wait: Callable[[float], None]) -> Mapping[int, Report]:

@@ -28,7 +28,7 @@ from lockstep._launch.supervise import LaunchResult
 
 _LOOK_S = 0.1
 _LEAVE_S = 5.0
-"""Seconds that the agent may take to leave after it was stopped and its workers have ended."""
+"""Seconds that the agent may take to leave after it was stopped and its workers have exited."""
 
 
 def run_on_nodes(
@@ -36,7 +36,7 @@ def run_on_nodes(
 ) -> LaunchResult:
     """Run a script on this machine and others to its end, or until it is stopped.
 
-    Afterwards all processes of this machine have ended. Ports and ranks in ``spec`` are set after
+    Afterwards all processes of this machine have exited. Ports and ranks in ``spec`` are set after
     each rendezvous.
 
     Raises:
@@ -98,7 +98,7 @@ class _Launch:
             self.error = self.error or error
 
     def wait(self, thread: threading.Thread, interrupts: Interrupts) -> None:
-        """Wait until the agent has ended; once it was stopped and its workers have ended, only
+        """Wait until the agent has exited; once it was stopped and its workers have exited, only
         briefly."""
         num_heard, give_up_at = 0, math.inf
         while thread.is_alive():

@@ -1,9 +1,9 @@
 """The launchers' store, which accepts only values written by launchers of the run.
 
 Every value is signed together with its name (``launch.secret``), with a key derived for each store,
-and its signature is checked before the value is used. Whoever reaches the port without the secret
-can still remove values, write values that are refused, repeat an earlier value of the same name and
-launch, and create names. That can end a run, or make it wait."""
+and its signature is checked before the value is used. A program that reaches the port without the
+secret can still remove values, write values that are refused, repeat an earlier value of the same
+name and launch, and create names. That can end a run, or make it wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SignedStore(Store):
     signature is wrong.
 
     torchelastic may wrap it in PyTorch's ``PrefixStore``, which does not keep the Python part of
-    this object alive: somebody must hold a reference. lockstep itself uses ``under``.
+    this object alive: the caller must hold a reference. lockstep itself uses ``under``.
 
     Args:
         inner: stores the signed values.

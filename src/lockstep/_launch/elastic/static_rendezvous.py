@@ -1,4 +1,4 @@
-"""The rendezvous of numbered nodes: all must join; those that wait report for whom."""
+"""The rendezvous of numbered nodes: all must join, and nodes that wait report for whom."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StaticRendezvous:
     who is missing.
 
     A number that is taken is waited for, since a platform may replace a machine before its old
-    launcher has ended (``_Holder`` is that launcher, as seen from here)::
+    launcher has exited (``_Holder`` is that launcher, as seen from here)::
 
         the launcher that has the number        the one that waits for it
         has not got its place, and is silent    takes the number over, and nobody notices

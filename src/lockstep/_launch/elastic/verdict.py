@@ -127,8 +127,9 @@ def judge(
 
 
 def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
-    """The cause first: consequences last; then those of which it is known who waited for whom; then
-    those of the node that announced the end; then by the nodes' clocks."""
+    """The failures, the cause first. Consequences come last. Before them come failures with a known
+    waiting rank, then failures of the node that announced the end, then the rest by the clocks of
+    their nodes."""
     ordered = [
         (failure.distance, not failure.waited, not report.is_first, failure)
         for report in reports.values()

@@ -23,7 +23,7 @@ by an interrupt.)"""
 
 
 class Workers:
-    """The workers, started at once. ``server`` must not be used until they have ended."""
+    """The workers, started immediately. ``server`` must not be used until they have exited."""
 
     def __init__(self, spec: LaunchSpec, server: ForkServer, plan: OutputPlan) -> None:
         self.spec = spec
@@ -31,7 +31,7 @@ class Workers:
         self._plan = plan
         self._interrupts = Interrupts(())
         self.outcome = LaunchResult(failures=(), stopped_by=None, spec=spec)
-        """How they have ended; before that, without failures."""
+        """The result of their launch; before they exit, a result without failures."""
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-workers", daemon=True)
         self._thread.start()
@@ -43,7 +43,7 @@ class Workers:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Once they have ended: the failures, the cause first; empty if all ended successfully, or
+        """Once they have exited: the failures, the cause first; empty if all ended successfully, or
         were stopped."""
         if self._error is not None:
             raise self._error
@@ -51,7 +51,7 @@ class Workers:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether they end, or have ended, because they were stopped."""
+        """Whether they are exiting, or exited, because they were stopped."""
         if self.is_running:
             return bool(self._interrupts.received)
         return (self.outcome.stopped_by or self.outcome.stopped_with) is not None
@@ -78,7 +78,7 @@ class Workers:
         self.stop(signal.SIGINT, at_once=at_once)
 
     def wait(self) -> None:
-        """Wait until they have ended."""
+        """Wait until they have exited."""
         self._thread.join()
 
     def _run(self) -> None:

@@ -13,7 +13,7 @@ from lockstep._world.comm.dtensors import is_cut, own_rows, sum_over_ranks, to_l
 
 
 def unread_bit_sums(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """``bit_sum`` of whole tensors, also of those that are cut over the ranks (see ``is_cut``),
+    """``bit_sum`` of whole tensors, also of tensors that are cut over the ranks (see ``is_cut``),
     with one message for all of these. Then every rank must call it, with the same tensors;
     otherwise it is local."""
     sums = [_of_part(tensor) if is_cut(tensor) else bit_sum(to_local(tensor)) for tensor in tensors]

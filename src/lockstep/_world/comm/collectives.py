@@ -1,7 +1,7 @@
 """Collective communication within a group of processes.
 
 Every method is a *collective*: each rank of the group must call it, in the same order, unless its
-docstring says otherwise. Each blocks until this rank's part is done. Arguments are not changed;
+docstring states otherwise. Each blocks until this rank's part is done. Arguments are not changed;
 results are new tensors on the same device. If a rank does not call, the others raise an error after
 the run's timeout.
 """
@@ -81,7 +81,7 @@ class Collectives:
     def group(self) -> dist.ProcessGroup:
         """PyTorch's process group."""
         if self._open_group is None:
-            raise UsageError("the run has ended and its process group is closed", code="group-closed")
+            raise UsageError("the run is finished and its process group is closed", code="group-closed")
         return self._open_group
 
     def release(self) -> None:
@@ -212,7 +212,7 @@ class Collectives:
 
     def all_gather_rows(self, parts: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[slice]]:
         """Concatenate the rows of all ranks in rank order, and say where this rank's are: for
-        losses over the whole batch.
+        losses over the global batch.
 
         Between two passes over ``batch.shards``, ranks are in shard order, and shards in the order
         of the batch::
@@ -286,7 +286,7 @@ class Collectives:
         return plain.broadcast_plain(value, self._check_rank("src", src), self.group)
 
     def any(self, condition: bool | Tensor) -> bool:
-        """Whether the condition holds on any rank: a time limit, or a signal. The same result on
+        """Whether the condition is true on any rank: a time limit, or a signal. The same result on
         every rank.
 
         Not for the loss of a shard, which depends on the number of processes: use

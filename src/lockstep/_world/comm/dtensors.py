@@ -1,4 +1,4 @@
-"""PyTorch's DTensors, of which every rank holds a part, such as the parameters after
+"""PyTorch's DTensors, of which every rank has a part, such as the parameters after
 ``fully_shard``."""
 
 from __future__ import annotations

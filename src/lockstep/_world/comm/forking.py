@@ -1,4 +1,4 @@
-"""Forks beside the threads of a process group, such as those that start loader workers.
+"""Forks while a process group has threads, for example forks that start loader workers.
 
 When a collective is done, the thread of Gloo that did it lets go of Python's tensors, for which it
 registers itself with the interpreter. A process that is forked at that very moment inherits the
@@ -36,8 +36,8 @@ def guard_forks() -> None:
 
 
 def wait_for_rest() -> None:
-    """Wait until no thread runs that Python does not know. (Those that it knows are registered
-    already.)"""
+    """Wait until no thread runs that Python does not know. (The threads that it knows are
+    registered already.)"""
     deadline = time.monotonic() + _PATIENCE_S
     while _unknown_thread_runs() and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)  # and lets go of Python's lock, which they may be waiting for

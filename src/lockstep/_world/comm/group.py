@@ -41,14 +41,14 @@ class Transport:
     """The backend, network interface and timeout of a run's communication."""
 
     backend: str
-    """``gloo``, ``mpi``, or that of the devices, such as ``nccl`` (with Gloo beside it for tensors
+    """``gloo``, ``mpi``, or that of the devices, such as ``nccl`` (with Gloo next to it for tensors
     on the CPU)."""
     interface: str
     """The network interface that Gloo listens on; ``auto`` if Gloo chooses it."""
     timeout_s: float
     """How long a collective waits for a rank, in seconds."""
     ranks_per_host: int = 1
-    """Number of consecutive ranks on each host, known once they have told each other; 1 if hosts
+    """Number of consecutive ranks on each host, known once they have exchanged them; 1 if hosts
     have different numbers."""
 
     @property
@@ -183,7 +183,7 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
 
     Raises:
         StrangerError: what has connected in the place of a rank does not belong to the run.
-        PeerError: a rank has ended meanwhile.
+        PeerError: a rank has exited meanwhile.
     """
     check_not_open()
     guard_forks()
@@ -277,13 +277,13 @@ def close_group(*, failed: bool = False) -> None:
     wait for the others; NCCL's does, since communicators are destroyed together.
 
     After a failure the others may never come: this process would wait for them until the timeout,
-    and nobody would hear of its error meanwhile. So a group on devices is left as it is, and ends
+    and its error would not be reported meanwhile. So a group on devices stays open, and ends
     with the process.
 
     Gloo's threads end with the group's last reference, of which PyTorch may keep some. A thread
     that frees the last collective's tensors while the interpreter shuts down aborts the process
     ("terminate called without an active exception", since it needs the interpreter's lock), so they
-    are given a moment with the lock released.
+    get a moment with the lock released.
     """
     global _store
     _store = None

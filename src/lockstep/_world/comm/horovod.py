@@ -76,7 +76,7 @@ def start_horovod(timeout_s: float) -> Any:
     if len(set(hosts)) > 1:
         raise ConfigError(
             f"strategy='horovod' on {len(set(hosts))} machines ({', '.join(sorted(set(hosts)))}), started by another launcher "
-            "than horovodrun, which alone tells Horovod how they reach each other. Start the script with "
+            "than horovodrun. Only horovodrun configures how they reach each other. Start the script with "
             f"`horovodrun --gloo -np {size} -H HOST:SLOTS,HOST:SLOTS python SCRIPT`, or use strategy='ddp'.",
             code="horovod-on-machines",
         )
@@ -131,7 +131,7 @@ def _own_address(world: World) -> str:
 
 def _limits(timeout_s: float) -> dict[str, int]:
     """The variable for Horovod's communication timeout (for a process that is suspended, or whose
-    machine is gone)."""
+    machine is deleted)."""
     name = "GLOO_TIMEOUT_SECONDS"
     return {} if f"HOROVOD_{name}" in os.environ else {name: math.ceil(timeout_s)}
 

@@ -12,7 +12,7 @@ _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 def choose_interface(*, on_one_machine: bool, towards: str | None) -> str:
     """The interface for Gloo: GLOO_SOCKET_IFNAME if set; on one machine loopback, so that no port
-    can be reached from another; else the interface by which this machine reaches the host
+    can be reached from another; otherwise the interface by which this machine reaches the host
     ``towards``, or other hosts if that is this machine.
 
     Returns:

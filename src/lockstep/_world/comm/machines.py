@@ -54,8 +54,8 @@ def owns_gpu_exclusively(world: World, devices: Sequence[torch.device], store: S
     than processes that share one: there the ranks compare their GPUs' UUIDs.
 
     Args:
-        store: where the ranks have met; None: they have not, and processes that might have devices
-            of their own are taken to.
+        store: where the ranks have met; None: they have not, and processes that might have separate
+            devices are taken to.
     """
     if devices[0].type == "cpu":
         return False

@@ -1,11 +1,10 @@
 """Whether the processes at the other ends of a group's connections belong to the run.
 
-Gloo has no password: whoever connects to a rank's port first is taken for the rank that is expected
-there. So after a group has opened, and before anything that its members send is trusted, every rank
-proves that it holds the run's secret: each sends a random number, and then a code over all of them
-and its own rank (HMAC, RFC 2104, with SHA-256), which is of no use to others, nor a second time.
-(Somebody in the middle could pass on the proofs of others.)
-"""
+Gloo has no password: the first program that connects to a rank's port is taken for the rank that is
+expected there. So after a group has opened, and before anything that its members send is trusted,
+every rank shows that it has the run's secret: each sends a random number, and then a code over all
+of them and its own rank (HMAC, RFC 2104, with SHA-256), which is of no use to others, nor a second
+time. (A program in the middle could pass on the codes of others.)"""
 
 from __future__ import annotations
 
@@ -54,17 +53,17 @@ def recognise(key: bytes, group: dist.ProcessGroup) -> None:
         raise PeerError(
             "the ranks could not verify that they belong to one run "
             f"({str(error).partition(chr(10))[0]}). Either another rank exited (see its error), or "
-            "another program connected in place of a rank. Nothing that it sent was used",
+            "another program connected instead of a rank. Nothing that it sent was used",
             code="peers-unverified",
         ) from error
 
 
 def _prove(key: bytes, group: dist.ProcessGroup) -> None:
-    """Prove to the other ranks of a group that this one holds the run's secret, and check that they
+    """Show to the other ranks of a group that this rank has the run's secret, and check that they
     do.
 
     Raises:
-        StrangerError: a rank does not hold the secret.
+        StrangerError: a rank does not have the secret.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     numbers = _gather(secrets.token_bytes(_BYTES), size, group)
@@ -72,7 +71,7 @@ def _prove(key: bytes, group: dist.ProcessGroup) -> None:
     strangers = [str(peer) for peer, code in enumerate(codes) if not hmac.compare_digest(code, _code(key, peer, numbers))]
     if strangers:
         raise StrangerError(
-            "another program, or a rank with a different LOCKSTEP_SECRET, answered in place of rank "
+            "another program, or a rank with a different LOCKSTEP_SECRET, answered instead of rank "
             f"{' and '.join(strangers)}. Nothing that it sent was used. Give all ranks the same "
             "LOCKSTEP_SECRET, or none. If they have it, restrict the ports of this run to its "
             "machines",

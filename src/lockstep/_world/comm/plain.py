@@ -22,10 +22,11 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The value that ``pack`` was given.
+    """The value that was passed to ``pack``.
 
     Raises:
-        Exception: the bytes are damaged, or hold something that is not plain; none of it was run.
+        Exception: the bytes are damaged, or contain something that is not plain; none of it was
+            run.
     """
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 

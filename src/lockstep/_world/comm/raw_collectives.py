@@ -18,9 +18,9 @@ class RawCollectives(Listener):
     """Refuses them: they would combine whichever shards the processes run just then, or wait for a
     process that has fewer.
 
-    PyTorch has no hook for calls of collectives, but numbers those of a group. So they are noticed
-    after the fact, before the shard's backward pass or at its end. For strategies whose forward
-    passes and shards send nothing by themselves.
+    PyTorch has no hook for calls of collectives, but numbers the calls of a group. So they are
+    noticed after the fact, before the shard's backward pass or at its end. For strategies whose
+    forward passes and shards send nothing by themselves.
 
     Args:
         collectives: of the default group, which scripts use unless they say otherwise.
@@ -59,7 +59,7 @@ class RawCollectives(Listener):
             f"a collective of torch.distributed was called inside batch.shards, in step {micro.step}, "
             f"shard {micro.shard}. There it combines only the shards that run at that moment, so "
             "results would depend on the number of processes, and ranks may hang. For means use "
-            "batch.add(name=value). For losses over the whole batch, collect inside the loop and "
+            "batch.add(name=value). For losses over the global batch, collect inside the loop and "
             "call team.all_gather_object() or team.all_reduce() after it.",
             code="collective-inside-shards",
         )

@@ -20,9 +20,9 @@ def all_gather_short(mine: Tensor) -> Tensor:
     than W - 1.
 
     A message has a latency, however short it is, and Gloo's own all-gather passes all of them round
-    a ring. Here a rank that has those of itself and the next ``k - 1`` gets the ``k`` after them in
-    one message (Bruck and others, "Efficient Algorithms for All-to-All Communications in Multiport
-    Message-Passing Systems", 1997). Every rank must call it; it blocks until all have.
+    a ring. Here a rank that has its own tensor and the tensors of the next ``k - 1`` gets the ``k``
+    after them in one message (Bruck and others, "Efficient Algorithms for All-to-All Communications
+    in Multiport Message-Passing Systems", 1997). Every rank must call it; it blocks until all have.
 
     Args:
         mine: this rank's: shape ``(n,)``, on the CPU, with the same n and dtype on every rank.

@@ -13,7 +13,7 @@ _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 
 
 def has_timed_out(error: RuntimeError) -> bool:
-    """Whether an error of a collective says that it took longer than its timeout. (Gloo has no
+    """Whether an error of a collective reports that it took longer than its timeout. (Gloo has no
     class for it.)"""
     return "imed out" in str(error)
 

@@ -1,11 +1,10 @@
 """Signs that this process is one of a job of several machines, for which nothing has started one
 training.
 
-Platforms set variables in each of their pods or machines. Some of these variables only have a meaning
-for a launcher. If a script is started by ``python`` then, each machine trains a model of its own, and
-each ends with status 0. lockstep does not read the variables of clouds to find its ranks: they change,
-and a command shows what happens. It names them, with the command to write.
-"""
+Platforms set variables in each of their pods or machines. Some of these variables only have a
+meaning for a launcher. If a script is started by ``python`` then, each machine trains a separate
+model, and each ends with status 0. lockstep does not read the variables of clouds to find its
+ranks: they change, and a command shows what happens. It names them, with the command to write."""
 
 from __future__ import annotations
 
@@ -30,14 +29,15 @@ class Several:
     command: str
     """The command that would use them, without the script."""
     is_certain: bool
-    """Whether the variables mean nothing else, so that a process without a launcher is a mistake."""
+    """Whether the variables mean nothing else, so that a process without a launcher is a
+    mistake."""
     alone: str = ""
     """How to start a training of this machine alone, as a command's first words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Platform:
-    """A platform that tells each machine its place by variables of its own."""
+    """A platform that passes each machine its place in separate variables."""
 
     name: str
     count: str
@@ -83,7 +83,7 @@ def read_several(environ: Mapping[str, str], launcher: str) -> Several | None:
 
     Args:
         launcher: what started this process (``World.launcher``). Launchers that start several
-            processes set the same variables in these, which says nothing.
+            processes set the same variables in these, which is no sign of anything.
     """
     if launcher not in ("python", "env"):
         return None
@@ -131,7 +131,7 @@ def check_several(several: Several, alone: str, script: str = "SCRIPT") -> str:
         script: the script, for the command.
 
     Raises:
-        ConfigError: the variables are those of a job of several machines, and nothing else.
+        ConfigError: the variables belong to a job of several machines, and to nothing else.
     """
     if several.is_certain:
         raise ConfigError(

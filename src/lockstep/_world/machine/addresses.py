@@ -91,7 +91,7 @@ def listening(host: str, address: str | None, port: int) -> str:
     elif is_loopback(address):
         where = f"{endpoint}, which only this machine can reach"
     else:
-        interface = interface_with(address) or "no interface of its own"
+        interface = interface_with(address) or "no known interface"
         where = f"{endpoint} ({interface})" if host == address else f"{endpoint} ({address}, {interface})"
     return (
         f"listens at {where}. It has no password: anyone who can reach that port can run programs "

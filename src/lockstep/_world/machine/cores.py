@@ -45,7 +45,7 @@ def num_cores() -> int:
 def threads_for(num_shards: int, cores: int | None = None) -> int:
     """The number of threads of each process of a run, where none is asked for: the cores of a
     machine divided by the number of shards, and so independent of the number of processes and
-    machines. ``cores``: None: those that this process may use."""
+    machines. ``cores``: None: the cores that this process may use."""
     return max(1, (cores or num_cores()) // num_shards)
 
 

@@ -1,4 +1,4 @@
-"""Whether two processes share a machine, as far as Linux tells."""
+"""Whether two processes share a machine, as far as Linux shows."""
 
 from __future__ import annotations
 

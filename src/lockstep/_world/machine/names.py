@@ -1,10 +1,9 @@
 """Host names that do not resolve yet.
 
-The name of a pod resolves only some time after the pod was scheduled: its record must be written, and
-resolvers remember for seconds that there was none. After a pod was replaced, its name means the old
-address for as long. So a rendezvous waits for names, as torchrun does. What can never resolve, on any
-machine and at any time, is an error immediately.
-"""
+The name of a pod resolves only some time after the pod was scheduled: its record must be written,
+and resolvers remember for seconds that there was none. After a pod was replaced, its name means the
+old address for as long. So a rendezvous waits for names, as torchrun does. What can never resolve,
+on any machine and at any time, is an error immediately."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ PATIENCE_S = 60.0
 """The longest wait for a name, in seconds: records of cluster DNS live for 5 to 30 s."""
 _PAUSE_S = 0.5
 _LABEL = re.compile(r"(?!-)[\w-]{1,63}(?<!-)")
-"""One part of a host name. ``\\w`` covers underscores, which DNS allows, and letters of any script."""
+"""One part of a host name. ``\\w`` covers underscores, which DNS allows, and letters of any
+script."""
 _LONGEST = 253
 
 
@@ -29,7 +29,7 @@ class NoSuchNameError(OSError):
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is given by its address, and not by a name whose meaning may change."""
+    """Whether a host is an address, and not a name whose meaning may change."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

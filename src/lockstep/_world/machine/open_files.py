@@ -10,9 +10,9 @@ from pathlib import Path
 from lockstep._base.errors import ConfigError
 
 _NUM_SPARE = 4
-"""Files that are open at once while an error is reported, also by other threads."""
+"""Files that are open at the same time while an error is reported, also by other threads."""
 _OTHERS = 256
-"""Open files of a process beside its connections to other ranks."""
+"""Open files of a process in addition to its connections to other ranks."""
 
 
 def allow_connections(number: int) -> None:
@@ -50,7 +50,7 @@ def hold_spare() -> None:
 
 def free_spare() -> None:
     """Let go of them: this process fails, perhaps because it has no descriptors left, and what it
-    says of that reads lines of source, writes its black box and imports modules."""
+    reports of that reads lines of source, writes its black box and imports modules."""
     while _spare:
         fd = _spare.pop()
         with contextlib.suppress(OSError):  # the script has closed all of its files
