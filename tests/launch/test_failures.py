@@ -12,7 +12,7 @@ import textwrap
 import pytest
 from launch_helpers import is_running, read_pids
 
-from lockstep._base.errors import LaunchError
+from lockstep._base.errors import ConfigError, LaunchError
 from lockstep._base.reports import PARTED
 from lockstep._launch import failures
 from lockstep._launch.echoes import is_echo_in
@@ -448,3 +448,12 @@ def test_a_traceback_is_that_of_an_echo_only_if_no_other_error_is_in_it():
     assert not is_echo_in(f"{own}{link}{echo}")
     assert not is_echo_in(own)
     assert not is_echo_in("")
+
+
+def test_a_failure_is_reported_with_the_code_of_the_error():
+    errors = [ConfigError("no shards", code="no-shards"), ValueError("no shards")]
+    reports = reports_of([failures.from_exception(rank, error) for rank, error in enumerate(errors)])
+    assert [(report.ranks, report.cause, report.code) for report in reports] == [
+        ((0,), "ConfigError", "no-shards"),
+        ((1,), "ValueError", ""),
+    ]

@@ -51,6 +51,7 @@ def test_variables_of_a_cloud_are_named_and_the_training_goes_on(in_pod):
     assert "--node-rank $DSTACK_NODE_RANK --master-addr $DSTACK_MASTER_NODE_IP" in said
 
 
+@pytest.mark.long
 def test_a_number_of_threads_that_the_platform_sets_is_named_and_compared_on_a_resume(python_here, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "script.py").write_text("import lockstep\nlockstep.join(run_dir='run', progress='off', shards=2)\n")

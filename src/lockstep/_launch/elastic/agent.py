@@ -327,7 +327,7 @@ class NodeAgent:
         reason = "no longer answers" if error is not None else f"has not answered for {silence_s:.0f} s"
         workers.end()
         workers.wait()
-        raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}")
+        raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}", code="store-lost")
 
     def leave(self) -> None:
         """Leave the store. Its keeper waits until the others have left, who may still need it."""

@@ -64,7 +64,7 @@ def run_on_nodes(
     ):  # else the nodes have agreed that the run has failed
         return LaunchResult(failures=(), stopped_by=stopped_by, was_cut_short=was_cut_short, spec=spec)
     if isinstance(error, DistError):
-        raise LaunchError(f"{nodes.endpoint} no longer answers: {without_store(nodes.host)}") from error
+        raise LaunchError(f"{nodes.endpoint} no longer answers: {without_store(nodes.host)}", code="store-lost") from error
     if error is not None:
         raise error
     return LaunchResult(failures=(), stopped_by=None, is_unsaved=agent is not None and agent.is_unsaved, spec=spec)
@@ -113,7 +113,9 @@ class _Launch:
             leaves = self.stopped_by(interrupts) is not None and not is_busy
             give_up_at = min(give_up_at, time.monotonic() + _LEAVE_S) if leaves else math.inf
             if self._rendezvous_hangs():
-                self.error = StoreLostError(f"{self._nodes.endpoint} has not answered: {without_store(self._nodes.host)}")
+                self.error = StoreLostError(
+                    f"{self._nodes.endpoint} has not answered: {without_store(self._nodes.host)}", code="store-lost"
+                )
                 break
             if time.monotonic() > give_up_at:
                 break
