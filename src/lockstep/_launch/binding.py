@@ -16,7 +16,7 @@ BINDINGS = ("none", "node", "socket", "exclusive", "core-complex")
 
 
 def check_binding(kind: str, config: RunConfig) -> None:
-    """Check that processes of this machine can be bound, before any is started.
+    """Checks that processes of this machine can be bound, before any is started.
 
     Raises:
         ConfigError: the kind is unknown, or there is no GPU to be near to, or PyTorch would not
@@ -40,7 +40,7 @@ def check_binding(kind: str, config: RunConfig) -> None:
 
 
 def bind_to_gpu(kind: str, gpu: int, rank: int) -> None:
-    """Bind this process, and what it starts from now on, to the CPUs near a GPU. Initializes CUDA.
+    """Binds this process, and what it starts from now on, to the CPUs near a GPU. Initializes CUDA.
     Called in the worker."""
     # The names are private: public are the options alone, for torchelastic.
     from torch.numa.binding import AffinityMode, NumaOptions, _maybe_apply_numa_binding_to_current_process

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def mark(private_dir: str, *, is_stopped: bool = False) -> None:
-    """Mark the launch as being ended. Called by a failed worker, or by the launcher.
+    """Marks the launch as being ended. Called by a failed worker, or by the launcher.
 
     ``is_stopped``: because the launcher was stopped, which then reports no failures.
     """

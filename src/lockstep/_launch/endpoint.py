@@ -45,7 +45,7 @@ class Endpoint:
 
 
 def find_endpoint(nodes: Nodes, secret: SharedSecret, timeout_s: float = PATIENCE_S) -> Endpoint:
-    """Look up the rendezvous endpoint, and listen there if it is on this machine.
+    """Looks up the rendezvous endpoint, and listens there if it is on this machine.
 
     Waits for a name that does not resolve yet, or, where this machine should listen, still means
     another one (``names``).
@@ -167,7 +167,7 @@ def _resolve(nodes: Nodes, timeout_s: float) -> list[str]:
 
 
 def introduce(endpoint: Endpoint) -> None:
-    """Report on standard error where this machine listens, and who can reach it."""
+    """Reports on standard error where this machine listens, and who can reach it."""
     nodes = endpoint.nodes
     who = f"node {nodes.node_rank} of {nodes.count}" if nodes.node_rank is not None else f"one of {nodes.count} nodes"
     role = f"joins the rendezvous at {nodes.endpoint}"

@@ -25,7 +25,7 @@ class ExplainedFailures:
         return all(map(failures.lacked_peers, self.by_rank.values()))
 
     def add(self, failure: Failure, *, was_reported: bool) -> None:
-        """Add one as soon as it is known: black boxes show what the others, for which the rank
+        """Adds one as soon as it is known: black boxes show what the others, for which the rank
         waited, do now.
 
         ``was_reported``: whether the worker itself has reported it.

@@ -71,7 +71,7 @@ class ForkedWorkers:
         return self._receivers[rank].messages
 
     def start_some(self) -> None:
-        """Request workers, a few at a time: with the queues of both sockets full, both sides would
+        """Requests workers, a few at a time: with the queues of both sockets full, both sides would
         wait."""
         while self._to_start and len(self._asked) - len(self.pids) < _MOST_ASKED:
             rank = self._to_start.pop(0)
@@ -84,7 +84,7 @@ class ForkedWorkers:
                 self._streams.handed_over()
 
     def start_no_more(self) -> None:
-        """Leave out workers that were not requested yet."""
+        """Leaves out workers that were not requested yet."""
         if self._to_start:
             self._to_start.clear()
             self._streams.handed_over()
@@ -105,23 +105,23 @@ class ForkedWorkers:
         return rank, message["status"]
 
     def send(self, number: int, ranks: Collection[int]) -> None:
-        """Send a signal to the running ones of these ranks."""
+        """Sends a signal to the running ones of these ranks."""
         for rank, pid in self.pids.items():
             if rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def kill(self) -> None:
-        """Kill all, with their process groups."""
+        """Kills all, with their process groups."""
         for pid in self.pids.values():
             kill_worker(pid)
 
     def read(self) -> None:
-        """Read what they have sent by now."""
+        """Reads what they have sent by now."""
         for receiver in self._receivers.values():
             receiver.read()
 
     def close(self) -> None:
-        """Close the pipes of their messages."""
+        """Closes the pipes of their messages."""
         for receiver in self._receivers.values():
             receiver.close()

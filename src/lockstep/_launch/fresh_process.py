@@ -22,7 +22,7 @@ shadow those."""
 
 
 def forget_shadowed(directory: str) -> None:
-    """Forget imported modules that python would rather import from the script's directory, the
+    """Forgets imported modules that python would rather import from the script's directory, the
     first entry of ``sys.path``: ``code.py`` next to the script, and not the standard library's.
     A module that has already imported one of them keeps it."""
     beside = set[str]()
@@ -38,7 +38,7 @@ def forget_shadowed(directory: str) -> None:
 
 
 def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
-    """Have the imported torch, and NumPy, do what these variables say, as far as that can be
+    """Has the imported torch, and NumPy, do what these variables say, as far as that can be
     changed.
 
     Numbers of threads follow from the share of the cores where no variable sets them.

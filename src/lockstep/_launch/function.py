@@ -34,7 +34,8 @@ def launch(
     bind: str = "none",
     **settings: Any,
 ) -> list[T]:
-    """Run ``fn(*args)`` in each of ``nproc`` new processes, and return their results in rank order.
+    """Runs ``fn(*args)`` in each of ``nproc`` new processes, and returns their results in rank
+    order.
 
     Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()``
     and trains. The first call waits for the import of torch, which takes seconds; the fork server
@@ -133,7 +134,7 @@ def _stdout_is_plain() -> bool:
 
 
 def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
-    """Pickle a call so that a new process can unpickle it.
+    """Pickles a call so that a new process can unpickle it.
 
     Raises:
         UsageError: the function or its arguments cannot be pickled.

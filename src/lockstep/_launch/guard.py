@@ -18,13 +18,13 @@ _fork = threading.local()
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process as soon as the *thread* that started it ends."""
+    """Has the kernel kill this process as soon as the *thread* that started it ends."""
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
 
 
 def guard_descendants() -> None:
-    """Set the death signal in every process forked from now on, and in all their descendants."""
+    """Sets the death signal in every process forked from now on, and in all their descendants."""
     os.register_at_fork(before=_note_parent, after_in_child=_guard_child)
 
 

@@ -66,7 +66,7 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
 
 
 def check_fit(config: RunConfig, nproc: int, num_others: int = 0, where: str = "") -> None:
-    """Check that settings can work with ``nproc`` processes here and at least ``num_others``
+    """Checks that settings can work with ``nproc`` processes here and at least ``num_others``
     elsewhere, before any is started.
 
     Args:
@@ -142,7 +142,7 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
 
 
 def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> LaunchResult:
-    """Run a program in workers of this machine to its end. Afterwards all processes have exited,
+    """Runs a program in workers of this machine to its end. Afterwards all processes have exited,
     and all output is written.
 
     If a worker fails, all are restarted, at most ``launch.max_restarts`` times. Restarts are
@@ -172,7 +172,7 @@ def _starts_again(outcome: LaunchResult) -> bool:
 
 
 def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> LaunchResult:
-    """Run the workers of one start to their end. Afterwards all processes have exited, and all
+    """Runs the workers of one start to their end. Afterwards all processes have exited, and all
     output is written.
 
     Raises:

@@ -56,8 +56,8 @@ class Sender:
         self.send(pid=self._pid)
 
     def send(self, **message: Any) -> bool:
-        """Send one field of ``WorkerMessages``. Blocks while the launcher is suspended and the pipe
-        full.
+        """Sends one field of ``WorkerMessages``. Blocks while the launcher is suspended and the
+        pipe full.
 
         Returns:
             False if this process is not the worker, or the launcher has exited, or the script has
@@ -88,11 +88,11 @@ class Receiver:
         return self._fd
 
     def handed_over(self) -> None:
-        """Close the worker's end here, once the worker has it."""
+        """Closes the worker's end here, once the worker has it."""
         os.close(self.worker_fd)
 
     def read(self) -> bool:
-        """Read what is in the pipe now. Returns False at its end."""
+        """Reads what is in the pipe now. Returns False at its end."""
         try:
             data = os.read(self._fd, _MOST_BYTES)
         except BlockingIOError:
@@ -105,7 +105,7 @@ class Receiver:
         return bool(data)
 
     def close(self) -> None:
-        """Close the pipe."""
+        """Closes the pipe."""
         os.close(self._fd)
 
     def _note(self, line: bytes | bytearray) -> None:

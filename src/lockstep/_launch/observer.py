@@ -88,6 +88,6 @@ class Observer:
     # Workers whose program is over, and whose process does not end
 
     def linger(self, ranks: Collection[int]) -> Collection[int]:
-        """Report what keeps these ranks from exiting; returns the ranks that this could report
+        """Reports what keeps these ranks from exiting; returns the ranks that this could report
         of."""
         return ()

@@ -101,14 +101,14 @@ class Streams:
         return (stdin, 1, 2)
 
     def handed_over(self) -> None:
-        """Close the workers' descriptors here, once they have them, so that pipes end when workers
+        """Closes the workers' descriptors here, once they have them, so that pipes end when workers
         do; start reading."""
         self._close_given()
         if self._pump.takers:
             self._pump.start()
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Wait until all that the workers have written is passed on, however slow the terminal; at
+        """Waits until all that the workers have written is passed on, however slow the terminal; at
         most a second once ``give_up()`` is true.
 
         The workers have exited: processes that they left on purpose, and that keep the pipes open,
@@ -121,7 +121,7 @@ class Streams:
                 deadline = time.monotonic() + 1.0
 
     def append(self, texts: Mapping[int, str]) -> None:
-        """Append texts to the logs of these ranks, if there are logs."""
+        """Appends texts to the logs of these ranks, if there are logs."""
         for rank, text in texts.items():
             if rank in self._logs:
                 self._logs[rank].seek(0, os.SEEK_END)
@@ -164,11 +164,11 @@ class _Pump(threading.Thread):
         self._is_last = self._is_over = False
 
     def finish(self) -> None:
-        """End the thread once the pipes are empty."""
+        """Ends the thread once the pipes are empty."""
         self._is_last = True
 
     def stop(self) -> None:
-        """End the thread without waiting for further output."""
+        """Ends the thread without waiting for further output."""
         self._is_over = True
         if self.ident is not None:
             self.join(0.5)
@@ -177,7 +177,7 @@ class _Pump(threading.Thread):
             os.close(fd)
 
     def run(self) -> None:
-        """Copy what comes until all writers have closed their ends, or it is asked to stop."""
+        """Copies what comes until all writers have closed their ends, or it is asked to stop."""
         pending = dict.fromkeys(self.takers, b"")  # by open descriptor, the beginning of a line
         with selectors.DefaultSelector() as selector:
             for fd in self.takers:
@@ -199,7 +199,7 @@ class _Pump(threading.Thread):
             os.close(fd)
 
     def _pass_on(self, fd: int, data: bytes, *, is_last: bool) -> bytes:
-        """Pass on complete lines; returns the rest. The carriage return of a progress bar ends a
+        """Passes on complete lines; returns the rest. The carriage return of a progress bar ends a
         line too."""
         end = 0
         for match in _LINE.finditer(data):
@@ -219,7 +219,7 @@ class _Pump(threading.Thread):
 
 
 def leave_bar(*, is_killed: bool) -> None:
-    """Undo what the progress bar of a worker that was killed leaves on the terminal: a hidden
+    """Undoes what the progress bar of a worker that was killed leaves on the terminal: a hidden
     cursor, at the end of the bar."""
     with contextlib.suppress(OSError):
         os.write(1, b"\x1b[?25h\n" if is_killed else b"\x1b[?25h")

@@ -53,7 +53,7 @@ def live_launches() -> dict[int, Path]:
 
 
 def remove_abandoned(parent: str) -> None:
-    """Remove the private directories in ``parent`` whose launcher has exited, as far as
+    """Removes the private directories in ``parent`` whose launcher has exited, as far as
     possible."""
     for pid, path in _launches(parent):
         if state_of(pid) == "dead":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def kill_worker(pid: int) -> None:
-    """Kill a worker and its process group immediately; other processes that it started are left to
+    """Kills a worker and its process group immediately; other processes that it started are left to
     ``sweep``."""
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -34,7 +34,7 @@ def state_of(pid: int) -> str:
 
 
 def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *, succeeded: bool = False) -> None:
-    """Kill every process of these sessions, and every one with the launch's private directory in
+    """Kills every process of these sessions, and every one with the launch's private directory in
     its environment.
 
     The second condition finds programs that were started in a separate session. If the launch

@@ -90,7 +90,7 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
 
 
 def check_starter(script: Script, nproc: int) -> None:
-    """Check that a script that starts its processes itself is started once.
+    """Checks that a script that starts its processes itself is started once.
 
     Raises:
         ConfigError: several processes were requested.

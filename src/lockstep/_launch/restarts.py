@@ -13,7 +13,7 @@ from lockstep._launch.spec import LaunchSpec
 
 
 def check_max_restarts(asked: int) -> None:
-    """Check a number of restarts.
+    """Checks a number of restarts.
 
     Raises:
         ConfigError: it is not a whole number, or negative.

@@ -56,7 +56,7 @@ def run_script(
     settings: Mapping[str, Any],
     asked: Mapping[str, Any] | None = None,
 ) -> Interruption | None:
-    """Run a script in several processes to its end; returns what kept it from a full success, or
+    """Runs a script in several processes to its end; returns what kept it from a full success, or
     None if nothing did.
 
     A script that starts its processes itself runs once. With several machines, this runs the

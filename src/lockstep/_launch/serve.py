@@ -49,8 +49,8 @@ _statuses: dict[int, int] = {}
 
 
 def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
-    """Serve until the launcher closes its end; in a forked child, run the worker and exit with its
-    status.
+    """Serves until the launcher closes its end; in a forked child, runs the worker and exits with
+    its status.
 
     ``at_start``: the modules that the interpreter itself had imported.
     """
@@ -92,7 +92,7 @@ def _is_abandoned(control: socket.socket) -> bool:
 
 
 def _run_to_end(request: Request) -> NoReturn:
-    """Run the worker, and exit as usual, except that the interpreter is not finalized: see
+    """Runs the worker, and exits as usual, except that the interpreter is not finalized: see
     ``_leave``."""
     worker = os.getpid()
     _statuses[worker] = 1
@@ -105,7 +105,7 @@ def _run_to_end(request: Request) -> NoReturn:
 
 
 def _leave() -> None:
-    """End a worker, whose non-daemon threads and other exit handlers are finished, without
+    """Ends a worker, whose non-daemon threads and other exit handlers are finished, without
     finalizing the interpreter.
 
     That would take a fifth of a second, and native threads that need the interpreter meanwhile
@@ -136,7 +136,7 @@ def _preload(modules: tuple[str, ...]) -> None:
 
 
 def _keep_at_exit() -> None:
-    """Disable the finalizers of preloaded modules at exit: PyTorch would remove its operators from
+    """Disables the finalizers of preloaded modules at exit: PyTorch would remove its operators from
     its dispatcher one by one, which takes 30 ms of each worker's processor time, and copies 30 MB
     of pages shared with the others.
 
@@ -176,7 +176,7 @@ def _serve(control: socket.socket) -> Request:
 
 
 def _answer(control: socket.socket, keys: dict[int, int]) -> Request | None:
-    """Handle one message. Returns the request in a forked child, None in the server."""
+    """Handles one message. Returns the request in a forked child, None in the server."""
     message, fds = b"", list[int]()
     with contextlib.suppress(ConnectionResetError):  # the launcher has ended with messages unread
         message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 4)

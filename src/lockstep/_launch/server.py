@@ -106,7 +106,7 @@ class ForkServer:
         return self._socket.fileno()
 
     def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
-        """Request a worker; returns its key in the messages from ``receive``. Does not block, nor
+        """Requests a worker; returns its key in the messages from ``receive``. Does not block, nor
         fail: if the server has exited, ``receive`` raises the error.
 
         Args:
@@ -121,7 +121,7 @@ class ForkServer:
         return self._next_key
 
     def warm(self) -> None:
-        """Have the server import now what most training scripts need. Does not block; workers
+        """Has the server import now what most training scripts need. Does not block; workers
         requested later wait for it."""
         # ``receive`` raises the error
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -148,7 +148,7 @@ class ForkServer:
         return message
 
     def close(self) -> None:
-        """End the server and all processes that it forked, also workers not yet reported. May be
+        """Ends the server and all processes that it forked, also workers not yet reported. May be
         called again."""
         self._process.kill()
         self._process.wait()
@@ -160,7 +160,7 @@ _kept: ForkServer | None = None
 
 
 def start_early() -> ForkServer:
-    """Start the server for the next ``take_server``, before the rest of the launcher is imported.
+    """Starts the server for the next ``take_server``, before the rest of the launcher is imported.
     The caller must close it."""
     server = ForkServer()
     keep_server(server)
@@ -178,14 +178,14 @@ def take_server(import_path: Sequence[str] = ()) -> ForkServer:
 
 
 def keep_server(server: ForkServer) -> None:
-    """Keep an idle server for the next ``take_server``."""
+    """Keeps an idle server for the next ``take_server``."""
     global _kept
     drop_server()
     _kept = server
 
 
 def drop_server() -> None:
-    """End the kept server, if any. (It ends with this process anyway.)"""
+    """Ends the kept server, if any. (It ends with this process anyway.)"""
     global _kept
     if _kept is not None:
         _kept.close()

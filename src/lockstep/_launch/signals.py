@@ -61,11 +61,11 @@ class Interrupts:
         return self._read_fd
 
     def clear(self) -> None:
-        """Make ``fileno()`` wait for the next signal."""
+        """Makes ``fileno()`` wait for the next signal."""
         os.read(self._read_fd, 4096)
 
     def tell(self, number: int) -> None:
-        """Act as if a signal had arrived, unless the context was left. May be called from any
+        """Acts as if a signal had arrived, unless the context was left. May be called from any
         thread."""
         with self._lock:  # the pipe may be closed, and another file have its descriptor by now
             if not self._is_over:

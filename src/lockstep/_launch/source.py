@@ -35,7 +35,7 @@ class Source:
 
     @staticmethod
     def read(path: Path, root: Path | None = None) -> Source:
-        """Parse a file. ``root``: None: its directory.
+        """Parses a file. ``root``: None: its directory.
 
         Raises:
             ConfigError: it does not parse, or cannot be read.

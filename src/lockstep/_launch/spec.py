@@ -143,14 +143,14 @@ class LaunchSpec:
         return rank - self.ranks.start
 
     def save(self) -> str:
-        """Write the spec into the private directory, for the workers; returns the path."""
+        """Writes the spec into the private directory, for the workers; returns the path."""
         path = Path(self.private_dir, "spec.pickle")
         path.write_bytes(pickle.dumps(self))
         return str(path)
 
     @staticmethod
     def load(path: str) -> LaunchSpec:
-        """Read what ``save`` wrote."""
+        """Reads what ``save`` wrote."""
         spec = pickle.loads(Path(path).read_bytes())
         assert isinstance(spec, LaunchSpec)
         return spec

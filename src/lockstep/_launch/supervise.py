@@ -77,8 +77,8 @@ class LaunchResult:
 
 
 def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> LaunchResult:
-    """Run all workers of ``spec`` until they have exited. Afterwards none of their processes exist,
-    except processes that the script left on purpose if all went well (see ``sweep``).
+    """Runs all workers of ``spec`` until they have exited. Afterwards none of their processes
+    exist, except processes that the script left on purpose if all went well (see ``sweep``).
 
     Raises:
         LaunchError: a worker could not be forked, or the server died.
@@ -303,7 +303,7 @@ class _Watch:
         )
 
     def _on(self, event: Event) -> None:
-        """Enter the next stage, and carry out the action."""
+        """Enters the next stage, and carries out the action."""
         save_s = max(SAVING_GRACE_S, self._spec.config.timeout_s)
         self._state, action = transition(
             self._state, event, time.monotonic(), end_s=self._grace_s(), save_s=save_s, saved_s=SAVING_GRACE_S
@@ -324,7 +324,7 @@ class _Watch:
             )
 
     def _end(self) -> None:
-        """Ask all workers that have not failed to end."""
+        """Asks all workers that have not failed to end."""
         ending.mark(self._spec.private_dir, is_stopped=bool(self._interrupts.received))
         self.workers.start_no_more()
         for rank, pid in self.workers.pids.items():

@@ -74,8 +74,8 @@ class _LauncherAbove(Launcher):
 
 
 def run_worker(request: Request) -> int:
-    """Run the program in this process, and return its exit status. ``SystemExit`` of the program is
-    raised again."""
+    """Runs the program in this process, and returns its exit status. ``SystemExit`` of the program
+    is raised again."""
     spec: LaunchSpec | None = None
     sender = request.sender
     try:
@@ -124,7 +124,7 @@ def _tell_end(end: failures.End, sender: Sender) -> None:
 
 
 def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
-    """Exit after a program that has called for a failing exit itself."""
+    """Exits after a program that has called for a failing exit itself."""
     # The launcher may interrupt this process before it knows that it is ending, and so its exit
     # handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -158,7 +158,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
 
 
 def _leave_traces(error: BaseException) -> None:
-    """Record an uncaught exception for exit handlers, as the interpreter does, and for
+    """Records an uncaught exception for exit handlers, as the interpreter does, and for
     observers."""
     free_spare()
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
@@ -166,7 +166,7 @@ def _leave_traces(error: BaseException) -> None:
 
 
 def _install_hooks(private_dir: str) -> None:
-    """Silence Python's hooks for uncaught exceptions while the launch is being ended.
+    """Silences Python's hooks for uncaught exceptions while the launch is being ended.
 
     By then they would only report that processes lose each other, and are interrupted wherever they
     are (for example in a generator that is being closed). Loader workers inherit the hooks, and
@@ -185,7 +185,7 @@ def _install_hooks(private_dir: str) -> None:
 
 
 def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> bool:
-    """Report a failure to the launcher immediately: this process may still hang in its exit
+    """Reports a failure to the launcher immediately: this process may still hang in its exit
     handlers.
 
     Returns:
@@ -200,7 +200,7 @@ def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> bool:
 
 
 def _settle(request: Request) -> LaunchSpec:
-    """Turn a copy of the server into what looks like a freshly started process."""
+    """Turns a copy of the server into what looks like a freshly started process."""
     os.setsid()  # the launcher finds the processes that it starts by their session
     for target, fd in enumerate(request.streams):
         os.dup2(fd, target)
@@ -231,7 +231,7 @@ def _settle(request: Request) -> LaunchSpec:
 
 
 def _reopen_streams() -> None:
-    """Reopen the standard streams, with line buffering, so that lines of different ranks do not
+    """Reopens the standard streams, with line buffering, so that lines of different ranks do not
     mix."""
     for fd, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         old = getattr(sys, f"__{name}__")
@@ -248,7 +248,7 @@ def _reopen_streams() -> None:
 
 
 def _become_program(script: Script, local_rank: int) -> NoReturn:
-    """Replace this process by a program that need not be Python."""
+    """Replaces this process by a program that need not be Python."""
     # Python ignores them, and programs expect them to end them
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -273,8 +273,8 @@ def _run_script(script: Script, local_rank: int) -> None:
 def _exec_as_main(
     code: CodeType, script: Script, local_rank: int, *, path: str, spec: importlib.machinery.ModuleSpec | None
 ) -> None:
-    """Run code as the module ``__main__``, which exists until the end of the process: exit handlers
-    may need it."""
+    """Runs code as the module ``__main__``, which exists until the end of the process: exit
+    handlers may need it."""
     main = ModuleType("__main__")
     main.__dict__.update(
         __file__=path,
@@ -338,7 +338,7 @@ def _run_call(call: Call, rank: int, private_dir: str) -> None:
 
 
 def _become_caller(names: dict[str, Any]) -> None:
-    """Make the caller's script available as both ``__main__`` and ``__mp_main__``, as
+    """Makes the caller's script available as both ``__main__`` and ``__mp_main__``, as
     ``multiprocessing`` does."""
     module = ModuleType("__mp_main__")
     module.__dict__.update(names)

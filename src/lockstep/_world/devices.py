@@ -96,7 +96,7 @@ def new_stream(device: torch.device) -> torch.Stream | None:
 
 
 def move(model: nn.Module, device: torch.device) -> dict[Parameter, Parameter]:
-    """Move a model to a device, and return the parameters that were replaced, with their
+    """Moves a model to a device, and returns the parameters that were replaced, with their
     replacements.
 
     ``Module.to`` moves parameters in place where their kind of tensor allows it, as on CUDA.

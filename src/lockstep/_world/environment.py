@@ -296,7 +296,7 @@ def _read_world(environ: Mapping[str, str]) -> World:
 
 
 def _check_singleton(environ: Mapping[str, str], row: _Row) -> None:
-    """Refuse a launcher's world of one process next to a larger WORLD_SIZE: which of them started
+    """Refuses a launcher's world of one process next to a larger WORLD_SIZE: which of them started
     this process cannot be known. (An image's entry point may run ``mpirun -np 1``; PALS and flux
     set PMI_SIZE=1 for a single process.)"""
     size = environ.get("WORLD_SIZE", "")
@@ -398,7 +398,7 @@ def _object(environ: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read the environment variables. ``environ`` is for tests; a run reads ``os.environ``, once.
+    """Reads the environment variables. ``environ`` is for tests; a run reads ``os.environ``, once.
 
     Raises:
         ConfigError: a variable has an invalid value.

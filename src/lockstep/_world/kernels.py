@@ -58,7 +58,7 @@ class DeterministicKernels:
         torch.use_deterministic_algorithms(True)
 
     def put_back(self) -> None:
-        """Restore what was set before."""
+        """Restores what was set before."""
         torch.set_deterministic_debug_mode(self._mode)
         torch.utils.deterministic.fill_uninitialized_memory = self._fills  # type: ignore[attr-defined]
         if self._sets_cublas:

@@ -88,8 +88,8 @@ class NodeAgent:
         """Seconds of silence after which another node, or the store, counts as lost."""
 
     def stop(self, number: int) -> None:
-        """End the workers, and leave: this launcher got a signal. May be called from any thread; a
-        second call kills them.
+        """Ends the workers, and leaves: this launcher got a signal. May be called from any thread;
+        a second call kills them.
 
         Workers that save the run do so first, with the workers of all nodes, and then all nodes
         decide together."""
@@ -126,7 +126,7 @@ class NodeAgent:
         return self._workers is not None and self._workers.is_running
 
     def run(self) -> None:
-        """Run until the run is finished on this node, or all nodes have agreed to end it.
+        """Runs until the run is finished on this node, or all nodes have agreed to end it.
 
         Raises:
             StoppedError: this launcher was stopped.
@@ -152,7 +152,7 @@ class NodeAgent:
         return self._round, self._workers
 
     def _begin(self) -> None:
-        """Meet the other nodes, and start the workers."""
+        """Meets the other nodes, and starts the workers."""
         self._in_round.close()
         connection = self._connection
         address, keeps_store = connection.endpoint.local_address, connection.server is not None
@@ -201,8 +201,8 @@ class NodeAgent:
             say(f"{node.world_size} process{plural} on {node.num_nodes} node{'s' if node.num_nodes > 1 else ''}: {hosts}")
 
     def _is_over(self) -> bool:
-        """Check the workers and the other nodes, and act on it. Returns whether the run is finished
-        for this node.
+        """Checks the workers and the other nodes, and acts on it. Returns whether the run is
+        finished for this node.
 
         Called several times a second.
         """
@@ -234,7 +234,7 @@ class NodeAgent:
         return workers.is_stopping and workers.outcome.stopped_with is None
 
     def _handle_signal(self, is_running: bool) -> None:
-        """Act on the signal that this launcher got.
+        """Acts on the signal that this launcher got.
 
         Raises:
             StoppedError: the workers have exited, and this node leaves.
@@ -265,7 +265,7 @@ class NodeAgent:
         return round_.has_ended
 
     def _settle(self, *, is_first: bool) -> bool:
-        """Learn how the round ended on all nodes, and do what follows. Returns whether the run
+        """Learns how the round ended on all nodes, and does what follows. Returns whether the run
         is finished."""
         round_, workers = self._current
         stopped_with = workers.outcome.stopped_with or 0
@@ -305,7 +305,7 @@ class NodeAgent:
         return False
 
     def _end_round(self) -> None:
-        """Announce to the others that this node leaves, if the store answers."""
+        """Announces to the others that this node leaves, if the store answers."""
         if self._round is None or self._heartbeat.error is not None:
             return
         is_first = self._round.end()
@@ -330,7 +330,7 @@ class NodeAgent:
         raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}", code="store-lost")
 
     def leave(self) -> None:
-        """Leave the store. Its keeper waits until the others have left, who may still need it."""
+        """Leaves the store. Its keeper waits until the others have left, who may still need it."""
         if self._round is None:
             return
         place = self._round.place

@@ -104,7 +104,7 @@ class Connection:
 
 
 def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connection:
-    """Start the launchers' store if this node keeps it, and connect to it.
+    """Starts the launchers' store if this node keeps it, and connects to it.
 
     Raises:
         ConfigError: its keeper has another secret.

@@ -70,7 +70,7 @@ class DynamicRendezvous:
         self._inner = create_handler(connection.store, backend, parameters)
 
     def meet(self, machine: Machine, start: Callable[[], Start]) -> Place:
-        """Meet all nodes that are there. It waits until they are enough, with messages. The first
+        """Meets all nodes that are there. It waits until they are enough, with messages. The first
         one calls ``start`` then.
 
         A node that is lost or stopped at that moment cannot report it: the others time out waiting
@@ -104,7 +104,7 @@ class DynamicRendezvous:
         return Place(**json.loads(store.get(answer_key(met.rank))))
 
     def _next(self) -> RendezvousInfo:
-        """Join torchelastic's next rendezvous."""
+        """Joins torchelastic's next rendezvous."""
         nodes = self._connection.nodes
         remedy = (
             f"Were at least {nodes.least} nodes started, with the same --rdzv-endpoint and --rdzv-id? (To wait longer: "
@@ -143,11 +143,11 @@ class DynamicRendezvous:
             raise _cause(error) from error
 
     def shutdown(self) -> None:
-        """End the rendezvous: no further node can join."""
+        """Ends the rendezvous: no further node can join."""
         self._inner.shutdown()
 
     def _begin_turn(self) -> None:
-        """Begin a wait, as torchelastic does."""
+        """Begins a wait, as torchelastic does."""
         nodes = self._connection.nodes
         remedy = (
             f"At least {nodes.least} nodes must join, with the same --rdzv-endpoint and --rdzv-id, and nodes that have "

@@ -49,7 +49,7 @@ class Heartbeat:
         return time.monotonic() - self.answered_at
 
     def also(self, act: Callable[[SignedStore], None] | None) -> None:
-        """Set a function to call with the store at each heartbeat; None: none. Waits for the
+        """Sets a function to call with the store at each heartbeat; None: none. Waits for the
         previous one to return, if the store answers.
 
         The function's first error becomes ``error``, and it is not called again. Errors of a
@@ -63,7 +63,7 @@ class Heartbeat:
             self._acting.release()
 
     def close(self) -> None:
-        """End the requests. (An interpreter that ends while a thread uses PyTorch's store
+        """Ends the requests. (An interpreter that ends while a thread uses PyTorch's store
         aborts.)"""
         self._closed.set()
         self._is_needed.set()

@@ -97,7 +97,7 @@ def read_machine(text: bytes) -> Machine:
 
 
 def place_all(store: SignedStore, num_nodes: int, count: int, start: Start) -> None:
-    """Give every node its place. (If each looked at all the others, a thousand nodes would ask a
+    """Gives every node its place. (If each looked at all the others, a thousand nodes would ask a
     million times.)
 
     Waits for their machines as long as the store does for any name.

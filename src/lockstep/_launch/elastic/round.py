@@ -135,18 +135,18 @@ class Round:
         return sorted(number for number, seconds in silence_s.items() if number != self.number and seconds > limit_s)
 
     def done(self, stopped_with: int | None) -> None:
-        """Announce that this node's processes exited successfully, or with this status because
+        """Announces that this node's processes exited successfully, or with this status because
         they were asked to stop."""
         self._store.set(f"done/{self.number}", str(stopped_with or 0))
 
     def end(self) -> bool:
-        """Announce the end of the round; returns ``Report.is_first``."""
+        """Announces the end of the round; returns ``Report.is_first``."""
         self.has_ended = True
         me = str(self.number)
         return self._store.compare_set("ended", "", me) == me.encode()
 
     def report(self, report: Report) -> None:
-        """Publish how the round ended on this node."""
+        """Publishes how the round ended on this node."""
         self._store.set(f"report/{self.number}", report.to_json())
 
     def reports(self, wait: Callable[[float], None]) -> Mapping[int, Report]:
@@ -165,7 +165,7 @@ class Round:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def close(self) -> None:
-        """End the heartbeats of this round."""
+        """Ends the heartbeats of this round."""
         self._heartbeat.also(None)
 
     def _beat(self, client: SignedStore) -> None:

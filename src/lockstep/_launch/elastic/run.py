@@ -34,7 +34,7 @@ _LEAVE_S = 5.0
 def run_on_nodes(
     endpoint: Endpoint, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
 ) -> LaunchResult:
-    """Run a script on this machine and others to its end, or until it is stopped.
+    """Runs a script on this machine and others to its end, or until it is stopped.
 
     Afterwards all processes of this machine have exited. Ports and ranks in ``spec`` are set after
     each rendezvous.
@@ -98,7 +98,7 @@ class _Launch:
             self.error = self.error or error
 
     def wait(self, thread: threading.Thread, interrupts: Interrupts) -> None:
-        """Wait until the agent has exited; once it was stopped and its workers have exited, only
+        """Waits until the agent has exited; once it was stopped and its workers have exited, only
         briefly."""
         num_heard, give_up_at = 0, math.inf
         while thread.is_alive():

@@ -103,7 +103,7 @@ class SignedStore(Store):
         return [self._open(name, value) for name, value in zip(names, self._inner.multi_get(names), strict=True)]
 
     def multi_set(self, keys: list[str], values: list[str]) -> None:
-        """Set several names, in this order, with few requests."""
+        """Sets several names, in this order, with few requests."""
         names = [self._prefix + key for key in keys]
         signed = [self._sign(name, value) for name, value in zip(names, values, strict=True)]
         # PyTorch's server reads a request from its beginning each time that another piece of it

@@ -71,7 +71,7 @@ class StaticRendezvous:
         self._sign_at = 0.0
 
     def meet(self, machine: Machine, start: Callable[[], Start]) -> Place:
-        """Meet the others. Every node must; it waits for them, with messages. Node 0 calls
+        """Meets the others. Every node must; it waits for them, with messages. Node 0 calls
         ``start`` then.
 
         Raises:
@@ -111,10 +111,10 @@ class StaticRendezvous:
         return 0
 
     def shutdown(self) -> None:
-        """End the rendezvous. (Nodes that come later find no store.)"""
+        """Ends the rendezvous. (Nodes that come later find no store.)"""
 
     def _arrive(self, mine: str) -> SignedStore:
-        """Announce this node in the newest round, once its number is free. Returns the round's
+        """Announces this node in the newest round, once its number is free. Returns the round's
         store."""
         waiter = self._connection.waiter("")
         holder: _Holder | None = None
@@ -152,8 +152,8 @@ class StaticRendezvous:
         return max(min(_LOST_S, self._connection.timeout_s / 2), _LOST_SIGNS * self._sign_every_s)
 
     def _end_round_of(self, machine: Machine, store: SignedStore) -> LaunchError:
-        """Announce the end of a round that began with a launcher that is lost: its nodes would wait
-        for it until the timeout."""
+        """Announces the end of a round that began with a launcher that is lost: its nodes would
+        wait for it until the timeout."""
         store.compare_set("ended", "", str(self._rank))
         return LaunchError(
             f"{_called(machine)} had --node-rank {self._rank}, and was lost: the processes of all nodes are ended. Start the "
@@ -169,14 +169,15 @@ class StaticRendezvous:
         )
 
     def _sign(self, store: SignedStore) -> None:
-        """Give a sign of life, if it is due, to a launcher that may wait for this node's number."""
+        """Gives a sign of life, if it is due, to a launcher that may wait for this node's
+        number."""
         if self._rank and time.monotonic() >= self._sign_at:
             self._num_signs += 1
             store.set(_sign_key(self._rank), str(self._num_signs))
             self._sign_at = time.monotonic() + self._sign_every_s
 
     def _gather(self, store: SignedStore) -> None:
-        """Wait for the machines of all nodes."""
+        """Waits for the machines of all nodes."""
         waiter, missing, look_at_s = self._waiter(), "the other nodes", 0.5
         while not store.check([machine_key(number) for number in self._numbers]):
             if waiter.waited_s >= look_at_s:

@@ -43,7 +43,7 @@ class Verdict:
 def judge(
     reports: Mapping[int, Report], machines: Sequence[Machine], *, least: int, is_elastic: bool, used: int, max_restarts: int
 ) -> Verdict:
-    """Decide.
+    """Decides.
 
     Args:
         reports: of the nodes that were not lost, by number.

@@ -21,7 +21,7 @@ class Stop(threading.Event):
     """Set, from any thread, when this launcher is stopped."""
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until the launcher is stopped, or the time has passed.
+        """Sleeps until the launcher is stopped, or the time has passed.
 
         Raises:
             StoppedError: the launcher was stopped.
@@ -70,7 +70,7 @@ class Waiter:
         return max(0.0, self._timeout_s - self.waited_s)
 
     def tell(self, whom: str, *, ends: bool = True) -> None:
-        """Report, if it is due, that this node waits for ``whom``. ``ends``: whether the timeout
+        """Reports, if it is due, that this node waits for ``whom``. ``ends``: whether the timeout
         applies.
 
         Raises:
@@ -89,7 +89,7 @@ class Waiter:
         return LaunchError(f"timed out: waited {self._timeout_s:g} s at {self._endpoint} for {self._whom}. {self._remedy}")
 
     def pause(self, whom: str, *, ends: bool = True) -> None:
-        """Report, if it is due, that this node waits for ``whom``, then sleep briefly.
+        """Reports, if it is due, that this node waits for ``whom``, then sleeps briefly.
 
         Raises:
             StoppedError: this launcher was stopped.

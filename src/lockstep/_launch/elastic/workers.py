@@ -57,7 +57,7 @@ class Workers:
         return (self.outcome.stopped_by or self.outcome.stopped_with) is not None
 
     def stop(self, number: int, *, at_once: bool = False) -> None:
-        """Stop them as this signal would, saving the run if they do that. Does not wait; a second
+        """Stops them as this signal would, saving the run if they do that. Does not wait; a second
         call kills them.
 
         ``at_once``: False: workers that are ending by themselves get a moment to report why.
@@ -73,12 +73,12 @@ class Workers:
             self._interrupts.tell(number)
 
     def end(self, *, at_once: bool = False) -> None:
-        """End the workers without saving the run, which is no longer possible."""
+        """Ends the workers without saving the run, which is no longer possible."""
         self._interrupts.may_save = False
         self.stop(signal.SIGINT, at_once=at_once)
 
     def wait(self) -> None:
-        """Wait until they have exited."""
+        """Waits until they have exited."""
         self._thread.join()
 
     def _run(self) -> None:

@@ -9,7 +9,7 @@ _REMEDY = "All ranks must run the same script on the same data. Look for code th
 
 
 def compare_ranks(noun: str, lines: list[str], collectives: Collectives, remedy: str = _REMEDY) -> None:
-    """Check that all ranks have the same lines. Every rank must call it; it blocks until all have.
+    """Checks that all ranks have the same lines. Every rank must call it; it blocks until all have.
 
     Args:
         noun: the user's word for the lines.

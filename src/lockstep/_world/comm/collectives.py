@@ -85,14 +85,14 @@ class Collectives:
         return self._open_group
 
     def release(self) -> None:
-        """Drop the references to the process group and its sub-groups, so that their threads can
+        """Drops the references to the process group and its sub-groups, so that their threads can
         end. Local."""
         for sub_group in self._sub_groups:
             sub_group.release()
         self._open_group = None
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Combine the tensors of all ranks elementwise; returns the result on every rank.
+        """Combines the tensors of all ranks elementwise; returns the result on every rank.
 
         Args:
             tensor: any shape and dtype, the same on every rank.
@@ -113,7 +113,7 @@ class Collectives:
         return result.div_(self.size) if op == "mean" else result
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Return rank ``src``'s tensor on every rank. The others give a tensor of the same shape
+        """Returns rank ``src``'s tensor on every rank. The others give a tensor of the same shape
         and dtype."""
         self._guard("broadcast")
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -121,7 +121,7 @@ class Collectives:
         return result
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Stack the tensors of all ranks along a new dimension 0 in rank order: shape ``(size,
+        """Stacks the tensors of all ranks along a new dimension 0 in rank order: shape ``(size,
         *tensor.shape)``."""
         self._guard("all_gather")
         result = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
@@ -141,7 +141,7 @@ class Collectives:
         return result
 
     def scatter(self, tensors: Sequence[Tensor] | Tensor | None, like: Tensor, src: int = 0) -> Tensor:
-        """Send each rank one of rank ``src``'s tensors, and return this rank's.
+        """Sends each rank one of rank ``src``'s tensors, and returns this rank's.
 
         Args:
             tensors: on ``src``: one tensor per rank (or one stacked along dimension 0); ignored on
@@ -166,8 +166,8 @@ class Collectives:
         return result
 
     def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Combine the tensors of all ranks elementwise, and return row ``r`` of the result on rank
-        ``r``.
+        """Combines the tensors of all ranks elementwise, and returns row ``r`` of the result on
+        rank ``r``.
 
         Args:
             tensor: shape ``(size, ...)``, one row per rank.
@@ -184,12 +184,12 @@ class Collectives:
         return result.div_(self.size) if op == "mean" else result
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        """Send a tensor to rank ``dst``, which must call ``recv``. Only these two ranks call."""
+        """Sends a tensor to rank ``dst``, which must call ``recv``. Only these two ranks call."""
         self._guard_within("send")
         dist.send(tensor.detach().contiguous(), group_dst=self._check_rank("dst", dst), group=self.group, tag=tag)
 
     def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
-        """Receive a tensor from rank ``src``, of the shape, dtype and device of ``like``. Only
+        """Receives a tensor from rank ``src``, of the shape, dtype and device of ``like``. Only
         these two ranks call."""
         self._guard_within("recv")
         result = torch.empty_like(like, memory_format=torch.contiguous_format)
@@ -197,12 +197,12 @@ class Collectives:
         return result
 
     def barrier(self) -> None:
-        """Wait until every rank has called it."""
+        """Waits until every rank has called it."""
         self._guard("barrier")
         dist.barrier(group=self.group)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Gather a picklable object from each rank; returns them in rank order on every rank."""
+        """Gathers a picklable object from each rank; returns them in rank order on every rank."""
         self._guard("all_gather_object")
         if self.size == 1:
             return [value]
@@ -211,7 +211,7 @@ class Collectives:
         return values
 
     def all_gather_rows(self, parts: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[slice]]:
-        """Concatenate the rows of all ranks in rank order, and say where this rank's are: for
+        """Concatenates the rows of all ranks in rank order, and returns where this rank's are: for
         losses over the global batch.
 
         Between two passes over ``batch.shards``, ranks are in shard order, and shards in the order
@@ -265,7 +265,7 @@ class Collectives:
         return rows, [slice(stop - len(part), stop) for stop, part in zip(mine, parts, strict=True)]
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
-        """Return rank ``src``'s picklable object on every rank; the others' values are ignored."""
+        """Returns rank ``src``'s picklable object on every rank; the others' values are ignored."""
         self._guard("broadcast_object")
         self._check_rank("src", src)
         if self.size == 1:
@@ -297,7 +297,7 @@ class Collectives:
         return bool(flag)
 
     def new_group(self, ranks: Sequence[int]) -> Collectives | None:
-        """Create a sub-group. *Every* rank of the run must call it; ranks that are not members get
+        """Creates a sub-group. *Every* rank of the run must call it; ranks that are not members get
         None.
 
         Its collectives involve its members only, and groups without common ranks do not wait for

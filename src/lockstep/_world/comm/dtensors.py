@@ -55,7 +55,7 @@ def to_local(tensor: Tensor) -> Tensor:
 
 
 def distribute_like(value: Tensor, like: Tensor) -> Tensor:
-    """Distribute a full tensor, which every rank must have, like another one. Local."""
+    """Distributes a full tensor, which every rank must have, like another one. Local."""
     if not is_dtensor(like) or is_dtensor(value):
         return value
     distribute = sys.modules[_HOME].distribute_tensor

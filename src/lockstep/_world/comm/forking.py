@@ -27,7 +27,7 @@ _is_guarded = False
 
 
 def guard_forks() -> None:
-    """Have every later fork of this process wait for threads that may be about to register. May be
+    """Has every later fork of this process wait for threads that may be about to register. May be
     called again."""
     global _is_guarded
     if FORKS_CAN_HANG and not _is_guarded and _TASKS.is_dir():
@@ -36,7 +36,7 @@ def guard_forks() -> None:
 
 
 def wait_for_rest() -> None:
-    """Wait until no thread runs that Python does not know. (The threads that it knows are
+    """Waits until no thread runs that Python does not know. (The threads that it knows are
     registered already.)"""
     deadline = time.monotonic() + _PATIENCE_S
     while _unknown_thread_runs() and time.monotonic() < deadline:

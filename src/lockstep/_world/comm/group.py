@@ -66,7 +66,7 @@ class Transport:
 
 
 def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
-    """Choose the devices of this process. GPUs are assigned by local rank, and shared if there are
+    """Chooses the devices of this process. GPUs are assigned by local rank, and shared if there are
     fewer than processes.
 
     Raises:
@@ -102,7 +102,7 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
 def choose_transport(
     config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None, *, are_own: bool
 ) -> Transport:
-    """Choose the backend and the interface: NCCL needs one GPU per process, and a single machine
+    """Chooses the backend and the interface: NCCL needs one GPU per process, and a single machine
     never needs the network.
 
     Args:
@@ -175,7 +175,7 @@ def listening_on(transport: Transport) -> Iterator[None]:
 
 
 def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.device]) -> None:
-    """Open the default process group. Every rank must call it; it blocks until all have, or until
+    """Opens the default process group. Every rank must call it; it blocks until all have, or until
     the timeout.
 
     A single process opens one too, over a store in its memory, so that code with collectives runs
@@ -211,7 +211,7 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
 
 
 def _outlast(timeout_s: float, device: torch.device) -> None:
-    """Give the devices' collectives more time than Gloo's.
+    """Gives the devices' collectives more time than Gloo's.
 
     NCCL's watchdog ends the process without a word to Python. Every step also exchanges numbers
     over Gloo, whose timeout is an error that names the rank that is missing: that has to come
@@ -225,7 +225,7 @@ def _outlast(timeout_s: float, device: torch.device) -> None:
 
 
 def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | None = None) -> dist.ProcessGroup:
-    """Open a group of some ranks. *Every* rank of the run must call it; only the members wait for
+    """Opens a group of some ranks. *Every* rank of the run must call it; only the members wait for
     each other.
 
     (``use_local_synchronization`` would spare the others, but names a group after the number of
@@ -245,7 +245,7 @@ def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | No
 
 
 def check_not_open() -> None:
-    """Check that no process group is open in this process.
+    """Checks that no process group is open in this process.
 
     Raises:
         UsageError: one is.
@@ -273,7 +273,7 @@ def group_store() -> Store | None:
 
 
 def close_group(*, failed: bool = False) -> None:
-    """Close the default process group, if it is open. Every rank should call it. Gloo's does not
+    """Closes the default process group, if it is open. Every rank should call it. Gloo's does not
     wait for the others; NCCL's does, since communicators are destroyed together.
 
     After a failure the others may never come: this process would wait for them until the timeout,

@@ -56,7 +56,7 @@ def find_horovod() -> Any:
 
 
 def start_horovod(timeout_s: float) -> Any:
-    """Start Horovod in this process, unless it is running already, and return ``horovod.torch``.
+    """Starts Horovod in this process, unless it is running already, and returns ``horovod.torch``.
 
     Every rank must call it, with the default process group open; it blocks until all have.
 
@@ -99,7 +99,7 @@ def start_horovod(timeout_s: float) -> Any:
 
 
 def open_store(world: World, timeout: datetime.timedelta) -> Store:
-    """Open a store on rank 0 for the rendezvous of processes started by ``horovodrun``.
+    """Opens a store on rank 0 for the rendezvous of processes started by ``horovodrun``.
 
     Every rank must call it; it starts Horovod, and blocks until all have. On one machine the store
     listens on the loopback interface only, on several on the interface by which ``horovodrun``

@@ -23,7 +23,7 @@ def this_machine() -> str:
 
 
 def find_machines(world: World, store: Store) -> World:
-    """Complete the fields of the world that the launcher did not set. Every rank must call it; it
+    """Completes the fields of the world that the launcher did not set. Every rank must call it; it
     blocks until all have, unless nothing is missing."""
     if not world.unsaid:
         return world
@@ -33,8 +33,8 @@ def find_machines(world: World, store: Store) -> World:
 
 
 def placed(world: World, machines: list[str]) -> World:
-    """Complete the world from the machine of each rank. Machines are numbered in the order of their
-    first ranks."""
+    """Completes the world from the machine of each rank. Machines are numbered in the order of
+    their first ranks."""
     machine = machines[world.rank]
     nodes = list(dict.fromkeys(machines))
     fields: dict[str, Any] = {

@@ -36,7 +36,7 @@ def ranks_key(store: Store) -> bytes:
 
 
 def recognise(key: bytes, group: dist.ProcessGroup) -> None:
-    """Check that the other members of a new group belong to the run. Every rank of the group must
+    """Checks that the other members of a new group belong to the run. Every rank of the group must
     call it; it blocks until all have.
 
     Raises:
@@ -59,7 +59,7 @@ def recognise(key: bytes, group: dist.ProcessGroup) -> None:
 
 
 def _prove(key: bytes, group: dist.ProcessGroup) -> None:
-    """Show to the other ranks of a group that this rank has the run's secret, and check that they
+    """Shows to the other ranks of a group that this rank has the run's secret, and checks that they
     do.
 
     Raises:

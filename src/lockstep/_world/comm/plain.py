@@ -32,7 +32,7 @@ def unpack(data: bytes) -> Any:
 
 
 def all_gather_plain(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather a plain value from each rank of a group (None: of all ranks); returns them in rank
+    """Gathers a plain value from each rank of a group (None: of all ranks); returns them in rank
     order. A collective, which blocks until every rank of the group has called it."""
     size = dist.get_world_size(group)
     if size == 1:
@@ -48,7 +48,7 @@ def all_gather_plain(value: Any, group: dist.ProcessGroup | None = None) -> list
 
 
 def broadcast_plain(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) -> Any:
-    """Return the plain value of a group's rank ``src`` on every rank; the others' values are
+    """Returns the plain value of a group's rank ``src`` on every rank; the others' values are
     ignored. A collective."""
     if dist.get_world_size(group) == 1:
         return value

@@ -16,7 +16,7 @@ _FIRST_TAG = (1 << 30) + (1 << 28)  # above those of ``sync.exchange``
 
 
 def all_gather_short(mine: Tensor) -> Tensor:
-    """Gather a short tensor from each rank of the run: of many ranks in ``log2 W`` messages rather
+    """Gathers a short tensor from each rank of the run: of many ranks in ``log2 W`` messages rather
     than W - 1.
 
     A message has a latency, however short it is, and Gloo's own all-gather passes all of them round

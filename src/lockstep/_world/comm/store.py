@@ -47,7 +47,7 @@ class OpenStore:
 
 
 def open_store(config: RunConfig, world: World) -> OpenStore:
-    """Open the store of this run. Every rank must call it; it blocks until all have, except with
+    """Opens the store of this run. Every rank must call it; it blocks until all have, except with
     launchers that ensure it.
 
     Raises:
@@ -94,7 +94,7 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
 
 
 def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: float) -> OpenStore:
-    """Connect to the store kept by the launchers of several machines, with a prefix for each start
+    """Connects to the store kept by the launchers of several machines, with a prefix for each start
     of the processes."""
     url = urlsplit(endpoint)
     assert url.hostname is not None
@@ -109,8 +109,8 @@ def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: f
 
 
 def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
-    """Open a store on the first node of a Slurm step, at a port derived from the numbers of job and
-    step."""
+    """Opens a store on the first node of a Slurm step, at a port derived from the numbers of job
+    and step."""
     assert world.job is not None
     assert world.job.step is not None
     host = world.job.step.hosts[0]
@@ -129,7 +129,7 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
 
 
 def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> OpenStore:
-    """Meet in a file of the directory ``PATH.lockstep``, which only this user can read, as the
+    """Meets in a file of the directory ``PATH.lockstep``, which only this user can read, as the
     store contains the ranks' key.
 
     Each launch, restart and opening has a separate file, as far as the ranks know that; what a
@@ -167,7 +167,7 @@ def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> Open
 
 
 def _make_private(directory: Path, attempts: int = 10) -> None:
-    """Make a directory, unless it is there, and check that it is this user's."""
+    """Makes a directory, unless it is there, and checks that it is this user's."""
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     try:
@@ -186,7 +186,7 @@ def _remove_empty(directory: Path) -> None:
 
 
 def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | None, gone: str) -> OpenStore:
-    """Wait for the other ranks at a store; ``gone`` is the error message if the store disappears
+    """Waits for the other ranks at a store; ``gone`` is the error message if the store disappears
     meanwhile."""
     store.set_timeout(datetime.timedelta(seconds=waiter.timeout_s))
     prefixed = PrefixStore(prefix, store)
@@ -199,7 +199,7 @@ def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | N
 
 
 def leave_store() -> None:
-    """Remove what a rendezvous has left, once the process group and its store are closed. Every
+    """Removes what a rendezvous has left, once the process group and its store are closed. Every
     rank should call it."""
     while _on_leave:
         _on_leave.pop()()
@@ -259,7 +259,7 @@ def _job_of_parent() -> str:
 
 
 def _arrive(store: Store, waiter: Waiter) -> None:
-    """Announce this rank, and wait until all ranks have arrived."""
+    """Announces this rank, and waits until all ranks have arrived."""
     world_size = store.compare_set("world_size", "", str(waiter.world_size)).decode()
     if world_size != str(waiter.world_size):
         raise ConfigError(

@@ -19,7 +19,7 @@ connect to a server that is closing."""
 
 
 def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False) -> TCPStore:
-    """Open the store at a port of rank 0's host: its server on rank 0, a client elsewhere.
+    """Opens the store at a port of rank 0's host: its server on rank 0, a client elsewhere.
 
     Args:
         host: name or address of rank 0's machine.
@@ -48,7 +48,7 @@ def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False)
 
 
 def client(host: str, port: int, waiter: Waiter) -> TCPStore:
-    """Connect a client to a store, waiting for the server."""
+    """Connects a client to a store, waiting for the server."""
     return connect(host, port, lambda: waiter.remaining_s, lambda reason: waiter.pause(lambda: [0], hint=reason))
 
 

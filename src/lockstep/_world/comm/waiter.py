@@ -43,7 +43,7 @@ class Waiter:
         return max(0.0, self._began + self.timeout_s - time.monotonic())
 
     def pause(self, missing: Callable[[], Sequence[int]], hint: str = "") -> None:
-        """Sleep briefly.
+        """Sleeps briefly.
 
         Args:
             missing: returns the ranks that have not arrived, as far as is known.

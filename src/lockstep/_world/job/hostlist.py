@@ -43,7 +43,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at commas outside of brackets."""
+    """Splits at commas outside of brackets."""
     for item in re.split(r",(?![^\[\]]*\])", text):
         if not item.strip():
             raise ValueError(f"{text!r}: a name is missing")

@@ -25,7 +25,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_loopback() -> None:
-    """Check that the processes of this machine can reach each other over its loopback interface.
+    """Checks that the processes of this machine can reach each other over its loopback interface.
 
     Raises:
         ConfigError: they cannot, since it is down, as it is in a new network namespace.
@@ -76,7 +76,7 @@ def interface_with(address: str) -> str | None:
 
 
 def listening(host: str, address: str | None, port: int) -> str:
-    """Describe for the user where a TCP store of PyTorch listens and who can reach it.
+    """Describes for the user where a TCP store of PyTorch listens and who can reach it.
 
     Args:
         host: the name or address by which others know this machine.

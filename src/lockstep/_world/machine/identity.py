@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def shared_by(namespace: str) -> str:
-    """Identify a namespace of this machine since its last start: two processes get equal text if
+    """Identifies a namespace of this machine since its last start: two processes get equal text if
     and only if they are in one namespace of this kind.
 
     Args:

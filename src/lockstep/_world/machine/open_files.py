@@ -16,7 +16,7 @@ _OTHERS = 256
 
 
 def allow_connections(number: int) -> None:
-    """Raise this process's limit of open files to what so many connections need, if it is lower.
+    """Raises this process's limit of open files to what so many connections need, if it is lower.
 
     No further: programs that call ``select`` fail on files with a number of 1,024 or more.
 
@@ -42,14 +42,14 @@ _spare: list[int] = []
 
 
 def hold_spare() -> None:
-    """Keep a few descriptors for ``free_spare``. May be called again."""
+    """Keeps a few descriptors for ``free_spare``. May be called again."""
     with contextlib.suppress(OSError):
         while len(_spare) < _NUM_SPARE:
             _spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def free_spare() -> None:
-    """Let go of them: this process fails, perhaps because it has no descriptors left, and what it
+    """Lets go of them: this process fails, perhaps because it has no descriptors left, and what it
     reports of that reads lines of source, writes its black box and imports modules."""
     while _spare:
         fd = _spare.pop()

@@ -16,7 +16,7 @@ _ANSWER_S = 2.0
 
 
 def serve(listener: socket.socket, address: str | None, timeout_s: float) -> TCPStore:
-    """Start a store on a listening socket, which it takes over, for the lifetime of the returned
+    """Starts a store on a listening socket, which it takes over, for the lifetime of the returned
     object.
 
     Code in this process that asks PyTorch for a shared store (``multi_tenant``) at the same port
@@ -28,7 +28,7 @@ def serve(listener: socket.socket, address: str | None, timeout_s: float) -> TCP
 
 
 def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Callable[[str], None]) -> TCPStore:
-    """Connect a client to a store, waiting until it is started.
+    """Connects a client to a store, waiting until it is started.
 
     Args:
         host: the store's host name or address.

@@ -43,7 +43,7 @@ def libraries() -> tuple[Any, ...]:
 
 
 def use_threads(number: int) -> None:
-    """Set the number of threads of all libraries, including those loaded later. PyTorch's is set
+    """Sets the number of threads of all libraries, including those loaded later. PyTorch's is set
     separately."""
     global _number
     _number = number
@@ -52,7 +52,7 @@ def use_threads(number: int) -> None:
 
 
 def set_number(library: Any, number: int) -> None:
-    """Set the number of threads of one library."""
+    """Sets the number of threads of one library."""
     # Compared first: right after a fork, setting OpenBLAS to one thread first recreates all threads
     # that it had.
     if library.num_threads != number:
@@ -83,6 +83,6 @@ class Lowered:
         return bool(self._before)
 
     def put_back(self) -> None:
-        """Restore the numbers of threads. May be called again."""
+        """Restores the numbers of threads. May be called again."""
         while self._before:
             _set(*self._before.pop())
