@@ -3,11 +3,12 @@
 It never starts a parallel region and never initializes CUDA: neither survives a fork. Its protocol
 is JSON over a Unix socket that keeps message boundaries::
 
-    launcher -> server   {"key": K, "rank": R, "spec": PATH}   with open files: stdin, stdout, stderr, pipe of ``messages``
-                         {"warm": true}                         import modules that later workers may need, now
-    server -> launcher   {"ready": true}                        imports are complete
-                         {"key": K, "error": TEXT}              could not be forked
-                         {"key": K, "status": S}                ended, with this exit status, or minus the signal
+    launcher -> server   {"key": K, "rank": R, "spec": PATH}   start a worker, with open files:
+                                                               stdin, stdout, stderr, the pipe
+                         {"warm": true}                        import now what workers may need
+    server -> launcher   {"ready": true}                       imports are complete
+                         {"key": K, "error": TEXT}             could not be forked
+                         {"key": K, "status": S}               exited: status, or minus the signal
 """
 
 from __future__ import annotations
