@@ -87,7 +87,7 @@ def test_every_collective_works_in_groups_that_do_not_wait_for_each_other(standi
 def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(standing_crew):
     for told in standing_crew(2, comm_scripts.mistakes, timeout_s=20.0):
         assert told == [
-            "",  # names the valid ones: tests/test_config.py
+            "unknown-name",
             "rank-out-of-range",
             "rank-out-of-range",
             "reduce-scatter-shape",
