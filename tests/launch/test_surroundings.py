@@ -79,6 +79,7 @@ def test_a_command_in_one_of_several_pods_is_refused_with_the_right_one(environ,
 @pytest.mark.parametrize("environ", [POD, JOBSET])
 def test_a_user_who_asks_for_one_machine_gets_it(environ):
     check(environ, is_alone=True)
+    check({**environ, "LOCKSTEP_ASKED": '{"verify": {}}'})  # as does a command that makes trials
 
 
 @pytest.mark.parametrize(

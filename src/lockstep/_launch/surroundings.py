@@ -43,6 +43,7 @@ def check_surroundings(
         return None  # an incomplete environment, set by hand, and not used here
     world, several = environment.world, environment.several
     launcher, number = world.launcher, world.world_size
+    is_alone = is_alone or bool(environment.asked)  # a trial, of a command that knows what it starts
     is_typed = os.isatty(0) if is_typed is None else is_typed
     if several is not None and launcher == "python" and not is_alone:
         if is_typed:
