@@ -149,3 +149,18 @@ def test_figures_of_speed_are_those_of_the_results():
     assert "1.79 ms with 4 shards and 0.39 ms with one" in speed.replace("\n  ", " ")
     assert "| V = 1 | 18.7 ms | 32.3 ms" in results
     assert "took 32.3 ms, and 18.7 ms" in speed
+
+
+def test_lines_of_verify_are_those_that_the_tutorial_shows():
+    """The tutorial's lines are compared with what verify prints (test_tutorial.py)."""
+
+    def form(line):
+        return re.sub(r"[0-9a-f]{16,}|\d[\d.,]*\d|\d", "#", line)
+
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text().splitlines()
+    printed = [form(line) for line in tutorial if re.match(r"\[\d/\d\]|PASS ", line)]
+    sample = README.partition("$ lockstep verify examples/digits.py\n```\n\n```\n")[2].partition("```")[0].splitlines()
+    assert len(sample) > 5
+    for line in sample:
+        pattern = ".*".join(map(re.escape, form(line).split("...")))
+        assert line == "..." or any(re.fullmatch(pattern, one) for one in printed), line
