@@ -113,7 +113,7 @@ def test_a_stuck_rank_and_what_is_said_of_it_once_it_is_killed(run, start_launch
         process = start_launcher(*recorded.split()[2:], stdout=said, stderr=said)
     try:
         deadline = time.monotonic() + 90
-        while "to see all ranks" not in Path("said").read_text():
+        while "`lockstep stacks" not in Path("said").read_text():
             assert time.monotonic() < deadline, Path("said").read_text()
             time.sleep(0.2)
         printed = [line.removeprefix("[rank N] ").strip() for line in plain(Path("said").read_text())]
