@@ -14,7 +14,8 @@ tokens = torch.tensor(list(Path(textwrap.__file__).read_bytes()))  # or a tokeni
 blocks = [{"input_ids": block, "labels": block} for block in tokens.unfold(0, 128, 128)]
 loader = DataLoader(blocks[27:], batch_size=16, shuffle=True)
 test_loader = DataLoader(blocks[:27], batch_size=9)
-config = GPT2Config(vocab_size=256, n_positions=128, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+sizes = {"vocab_size": 256, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 2}
+config = GPT2Config(bos_token_id=0, eos_token_id=0, **sizes)
 model = AutoModelForCausalLM.from_config(config)  # or: AutoModelForCausalLM.from_pretrained(name)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
 schedule = get_linear_schedule_with_warmup(optimizer, 5, 3 * len(loader))
