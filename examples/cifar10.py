@@ -1,11 +1,12 @@
-"""CIFAR-10, from its standard archive, with the small network of PyTorch's tutorial or a ResNet-18.
+"""CIFAR-10 from its standard archive, with the small network of PyTorch's tutorial or a ResNet-18.
 
 python examples/cifar10.py                                           one process
-lockstep run --nproc-per-node 2 examples/cifar10.py                  two
+lockstep run --nproc-per-node 2 examples/cifar10.py                  two processes
 lockstep run --nproc-per-node 4 examples/cifar10.py --model resnet18 --batch-size 256 --lr 0.1
 
-The archive cifar-10-python.tar.gz, or the directory cifar-10-batches-py that is in it, is read from
-data/ (or --data)."""
+The script reads the archive cifar-10-python.tar.gz, or the unpacked directory cifar-10-batches-py,
+from data/ (or --data).
+"""
 
 import argparse
 import pickle
@@ -28,7 +29,7 @@ EDGE = 4  # pixels by which images are shifted at most
 
 
 def unpack(place):
-    """The directory with the batches: it is there already, or is taken out of the archive."""
+    """Returns the directory with the batches, and unpacks the archive if necessary."""
     directory, archive = place / DIRECTORY, place / ARCHIVE
     if directory.is_dir():
         return directory
@@ -37,7 +38,7 @@ def unpack(place):
             f"CIFAR-10 is not in {place.absolute()}: put {ARCHIVE} there, from {URL} (170 MB, MD5 {MD5}), or the "
             f"directory {DIRECTORY} that is in it; or name the place where one of them is with --data."
         )
-    with tempfile.TemporaryDirectory(dir=place) as scratch:  # it gets its name when it is whole
+    with tempfile.TemporaryDirectory(dir=place) as scratch:  # renamed when complete
         try:
             with tarfile.open(archive) as files:
                 files.extractall(scratch, filter="data")
@@ -48,14 +49,16 @@ def unpack(place):
 
 
 class BatchReader(pickle.Unpickler):
-    """The batches are pickles, and pickles can name any function to be called: those of arrays are
-    enough here."""
+    """An unpickler for batches that allows only functions that build arrays.
+
+    Other pickles could call any function.
+    """
 
     NAMES = {"ndarray": np.ndarray, "dtype": np.dtype, "_reconstruct": np.empty(0).__reduce__()[0]}  # noqa: RUF012
 
     def find_class(self, module, name):
         if not module.startswith("numpy") or name not in self.NAMES:
-            raise pickle.UnpicklingError(f"a batch of CIFAR-10 holds arrays and lists, and this one names {module}.{name}")
+            raise pickle.UnpicklingError(f"{module}.{name} is not expected in a batch of CIFAR-10")
         return self.NAMES[name]
 
 
@@ -65,8 +68,7 @@ def read_batch(path):
 
 
 class Images(Dataset):
-    """Images of 3 x 32 x 32, from -1 to 1; those for training are shifted and mirrored, anew each
-    time."""
+    """Images of 3 x 32 x 32, from -1 to 1, shifted and mirrored at random for training."""
 
     def __init__(self, directory, train):
         names = [f"data_batch_{number}" for number in range(1, 6)] if train else ["test_batch"]
@@ -106,7 +108,7 @@ def main():
     args = parser.parse_args()
 
     team = lockstep.join(shards=8)
-    with team.main_first():  # one process unpacks, and the others find it done
+    with team.main_first():  # one process unpacks, before the others look
         directory = unpack(args.data)
     loader = DataLoader(Images(directory, train=True), args.batch_size, shuffle=True, num_workers=args.workers)
     test_loader = DataLoader(Images(directory, train=False), args.batch_size, num_workers=args.workers)

@@ -1,12 +1,12 @@
-"""Contrastive learning (as CLIP does it) over the whole batch, which no process has: halves of
-digits find each other.
+"""Contrastive learning (as in CLIP) over the global batch: halves of digits find each other.
 
 python examples/contrastive.py                             one process
-lockstep run --nproc-per-node 2 examples/contrastive.py    two
+lockstep run --nproc-per-node 2 examples/contrastive.py    two processes
 
-Each step embeds all samples, computes the loss of the whole batch and its gradient with respect to
-the embeddings, and then passes that gradient through the model, shard by shard (GradCache). It is
-the gradient of one device with the whole batch, as the last line of ``lockstep verify`` shows.
+No process has the global batch. Each step embeds all samples, computes the loss of the global batch
+and its gradient with respect to the embeddings, and passes that gradient through the model, shard
+by shard (GradCache). The result is the gradient of one device with the global batch, as the last
+line of ``lockstep verify`` shows.
 """
 
 import argparse
@@ -21,31 +21,31 @@ import lockstep
 
 
 def make_tower():
-    """Without dropout and BatchNorm, which would give the second pass other embeddings."""
+    """Returns a network without dropout and BatchNorm: both passes must compute the same."""
     return nn.Sequential(nn.Flatten(), nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 32))
 
 
 def embed(model, upper, lower):
-    """Two embeddings of a digit: of its upper half, and of its lower half."""
+    """Returns two embeddings of a digit: of its upper half and of its lower half."""
     return torch.stack([normalize(model["upper"](upper)), normalize(model["lower"](lower))], dim=1)
 
 
 def contrast(embeddings, temperature=0.1):
-    """Each half should find the other half of its digit among all of the batch."""
-    alike = embeddings[:, 0] @ embeddings[:, 1].T / temperature
-    target = torch.arange(len(alike), device=alike.device)
-    return (cross_entropy(alike, target) + cross_entropy(alike.T, target)) / 2
+    """Returns the loss of finding, for each half, the other half of its digit in the batch."""
+    logits = embeddings[:, 0] @ embeddings[:, 1].T / temperature
+    target = torch.arange(len(logits), device=logits.device)
+    return (cross_entropy(logits, target) + cross_entropy(logits.T, target)) / 2
 
 
 def pass_back(team, model, batch):
-    """The backward pass of the whole batch's loss, which is returned."""
+    """Runs the backward pass of the global batch's loss, and returns the loss."""
     with torch.no_grad():
-        everyone, mine = team.all_gather_rows([embed(model, *halves) for halves in batch.shards])
-    everyone.requires_grad_()
-    loss = contrast(everyone)
-    (gradient,) = torch.autograd.grad(loss, everyone)
-    for halves, own in zip(batch.shards, mine, strict=True):
-        team.backward((embed(model, *halves) * gradient[own]).sum(), reduction="sum")
+        embeddings, slices = team.all_gather_rows([embed(model, *halves) for halves in batch.shards])
+    embeddings.requires_grad_()
+    loss = contrast(embeddings)
+    (gradient,) = torch.autograd.grad(loss, embeddings)
+    for halves, rows in zip(batch.shards, slices, strict=True):
+        team.backward((embed(model, *halves) * gradient[rows]).sum(), reduction="sum")
     return loss.item()
 
 

@@ -1,8 +1,7 @@
-"""Handwritten digits (scikit-learn's real scans, inside the package) with a small convolutional
-network.
+"""Handwritten digits (scans from scikit-learn, no download) with a small convolutional network.
 
 python examples/digits.py                                  one process
-lockstep run --nproc-per-node 2 examples/digits.py         two
+lockstep run --nproc-per-node 2 examples/digits.py         two processes
 lockstep compare examples/digits.py                        every method that this machine can run
 """
 
@@ -17,7 +16,7 @@ import lockstep
 
 
 class Digits(Dataset):
-    """8 x 8 scans; those for training are shifted by up to a pixel, anew each time."""
+    """Scans of 8 x 8 pixels. Scans for training are shifted by up to one pixel at random."""
 
     def __init__(self, train):
         images, labels = load_digits(return_X_y=True)

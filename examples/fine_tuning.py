@@ -1,10 +1,9 @@
-"""A model of Hugging Face's transformers learns to tell which module of Python's own library a line
-of code is from.
+"""A Hugging Face model that learns from which module of Python's library a line of code is.
 
 python examples/fine_tuning.py                             one process
-lockstep run --nproc-per-node 2 examples/fine_tuning.py    two
+lockstep run --nproc-per-node 2 examples/fine_tuning.py    two processes
 
-Its weights are random, so that nothing is downloaded; for real ones see ``make_model``.
+The weights are random, so nothing is downloaded. For pretrained weights see ``make_model``.
 """
 
 import argparse
@@ -22,12 +21,14 @@ import lockstep
 
 MODULES = (argparse, statistics, zipfile)
 LENGTH = 48
-PAD = 0  # no character of a text
+PAD = 0  # not a character of any text
 
 
 def make_data():
-    """Each line of code once, as character codes, with the number of its module; every seventh is
-    for the test."""
+    """Returns each line of code once, as character codes, with the number of its module.
+
+    Every seventh line is for the test.
+    """
     texts = [Path(inspect.getsourcefile(module)).read_text(encoding="utf-8") for module in MODULES]
     of_module = {line.strip(): number for number, text in enumerate(texts) for line in text.splitlines()}
     samples = [(line[:LENGTH], number) for line, number in of_module.items() if len(line) >= 8 and line.isascii()]
@@ -35,16 +36,19 @@ def make_data():
 
 
 def collate(samples):
-    """What transformers calls a batch. (A tokenizer would be called here.)"""
+    """Returns a batch in the form of transformers. (You would call a tokenizer here.)"""
     lines, labels = zip(*samples, strict=True)
     tokens = pad_sequence([torch.tensor(list(line.encode())) for line in lines], batch_first=True, padding_value=PAD)
     return {"input_ids": tokens, "attention_mask": (tokens != PAD).long(), "labels": torch.tensor(labels)}
 
 
 def make_model(team):
-    """For weights from the hub: ``AutoModelForSequenceClassification.from_pretrained(name,
-    num_labels=3)`` instead."""
-    with team.main_first():  # so that one process downloads, and the others find the files
+    """Returns a small classifier.
+
+    For weights from the hub: ``AutoModelForSequenceClassification.from_pretrained(name,
+    num_labels=3)``.
+    """
+    with team.main_first():  # one process downloads, before the others look
         sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
         config = BertConfig(vocab_size=128, max_position_embeddings=LENGTH, num_labels=len(MODULES), **sizes)
         return AutoModelForSequenceClassification.from_config(config)

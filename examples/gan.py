@@ -1,10 +1,9 @@
-"""A painter and a judge: two models with an optimizer each, trained against each other on
-handwritten digits.
+"""A painter and a judge: two models with two optimizers, trained against each other on digits.
 
 python examples/gan.py                                  one process
-lockstep run --nproc-per-node 2 examples/gan.py         two
+lockstep run --nproc-per-node 2 examples/gan.py         two processes
 
-In the end what the painter paints is in gan.png of the run's directory, if Pillow is installed.
+At the end, gan.png in the run directory shows paintings, if Pillow is installed.
 """
 
 import argparse
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import lockstep
 
-NOISE = 32  # numbers that the painter makes a picture from
+NOISE = 32  # the size of the painter's input
 
 
 def make_painter():
@@ -28,8 +27,10 @@ def make_painter():
 
 
 def make_judge():
-    """One number for a picture: above 0 for "real". (No BatchNorm: it sees digits and paintings
-    apart.)"""
+    """Returns a network that computes one number per picture: above 0 for "real".
+
+    It has no BatchNorm, because digits and paintings are in separate batches.
+    """
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3),
         nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3),
@@ -38,12 +39,12 @@ def make_judge():
 
 
 def judged(opinions, as_real):
-    """The loss of a judge who should have taken all these pictures for real, or none of them."""
+    """Returns the loss of a judge for whom all these pictures should be real, or none of them."""
     return nn.functional.binary_cross_entropy_with_logits(opinions, torch.full_like(opinions, float(as_real)))
 
 
 def save_grid(paintings, path, across=8, scale=4):
-    """One picture of them all, in rows of ``across``."""
+    """Saves all pictures as one image, in rows of ``across``."""
     try:
         from PIL import Image
     except ImportError:
@@ -73,20 +74,20 @@ def main():
     )
     for epoch in team.epochs(args.epochs):
         for batch in loader:
-            for pictures in batch.shards:  # the judge learns
+            for pictures in batch.shards:  # trains the judge
                 paintings = painter(torch.randn(len(pictures), NOISE, device=team.device)).detach()
                 loss = judged(judge(pictures), True) + judged(judge(paintings), False)
                 team.backward(loss)
                 batch.add(judge_loss=loss)
             judge_optimizer.step()
-            for pictures in batch.shards:  # and then the painter, from the judge as it is now
+            for pictures in batch.shards:  # then trains the painter, with the updated judge
                 paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))
                 loss = judged(judge(paintings), True)
                 team.backward(loss)
                 batch.add(painter_loss=loss)
             painter_optimizer.step()
             painter_optimizer.zero_grad()
-            judge_optimizer.zero_grad()  # of what the painter's loss has left there, too
+            judge_optimizer.zero_grad()  # the painter's loss has added to these gradients
             team.log(judge_loss=batch["judge_loss"], painter_loss=batch["painter_loss"])
         with team.evaluate([painter, judge], test_loader) as evaluation:
             for batch in evaluation:

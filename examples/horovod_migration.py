@@ -1,12 +1,11 @@
-"""One training twice: as it is written for Horovod, and for lockstep. Lines with the same number do
-the same.
+"""One training twice: written for Horovod and for lockstep. Lines with the same number correspond.
 
-python examples/horovod_migration.py                                             lockstep, one process
-lockstep run --nproc-per-node 2 examples/horovod_migration.py                    two
+python examples/horovod_migration.py                                             one process
+lockstep run --nproc-per-node 2 examples/horovod_migration.py                    two processes
 lockstep run --nproc-per-node 2 --strategy horovod examples/horovod_migration.py the sums by Horovod
 horovodrun --gloo -np 2 python examples/horovod_migration.py --original          Horovod alone
 
-Both print the same numbers. Without --original Horovod need not be installed.
+Both print the same numbers. Without --original, Horovod need not be installed.
 """
 
 import argparse
@@ -28,7 +27,7 @@ def train_with_horovod(model, train, test, epochs, lr):
     hvd.init()  # 1
     sampler = DistributedSampler(train, hvd.size(), hvd.rank(), shuffle=False)  # 2
     loader = DataLoader(train, BATCH // hvd.size(), sampler=sampler, drop_last=True)
-    # 3: it repeats samples if they do not divide
+    # 3: repeats samples if processes do not divide their number
     own_test = DistributedSampler(test, hvd.size(), hvd.rank(), shuffle=False)
     test_loader = DataLoader(test, BATCH, sampler=own_test)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
@@ -84,7 +83,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--original", action="store_true", help="run what is written for Horovod")
+    parser.add_argument("--original", action="store_true", help="run the version for Horovod")
     args = parser.parse_args()
 
     images, labels = load_digits(return_X_y=True)

@@ -1,13 +1,11 @@
-"""ResNet-50 on ImageNet, or on images of your own: one directory a class, in train/ and in val/ of
---data.
+"""ResNet-50 on ImageNet or your own images: one directory per class in train/ and val/ of --data.
 
-python examples/imagenet.py --data imagenet                                                  one process
+python examples/imagenet.py --data imagenet                     one process
 lockstep run --nproc-per-node 8 --precision bf16-mixed examples/imagenet.py --data imagenet
 --batch-size 3200
 
-The recipe is a usual one: 400 images a GPU, SGD, a tenth of the learning rate after 30 epochs each.
-A ResNet needs Pillow only; --arch takes any other name that torchvision knows (pip install
-torchvision).
+The recipe is usual: 400 images per GPU, SGD, a tenth of the learning rate after every 30 epochs. A
+ResNet requires only Pillow. --arch also takes any name from torchvision (pip install torchvision).
 """
 
 import argparse
@@ -24,13 +22,13 @@ from torch.utils.data import DataLoader, Dataset
 
 import lockstep
 
-# of ImageNet's pixels: red, green, blue
+# ImageNet's pixels: red, green, blue
 MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 
 def find_classes(root):
-    """The names of the directories in train/, in order: the place of a name is its label."""
+    """Returns the sorted names of the directories in train/. The index of a name is its label."""
     classes = sorted(path.name for path in (root / "train").glob("*/"))
     missing = [name for name in classes if not (root / "val" / name).is_dir()]
     if not classes or missing:
@@ -44,8 +42,7 @@ def find_classes(root):
 
 
 class Images(Dataset):
-    """Images of ``size`` x ``size`` x 3 bytes: for training a part of each, drawn anew, else the
-    middle."""
+    """Images of ``size`` x ``size`` x 3 bytes: a random crop for training, otherwise the center."""
 
     def __init__(self, directory, classes, size, train):
         files = [(path, label) for label, name in enumerate(classes) for path in sorted((directory / name).iterdir())]
@@ -67,14 +64,14 @@ class Images(Dataset):
 
 
 def middle(width, height):
-    """The square in the middle, with 7/8 of the shorter side: left, upper, right and lower edge."""
+    """Returns the center square with 7/8 of the shorter side: left, upper, right and lower edge."""
     side = min(width, height) * 7 / 8
     left, upper = (width - side) / 2, (height - side) / 2
     return left, upper, left + side, upper + side
 
 
 def random_part(width, height):
-    """8 to 100 % of the image, with sides of 3:4 to 4:3."""
+    """Returns the edges of a random crop: 8 to 100 % of the image, with sides from 3:4 to 4:3."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -90,7 +87,7 @@ def make_model(arch, num_classes):
         return make_resnet(arch, num_classes)
     try:
         from torchvision.models import get_model
-    except (ImportError, RuntimeError) as error:  # RuntimeError: it was built for another torch
+    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
         raise SystemExit(
             f"--arch {arch} comes from torchvision, which cannot be imported here ({error}): pip install "
             f"torchvision, or take one of {', '.join(DEPTHS)}"
@@ -100,13 +97,15 @@ def make_model(arch, num_classes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("data/imagenet"), help="directory that holds train/ and val/")
-    parser.add_argument("--arch", default="resnet50", help=f"{', '.join(DEPTHS)}, or a name of torchvision's")
+    parser.add_argument("--data", type=Path, default=Path("data/imagenet"), help="directory that contains train/ and val/")
+    parser.add_argument("--arch", default="resnet50", help=f"{', '.join(DEPTHS)}, or a name from torchvision")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=400, help="images in a step, over all processes")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--channels-last", action="store_true", help="channels side by side in memory: faster on GPUs")
+    parser.add_argument(
+        "--channels-last", action="store_true", help="store the channels of a pixel together: faster on GPUs"
+    )
     parser.add_argument("--workers", type=int, default=4, help="loader workers of each process")
     args = parser.parse_args()
 
@@ -123,7 +122,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
     mean, deviation = torch.tensor(MEAN, device=team.device), torch.tensor(DEVIATION, device=team.device)
 
-    # here and not in the data set: bytes are a quarter of what has to travel to the GPU
+    # Here and not in the dataset: bytes are a quarter of the data to copy to the GPU.
     def to_input(pixels):
         return ((pixels - mean) / deviation).permute(0, 3, 1, 2).contiguous(memory_format=layout)
 

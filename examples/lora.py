@@ -1,9 +1,9 @@
-"""Fine-tuning with LoRA: the model's own weights are frozen, and small matrices beside them learn.
+"""Fine-tuning with LoRA: the model's weights are frozen, and small matrices next to them learn.
 
 python examples/lora.py                                    one process
-lockstep run --nproc-per-node 2 examples/lora.py           two
+lockstep run --nproc-per-node 2 examples/lora.py           two processes
 
-In the end what was learned is in lora.pt of the run's directory: a few per cent of the model.
+At the end, lora.pt in the run directory contains what was learned: a few percent of the model.
 """
 
 import argparse
@@ -17,8 +17,7 @@ import lockstep
 
 
 class LoRA(nn.Module):
-    """A frozen layer, and what it should have added: ``up @ down``, of a low rank. It starts as the
-    layer alone."""
+    """A frozen layer plus a trained product ``up @ down`` of low rank, which starts at 0."""
 
     def __init__(self, layer, rank):
         super().__init__()
@@ -31,8 +30,10 @@ class LoRA(nn.Module):
 
 
 def make_model(rank):
-    """Random weights stand for those of a file
-    (``model.load_state_dict(lockstep.load_weights(path))``, as the first thing)."""
+    """Returns a model with random weights.
+
+    For weights from a file, begin with ``model.load_state_dict(lockstep.load_weights(path))``.
+    """
     model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
     model.requires_grad_(False)
     for name, layer in list(model.named_children()):

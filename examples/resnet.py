@@ -1,5 +1,7 @@
-"""Residual networks for cifar10.py and imagenet.py. Layers have torchvision's names, so that its
-weights fit."""
+"""Residual networks for cifar10.py and imagenet.py.
+
+Layers have torchvision's names, so that its weights fit.
+"""
 
 from torch import nn
 
@@ -9,7 +11,7 @@ def convolution(inputs, outputs, size, stride=1):
 
 
 class Block(nn.Module):
-    """Convolutions whose result is added to what they were given."""
+    """Convolutions whose result is added to their input."""
 
     def __init__(self, inputs, outputs, stride, layers):
         super().__init__()
@@ -31,25 +33,25 @@ class Block(nn.Module):
 
 
 def basic(inputs, width, stride):
-    """Two convolutions."""
+    """A block of two convolutions."""
     return Block(inputs, width, stride, [(inputs, width, 3, stride), (width, width, 3, 1)])
 
 
 def bottleneck(inputs, width, stride):
-    """Three, of which the one in the middle sees a quarter of the channels."""
+    """A block of three convolutions. The middle one has a quarter of the channels."""
     layers = [(inputs, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
     return Block(inputs, 4 * width, stride, layers)
 
 
 class ResNet(nn.Module):
-    """Four stages of blocks.
+    """A network with four stages of blocks.
 
     Args:
         block: ``basic`` or ``bottleneck``.
-        depths: how many blocks each stage has.
-        num_classes: how many numbers come out for an image.
-        small_images: images of 32 x 32, say: the first layers do not shrink them, as they do those
-            of 224 x 224.
+        depths: The number of blocks in each stage.
+        num_classes: The number of outputs per image.
+        small_images: Whether the first layers keep the size of images, for example of 32 x 32.
+            Otherwise they shrink them, as images of 224 x 224 need.
     """
 
     def __init__(self, block, depths, num_classes, small_images=False):
@@ -86,5 +88,5 @@ DEPTHS = {
 
 
 def make_resnet(name, num_classes, small_images=False):
-    """One of ``DEPTHS``, with random weights."""
+    """Returns one of ``DEPTHS``, with random weights."""
     return ResNet(*DEPTHS[name], num_classes, small_images)

@@ -1,11 +1,11 @@
-"""A data set that is read as a stream, without a length or an index: the next character of Python's
-own library.
+"""A dataset that is a stream, without a length or an index: the next character of Python code.
 
 python examples/streaming.py                               one process
-lockstep run --nproc-per-node 2 examples/streaming.py      two
+lockstep run --nproc-per-node 2 examples/streaming.py      two processes
 
 Nothing splits the stream by rank or worker: every process reads all of it, and keeps the samples of
-its shards."""
+its shards.
+"""
 
 import argparse
 import inspect
@@ -24,11 +24,11 @@ CONTEXT = 8
 
 
 class Characters(IterableDataset):
-    """The characters before each one of these files, and that one."""
+    """A stream of the characters in these files, each with the characters before it."""
 
     def __init__(self, paths, buffer=0):
         self.paths = list(paths)
-        self.buffer = buffer  # samples to draw the next one from
+        self.buffer = buffer  # the number of samples from which the next is drawn
 
     def samples(self):
         for path in self.paths:
@@ -44,7 +44,7 @@ class Characters(IterableDataset):
             elif self.buffer == 0:
                 yield sample
             else:
-                drawn = random.randrange(self.buffer)  # seeded by lockstep, anew in each epoch
+                drawn = random.randrange(self.buffer)  # lockstep seeds it differently in each epoch
                 sample, waiting[drawn] = waiting[drawn], sample
                 yield sample
         random.shuffle(waiting)
@@ -62,7 +62,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=128, help="samples in a step, over all processes")
     parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--workers", type=int, default=0, help="loader workers of each process; a stream has one at most")
+    parser.add_argument("--workers", type=int, default=0, help="loader workers of each process; a stream uses at most one")
     args = parser.parse_args()
 
     team = lockstep.join(shards=8)

@@ -1,7 +1,6 @@
-"""Which penalty is best for a ridge regression on handwritten digits? Groups of processes try some
-of them each.
+"""Groups of processes: each tries some penalties of a ridge regression on handwritten digits.
 
-The processes of a group share the scans: what each has summed up over its part is added up within
+The processes of a group divide the scans among themselves. Sums over the scans are added up within
 the group, and groups do not wait for each other. At the end all processes meet again.
 
 python examples/sub_groups.py                                  one process, one group
@@ -25,7 +24,7 @@ def main():
 
     team = lockstep.join(shards=8, device="cpu")
     num_groups = min(args.groups, team.world_size)
-    # Every process calls new_group for every group, and gets None for those that it is not in.
+    # Every process must call new_group for every group. It returns None for the other groups.
     shares = [range(number, team.world_size, num_groups) for number in range(num_groups)]
     groups = [team.new_group(ranks) for ranks in shares]
     number = team.rank % num_groups
@@ -35,7 +34,7 @@ def main():
 
     images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
     wanted = torch.nn.functional.one_hot(labels, 10).double()
-    mine = slice(group.rank, 1437, group.size)  # my part of the group's work: every so many'th scan
+    mine = slice(group.rank, 1437, group.size)  # this process's scans: every group.size-th
     squares = group.all_reduce(images[mine].T @ images[mine])
     products = group.all_reduce(images[mine].T @ wanted[mine])
 
@@ -48,11 +47,11 @@ def main():
         num_right = group.all_reduce(found.sum())
         if group.rank == 0:
             right[index] = num_right
-    # each number comes from the first process of one group, and all others give 0
+    # Each number comes from the first process of one group; all others contribute 0.
     right = team.all_reduce(right)
 
     best = int(right.argmax())
-    source = best % num_groups  # the first process of the group that tried it
+    source = best % num_groups  # the first process of that group
     if team.rank == source != 0:
         team.send(weights[best], dst=0)
     if team.is_main:

@@ -1,11 +1,10 @@
-"""A model in two parts on two devices, and data-parallel training over processes that have two
-devices each.
+"""A model on two devices, with data-parallel training over processes that have two devices each.
 
-python examples/toy_model_parallel.py                                                      one process, one device for both
-lockstep run --devices-per-process 2 examples/toy_model_parallel.py                        a process for each pair of GPUs
+python examples/toy_model_parallel.py                               one process, one device
+lockstep run --devices-per-process 2 examples/toy_model_parallel.py one process per pair of GPUs
 lockstep run --devices-per-process 2 --nproc-per-node 2 examples/toy_model_parallel.py
 
-On a machine without GPUs the two devices are both the CPU, and all of it runs there too.
+On a machine without GPUs both devices are the CPU, and all of it runs there too.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import lockstep
 
 
 class ToyMpModel(nn.Module):
-    """Two linear layers, each on a device of its own; results are on the second."""
+    """Two linear layers on two devices. Results are on the second."""
 
     def __init__(self, first, second):
         super().__init__()
@@ -32,7 +31,7 @@ class ToyMpModel(nn.Module):
 
 
 def make_data(num_samples):
-    """Inputs, and what to make of them."""
+    """Returns inputs and targets."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(10, 5, generator=generator)
     inputs = torch.randn(num_samples, 10, generator=generator)

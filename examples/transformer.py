@@ -1,8 +1,7 @@
-"""A small transformer that learns to write Python, character by character, from lines of Python's
-own library.
+"""A small transformer that learns to write Python, character by character, from Python's library.
 
 python examples/transformer.py                             one process
-lockstep run --nproc-per-node 2 examples/transformer.py    two
+lockstep run --nproc-per-node 2 examples/transformer.py    two processes
 lockstep compare examples/transformer.py                   every method that this machine can run
 """
 
@@ -27,19 +26,19 @@ VOCABULARY = 127 - FIRST + 1
 
 
 def lines():
-    """The lines of code of these modules, each one once."""
+    """Returns the lines of code of these modules, each line once."""
     sources = [Path(inspect.getsourcefile(module)).read_text(encoding="utf-8") for module in MODULES]
     found = dict.fromkeys(line.strip() for source in sources for line in source.splitlines())
     return [line for line in found if len(line) >= 8 and line.isascii() and line.isprintable()]
 
 
 def encode(line):
-    """Numbers for characters: END before the line and, if it is not too long, after it."""
+    """Returns numbers for characters: END before the line and, if it is short enough, after it."""
     return torch.tensor([END, *(ord(character) - FIRST + 1 for character in line), END][: LENGTH + 1])
 
 
 def collate(lines):
-    """What is read, what should come next, and how many characters that is without the padding."""
+    """Returns inputs, targets, and the number of characters without the padding."""
     padded = pad_sequence(lines, batch_first=True, padding_value=PAD)
     return padded[:, :-1], padded[:, 1:], sum(len(line) - 1 for line in lines)
 
@@ -61,12 +60,12 @@ class Writer(nn.Module):
 
 
 def mean_loss(logits, targets):
-    """The mean over all characters that are not padding."""
+    """Returns the mean over all characters except padding."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD)
 
 
 def accuracy(logits, targets, k):
-    """How many of the characters are among the k likeliest ones."""
+    """Returns the share of characters that are among the k most likely ones."""
     hits = (logits.topk(k).indices == targets.unsqueeze(-1)).any(-1)
     return hits[targets != PAD].double().mean()
 
