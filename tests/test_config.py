@@ -49,7 +49,7 @@ def test_settings_of_the_command_line_and_the_script_are_joined():
 
 
 def test_where_both_name_a_setting_and_differ_neither_wins():
-    with pytest.raises(ConfigError, match=r"seed is 1 .* and 2 "):
+    with raises(ConfigError, "setting-conflict"):
         RunConfig.merge({"seed": 2}, {"seed": 1})
 
 

@@ -89,7 +89,7 @@ def test_a_schedule_that_the_body_of_a_single_shard_steps(standing_crew, shards)
 def test_what_the_body_would_change_twice_is_refused_in_words(standing_crew, how, what):
     [said] = standing_crew(1, trainings.train_and_steer, how, audit=2)
     assert said.startswith(what)
-    assert "was changed inside batch.shards in step 2, in which an audit computes a shard once more" in said
+    assert "inside batch.shards in step 2" in said
 
 
 @pytest.mark.parametrize("shards", [1, None])

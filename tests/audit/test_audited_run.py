@@ -60,5 +60,5 @@ def test_a_wrong_rank_ends_the_run_which_is_not_saved_any_more_nor_started_again
 def test_samples_that_cannot_be_sent_are_refused(run_here):
     done = run_here(SCRIPT, "--nproc", "2", "--shards", "2", "--audit", "2", "--run-dir", "r", args=["unsendable"])
     assert done.returncode == 1, done.stderr
-    assert "audit: cannot send the samples of shard " in done.stderr
+    assert "audit: cannot send" in done.stderr
     assert "--audit" in done.stderr

@@ -138,7 +138,7 @@ def test_rows_that_failed_alike_are_told_in_one_line(fake_script, tmp_path, mach
 
 def test_a_row_that_takes_too_long_is_stopped_with_all_it_started(fake_script, tmp_path, machine):
     (result,) = run(fake_script(HANG), "single@python", tmp_path, machine, timeout_s=1.0).rows
-    assert (result.status, result.reason) == ("timeout", "did not finish within 1 s and was stopped")
+    assert (result.status, result.decisive_run.code) == ("timeout", "time-limit")
 
 
 def test_an_interrupt_ends_the_running_row_and_keeps_what_was_measured(fake_script, tmp_path, machine):

@@ -2,8 +2,8 @@
 
 Why it matters: after ``break`` out of the epochs, training is finished; after an error it is not,
 and the same command must resume it. A ``for`` loop drops its iterator in the same way in both
-cases, and Python does not show an error that is on its way through a frame: ``sys.exc_info()`` returns it
-only in a handler.
+cases, and Python does not show an error that is on its way through a frame: ``sys.exc_info()``
+returns it only in a handler.
 
 How the two are distinguished: an error leaves a traceback whose last instruction is the one at
 which the frame is now. After ``break``, the frame is at an instruction that cannot raise. This
