@@ -773,11 +773,7 @@ class UsedAgain(nn.Module):
 
 def refused(what):
     """What cannot be the same at every world size, or not be had at all."""
-    with lockstep.join() as team:
-        _train_what_is_refused(team, what)
-
-
-def _train_what_is_refused(team, what):
+    team = lockstep.join()
     model = Net()
     if what == "late buffer":
         model = LateBuffer(True)
