@@ -127,7 +127,7 @@ class Loop:
         pass in which each last yielded a batch. Between two leading passes it is unknown whether
         the script will continue or restart them, so no checkpoint is saved there."""
         self._has_warned_of_idle = False
-        self._owes_tick = False
+        self._agreement_pending = False
         """Whether the last step's ``tick`` is still due, because the loop was left within that
         step."""
         self._error_before = getattr(sys, "last_value", None)
@@ -331,7 +331,7 @@ class Loop:
             self._num_in_pass += 1
             # `break`, or an error that ends the script: indistinguishable here, and after an error
             # no rank may be waited for.
-            self._owes_tick = True
+            self._agreement_pending = True
         self._leader = None
         if failed:
             return
@@ -451,8 +451,8 @@ class Loop:
         # first.
         self.phases.check_outside("the end of the pass")
         self.meetings.meet(before, self.step)
-        if self._owes_tick:
-            self._owes_tick = False
+        if self._agreement_pending:
+            self._agreement_pending = False
             self._listeners.tick(self.step)
         self._listeners.flush()
 

@@ -45,7 +45,7 @@ full speed, then not at all, in periods of a tenth of a second, which one short 
 show.)"""
 _MOST_WINDOWS = 16
 """The largest factor by which a window is extended while its gain may be noise."""
-_MOST_VAIN = 2
+_MAX_FAILED_MOVES = 2
 """The number of moves without a gain after which balancing stops."""
 # A fixed number needs no tolerance: 2 ** -60 of the longest time is below anything a clock
 # measures.
@@ -168,13 +168,13 @@ class Balancer:
         forever if a rank is slow intermittently."""
         self._newest: _Move | None = None
         """The newest move, until steps have turned out to be shorter."""
-        self._num_vain = 0
+        self._num_failed_moves = 0
         """The number of moves after which steps were no shorter."""
         self.restart(blocks)
 
     def restart(self, blocks: Blocks) -> None:
         """Begins a new window, with these blocks in force."""
-        self._blocks = self._tried = blocks
+        self._blocks = self._candidate = blocks
         """The blocks in force, and the blocks that suit the window before."""
         self._paces: list[Pace] = []
         """The pace of each piece of the window so far."""
@@ -191,7 +191,7 @@ class Balancer:
     def end_step(self) -> Proposal | None:
         """Ends a step. Returns blocks that are better, at the end of a window that shows it."""
         self._num_steps += 1
-        if max(self._column(BUSY)) < _PIECE_S or self._num_vain == _MOST_VAIN:
+        if max(self._column(BUSY)) < _PIECE_S or self._num_failed_moves == _MAX_FAILED_MOVES:
             return None
         if all(self._column(SAMPLES)):  # or else some rank had nothing to do
             self._paces.append(self._pace())
@@ -205,19 +205,19 @@ class Balancer:
         if newest is not None and pace.step_s >= newest.step_s:
             # The times of shards cannot tell this beforehand: blocks of other sizes may have more
             # subtrees, so that exchanging gradients takes longer.
-            self._num_vain += 1
+            self._num_failed_moves += 1
             return self._propose(newest.away_from, 1 - newest.step_s / pace.step_s)
-        gains = [each.gain(self._blocks, self._tried) for each in paces]
+        gains = [each.gain(self._blocks, self._candidate) for each in paces]
         gain, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
         seems, is_certain = gain >= LEAST_GAIN, gain >= _STANDARD_ERRORS * error
         if seems and not is_certain and len(paces) < _MOST_WINDOWS * length:
             return None
-        self._tried, self._paces = best_blocks(self._blocks.num_shards, pace), []
-        gain = pace.gain(self._blocks, self._tried)
+        self._candidate, self._paces = best_blocks(self._blocks.num_shards, pace), []
+        gain = pace.gain(self._blocks, self._candidate)
         if not seems or not is_certain or gain < LEAST_GAIN:
             return None
         self._newest = _Move(away_from=self._blocks, step_s=pace.step_s)
-        return self._propose(self._tried, gain)
+        return self._propose(self._candidate, gain)
 
     def _propose(self, blocks: Blocks, gain: float) -> Proposal:
         self._num_moves += 1

@@ -169,7 +169,7 @@ class ExactSync(Sync):
         be on several."""
         self._call = 0
         self._factor: float | Tensor = 1.0
-        self._was_cut_off = False
+        self._left_mid_exchange = False
         """Whether a phase was left while its sums were exchanged."""
         keep_freed_memory()
         self._forget_phase()
@@ -201,7 +201,7 @@ class ExactSync(Sync):
 
     @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        if self._was_cut_off:
+        if self._left_mid_exchange:
             raise _cut_off()
         self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
         self._lay_out(plan.number)
@@ -337,7 +337,7 @@ class ExactSync(Sync):
     def drop(self) -> None:
         # What was sent cannot be recalled: peers that have not received it would add it to later
         # gradients. (Gradients that are held back for one message at the end were not sent.)
-        self._was_cut_off |= self._world_size > 1 and bool(self._sent) and not self._exchange.holds
+        self._left_mid_exchange |= self._world_size > 1 and bool(self._sent) and not self._exchange.holds
         self.buffers.rewind()
         self._clear()
 

@@ -217,7 +217,7 @@ class _Sum:
         self._on_gpu = nodes if not nodes[0].is_cpu and exchange.rounds else None
         # Gloo sends from CPU memory only: tensors on a GPU are copied there and back.
         self._nodes = nodes if self._on_gpu is None else [node.cpu() for node in nodes]
-        self._home = self._nodes[0]
+        self._result = self._nodes[0]
         """The part of the first node into which this rank's sum is written. (So the slices of the
         result are in place in ``nodes[0]``, and the way back receives next to them.)"""
         self._works: list[dist.Work] = []
@@ -237,9 +237,9 @@ class _Sum:
     def stages(self) -> Iterator[None]:
         """Takes the sum, pausing before each wait for other ranks."""
         rank, rounds = self._exchange.rank, self._exchange.rounds
-        span = range(self._home.numel())
+        span = range(self._result.numel())
         stack = [Node(*root, node) for root, node in zip(self._exchange.roots[rank], self._nodes, strict=True)]
-        ways_back = []
+        scatter_back = []
         for one, tags in zip(rounds, self._tags, strict=True):
             parts = [span] * len(one.members) if self._is_whole else split(span, len(one.members))
             slices = [slice(part.start - span.start, part.stop - span.start) for part in parts]
@@ -255,18 +255,18 @@ class _Sum:
                     self._send(node.value[slices[peer]], one.members[peer], tag)
             yield
             self._wait()
-            at_home = next(number for number, node in enumerate(stack) if node.value is self._home)
-            self._home = values[mine][at_home]
+            result_index = next(number for number, node in enumerate(stack) if node.value is self._result)
+            self._result = values[mine][result_index]
             # In member order, which is shard order, and not in the order of arrival.
             in_order = (value for peer in range(len(parts)) for value in values[peer])
             stack = sum_siblings(one.roots, in_order, self._add)
-            ways_back.append((one, tags, parts, mine, peers))
+            scatter_back.append((one, tags, parts, mine, peers))
             span = parts[mine]
         total = fold(stack, self._add)
-        assert total is self._home
+        assert total is self._result
         for scratch in self._scratch:
             self._exchange.give_back(scratch)
-        for one, tags, parts, mine, peers in () if self._is_whole else reversed(ways_back):
+        for one, tags, parts, mine, peers in () if self._is_whole else reversed(scatter_back):
             # A peer sends its slice of the result only after it has received our part of it: the
             # memory is free by then.
             for peer in peers:
@@ -282,8 +282,8 @@ class _Sum:
         return self._nodes[0][part.start : part.stop]
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
-        # In place, in either operand: the sum has the same bits, and must end in ``_home``.
-        return torch.add(left, right, out=right if right is self._home else left)
+        # In place, in either operand: the sum has the same bits, and must end in ``_result``.
+        return torch.add(left, right, out=right if right is self._result else left)
 
     def _receive_nodes(self, one: Round, peer: int, length: int, tags: range) -> list[Tensor]:
         received = [self._exchange.take_scratch(self._nodes[0].dtype, length) for _ in one.roots[peer]]
