@@ -35,15 +35,17 @@ def unpack(place):
         return directory
     if not archive.is_file():
         raise SystemExit(
-            f"CIFAR-10 is not in {place.absolute()}: put {ARCHIVE} there, from {URL} (170 MB, MD5 {MD5}), or the "
-            f"directory {DIRECTORY} that is in it; or name the place where one of them is with --data."
+            f"CIFAR-10 is not in {place.absolute()}. Download {ARCHIVE} there from {URL} (170 MB, MD5 {MD5}), "
+            f"or pass the directory that contains {ARCHIVE} or {DIRECTORY} with --data."
         )
     with tempfile.TemporaryDirectory(dir=place) as scratch:  # renamed when complete
         try:
             with tarfile.open(archive) as files:
                 files.extractall(scratch, filter="data")
         except (tarfile.TarError, OSError, EOFError) as error:
-            raise SystemExit(f"{archive} cannot be unpacked ({error}). Its MD5 should be {MD5}: fetch it again?") from error
+            raise SystemExit(
+                f"{archive} cannot be unpacked ({error}). Its MD5 should be {MD5}. Download it again."
+            ) from error
         (Path(scratch) / DIRECTORY).rename(directory)
     return directory
 

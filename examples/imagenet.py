@@ -34,9 +34,9 @@ def find_classes(root):
     if not classes or missing:
         wrong = f"val/ lacks {', '.join(missing[:3])}" if classes else "there are no directories in train/"
         raise SystemExit(
-            f"no images to train on in {root.absolute()}: {wrong}. Needed are one directory a class in train/ and in val/, "
-            "as train/n01440764/n01440764_10026.JPEG. ImageNet has to be asked for at https://image-net.org/download; "
-            "name the place where it is with --data."
+            f"no training images in {root.absolute()}: {wrong}. Put one directory per class in train/ and val/, such as "
+            "train/n01440764/n01440764_10026.JPEG, and pass their parent with --data. (Request ImageNet at "
+            "https://image-net.org/download.)"
         )
     return classes
 
@@ -89,8 +89,8 @@ def make_model(arch, num_classes):
         from torchvision.models import get_model
     except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
         raise SystemExit(
-            f"--arch {arch} comes from torchvision, which cannot be imported here ({error}): pip install "
-            f"torchvision, or take one of {', '.join(DEPTHS)}"
+            f"--arch {arch} comes from torchvision, which cannot be imported ({error}). Run pip install "
+            f"torchvision, or use one of {', '.join(DEPTHS)}."
         ) from error
     return get_model(arch, num_classes=num_classes)
 
