@@ -94,8 +94,8 @@ def main():
                 for pictures in batch.shards:
                     paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))
                     batch.add(real=judge(pictures) > 0, painted=judge(paintings) > 0)
-        told = f"{evaluation['real']:.1%} of the digits and {evaluation['painted']:.1%} of the paintings"
-        team.print(f"epoch {epoch + 1}: the judge takes {told} for real")
+        summary = f"{evaluation['real']:.1%} of the digits and {evaluation['painted']:.1%} of the paintings"
+        team.print(f"epoch {epoch + 1}: the judge takes {summary} for real")
 
     painter.eval()
     with torch.no_grad():

@@ -144,8 +144,8 @@ def main():
                     hits = logits.topk(min(5, len(classes))).indices == labels.unsqueeze(1)
                     batch.add(loss=criterion(logits, labels), top1=hits[:, 0], top5=hits.any(1))
         is_best = ", the best so far" if team.best(evaluation["top1"]) else ""
-        told = f"loss {evaluation['loss']:.4f}, top-1 {evaluation['top1']:.2%}, top-5 {evaluation['top5']:.2%}{is_best}"
-        team.print(f"epoch {epoch + 1}: {told}")
+        summary = f"loss {evaluation['loss']:.4f}, top-1 {evaluation['top1']:.2%}, top-5 {evaluation['top5']:.2%}{is_best}"
+        team.print(f"epoch {epoch + 1}: {summary}")
 
 
 if __name__ == "__main__":

@@ -105,8 +105,8 @@ def main():
                     logits = model(inputs)
                     values = {"top1": accuracy(logits, targets, 1), "top5": accuracy(logits, targets, 5)}
                     batch.add(loss=mean_loss(logits, targets), **values, weight=num_characters)
-        told = f"test loss {evaluation['loss']:.4f}, top-1 {evaluation['top1']:.2%}, top-5 {evaluation['top5']:.2%}"
-        team.print(f"epoch {epoch + 1}: {told}")
+        summary = f"test loss {evaluation['loss']:.4f}, top-1 {evaluation['top1']:.2%}, top-5 {evaluation['top5']:.2%}"
+        team.print(f"epoch {epoch + 1}: {summary}")
 
 
 if __name__ == "__main__":
