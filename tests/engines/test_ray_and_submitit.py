@@ -21,7 +21,7 @@ SCRIPTS = dict(re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```', PAGE, flag
 LINE = re.compile(r"^( *)for batch in loader:\n", flags=re.MULTILINE)
 WEIGHTS = "checkpoints/step-00000032/model.safetensors"
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def with_line(name, line):
@@ -32,13 +32,22 @@ def with_line(name, line):
 
 
 @pytest.fixture
-def run_driver(require, tmp_path):
+def require_library(require):
+    """``require_library(name)``: skip the test if Ray, or submitit, is not installed."""
+
+    def check(name):
+        is_missing = importlib.util.find_spec(name) is None
+        require(name, f"{name} is not installed (pip install {name})" if is_missing else None)
+
+    return check
+
+
+@pytest.fixture
+def run_driver(require_library, tmp_path):
     """``run_driver(name, script, driver)``: the driver's output. It can import the script."""
 
     def run(name, script, driver):
-        library = {"train_on_ray": "ray", "train_with_submitit": "submitit"}[name]
-        is_missing = importlib.util.find_spec(library) is None
-        require(library, f"{library} is not installed (pip install {library})" if is_missing else None)
+        require_library({"train_on_ray": "ray", "train_with_submitit": "submitit"}[name])
         (tmp_path / f"{name}.py").write_text(script)
         (tmp_path / "driver.py").write_text(textwrap.dedent(driver))
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_CURRENT", "OMP_"))}
@@ -46,7 +55,7 @@ def run_driver(require, tmp_path):
         command = [sys.executable, "driver.py"]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         with tempfile.TemporaryDirectory() as sockets:  # whose paths must be short
-            done = subprocess.run(command, cwd=tmp_path, env={**env, "RAY_TMPDIR": sockets}, timeout=280, **streams)
+            done = subprocess.run(command, cwd=tmp_path, env={**env, "RAY_TMPDIR": sockets}, timeout=550, **streams)
         assert done.returncode == 0, done.stdout
         return done.stdout
 
@@ -70,6 +79,22 @@ def be_lost_once(team):
 )
 
 
+def test_the_function_for_ray_gives_the_same_digest_on_one_process_and_on_two(require_library, run_here, tmp_path):
+    """Without Ray's processes, which the tests below start: they take a minute of two cores."""
+    require_library("ray")
+    (tmp_path / "train_on_ray.py").write_text(SCRIPTS["train_on_ray"])
+    for number in ("1", "2"):
+        source = f"""
+        import train_on_ray
+        assert train_on_ray.LockstepConfig().backend_cls is train_on_ray.Variables
+        train_on_ray.train({{"run_dir": "runs/{number}"}})
+        """
+        done = run_here(source, "--nproc-per-node", number)
+        assert done.returncode == 0, done.stderr
+    assert digest(tmp_path, "1") == digest(tmp_path, "2")
+
+
+@pytest.mark.longest
 def test_a_worker_of_ray_is_lost_and_another_number_of_processes_resumes(run_driver, run_here, tmp_path):
     said = run_driver(
         "train_on_ray",
