@@ -16,7 +16,7 @@ echo "make $1"
 
 @pytest.fixture
 def run_ci(tmp_path):
-    """``run_ci(job, fails)``: the status, and the targets of make in order. Nothing is installed."""
+    """``run_ci(job, fails)``: the status, and make's targets in order. It installs nothing."""
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "run").symlink_to(ROOT / ".ci" / "run")
     programs = tmp_path / "bin"
