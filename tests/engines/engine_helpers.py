@@ -11,6 +11,8 @@ import psutil
 import pytest
 from nursery import Nursery
 
+from lockstep._journal.history import read_launches
+
 ROOT = Path(__file__).parents[2]
 SECRET = "0123456789abcdef" * 2
 NUM_STEPS = 24
@@ -44,6 +46,11 @@ def digest(run_dir):
     """The digest of a finished run's weights."""
     weights = run_dir / "checkpoints" / f"step-{NUM_STEPS:08}" / "model.safetensors"
     return hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def resumed_after(run_dir):
+    """For each launch of a run, the step after which it resumed; None: it began the run."""
+    return [launch.resumed_after for launch in read_launches(run_dir)]
 
 
 def free_port():
