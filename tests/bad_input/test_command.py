@@ -82,7 +82,7 @@ def test_a_loader_worker_that_imports_a_script_without_guard_ends_the_run(run_he
         """
     done = run_here(script)
     assert done.returncode == 1
-    assert "UsageError: join() in" in done.stderr
+    assert "UsageError: join()" in done.stderr
     assert done.stderr.count('if __name__ == "__main__":') >= 2  # of the worker, and of the run
 
 
@@ -103,7 +103,7 @@ LOADERS = ("torch.utils.data.DataLoader([torch.zeros(3)] * 8, 4)", "[[torch.zero
 def test_the_batch_of_a_loader_that_was_not_prepared_is_told(run_here, loader):
     done = run_here(UNPREPARED.format(loader=loader))
     assert done.returncode == 1
-    assert "`loader = team.prepare(loader)`" in done.stderr
+    assert "team.prepare(" in done.stderr
 
 
 def test_it_is_told_without_a_launcher_too(python_here, tmp_path):
@@ -112,7 +112,7 @@ def test_it_is_told_without_a_launcher_too(python_here, tmp_path):
     done = python_here(script, env={"LOCKSTEP_FAILURE": str(tmp_path / "failure")})
     assert done.returncode == 1
     assert done.stderr.count("error: AttributeError") == 1
-    assert "`loader = team.prepare(loader)`" in done.stderr
+    assert "team.prepare(" in done.stderr
     told = read_failure(tmp_path / "failure")
     assert told.summary.startswith("AttributeError: ")
     assert told.report.strip() in done.stderr.replace("[rank0]: ", "")  # PyTorch's
