@@ -47,7 +47,7 @@ def turn(world_size: int, num_steps: int) -> float:
     """Microseconds of processor time a step."""
     reports: list[Any] = []
     slow_ranks = SlowRanks(may_judge=True, tell=reports.append)
-    clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
+    clock = StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu"))
     clock.tell = slow_ranks.add
     timers = PartTimer(clock, LOGGING, Stage.SAVING, SAVING), PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING)
     told = Listeners([*timers, clock, OverlapTimer(clock, SimpleNamespace(waited_s=0.0))])

@@ -14,7 +14,7 @@ from lockstep._journal.history import Tail
 from lockstep._journal.writer import EventWriter
 from lockstep._state.checkpoint.files import write_bytes, write_json
 from lockstep._state.rundir.lock import RunLock
-from lockstep._state.rundir.sight import leave_mark
+from lockstep._state.rundir.shared_dir import write_mark
 from lockstep._tools.explain.black_box import BlackBox
 from lockstep._tools.verify.trace.lines import TraceWriter
 
@@ -83,7 +83,7 @@ def test_a_mark_is_not_written_where_something_is(tmp_path):
     victim = _victim(tmp_path)
     (tmp_path / "seen-token").symlink_to(victim)
     with pytest.raises(OSError, match="seen-token"):
-        leave_mark(tmp_path, "token")
+        write_mark(tmp_path, "token")
     assert victim.read_text() == "precious"
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep._state.checkpoint.parts import deal_out, part_name, state_files, state_part_name, weights_files
+from lockstep._state.checkpoint.parts import assign_tensors, part_name, state_files, state_part_name, weights_files
 
 pytestmark = pytest.mark.timeout(60)
 names = st.text("ab.", min_size=1, max_size=4)
@@ -13,17 +13,17 @@ names = st.text("ab.", min_size=1, max_size=4)
 
 @given(st.dictionaries(names, st.integers(0, 100)), st.lists(st.integers(0, 300), min_size=1, max_size=6), st.randoms())
 def test_every_tensor_is_dealt_to_one_rank_in_whatever_order_of_names(sizes, held, random):
-    parts = deal_out(sizes, held)
+    parts = assign_tensors(sizes, held)
     assert len(parts) == len(held)
     assert sorted(name for part in parts for name in part) == sorted(sizes)
     shuffled = list(sizes.items())
     random.shuffle(shuffled)
-    assert deal_out(dict(shuffled), held) == parts
+    assert assign_tensors(dict(shuffled), held) == parts
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.lists(st.integers(0, 200), min_size=1, max_size=6))
 def test_what_a_rank_has_to_write_already_counts(sizes, held):
-    parts = deal_out({str(i): size for i, size in enumerate(sizes)}, held)
+    parts = assign_tensors({str(i): size for i, size in enumerate(sizes)}, held)
     loads = [load + sum(sizes[int(name)] for name in part) for load, part in zip(held, parts, strict=True)]
     for load, part in zip(loads, parts, strict=True):
         if part:  # its last tensor, the smallest, was its own because nobody had less

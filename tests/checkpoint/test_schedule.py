@@ -148,5 +148,5 @@ def test_with_steady_steps_they_do_within_half_a_second(drifts, step_s, step):
 
 def test_where_no_step_ends_they_can_be_asked_too():
     schedule = CheckpointSchedule("off", lambda numbers: [max(numbers[0], 3)], is_alone=False)
-    assert schedule.ask(0)
+    assert schedule.exchange_stop(0)
     assert schedule.stop_request == 3

@@ -67,6 +67,6 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("data", [Stream(), range(16)], ids=["stream", "samples"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nothing_moves_where_a_worker_plans_the_steps_of_a_pass(data, workers):
-    moving = Balance(2, 8, StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu")), EventWriter(None), lambda: ())
+    moving = Balance(2, 8, StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu")), EventWriter(None), lambda: ())
     moving.made_loader(prepared(DataLoader(data, 16, num_workers=workers), world_size=2, num_shards=8), 1)
     assert moving.stays == (isinstance(data, Stream) and workers > 0)

@@ -21,7 +21,7 @@ class Stream(IterableDataset):
 
 def waits_for_data(loader):
     """What a rank of two reports that has waited for this loader."""
-    clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
+    clock = StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu"))
     balance = Balance(2, 8, clock, EventWriter(None), lambda: ())
     balance.made_loader(loader, 1)
     for listener in (clock, balance):

@@ -78,7 +78,7 @@ def test_lockstep_runs_shows_where_the_time_of_one_run_went(crew):
 
 
 def test_an_optimizer_that_runs_the_phase_itself_is_timed_as_one():
-    clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
+    clock = StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu"))
     clock.begin_pass(0, 1, 1, 0)
     clock.begin_step(1)
     clock.before_optimizer(None)
@@ -91,7 +91,7 @@ def test_an_optimizer_that_runs_the_phase_itself_is_timed_as_one():
 
 
 def test_after_a_pass_that_was_left_in_a_step_nobody_is_said_to_wait_for_the_loader():
-    clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
+    clock = StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu"))
     clock.begin_pass(0, 1, 1, 0)
     assert clock.doing == LOADING
     clock.begin_step(1)
@@ -103,7 +103,7 @@ def test_after_a_pass_that_was_left_in_a_step_nobody_is_said_to_wait_for_the_loa
 
 
 def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
-    clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
+    clock = StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu"))
     clock.begin_pass(0, 1, 1, 0)
     clock.begin_step(1)
     clock.begin_phase(0)

@@ -84,7 +84,7 @@ def assert_goes_on_alike(make, *args):
         old.step()
         new.step()
         assert new.weights() == old.weights()
-    assert not any(old.state.left_out.values())
+    assert not any(old.state.unsavable.values())
     return old, new
 
 
@@ -376,7 +376,7 @@ def remarks(training, capfd):
     for step in range(2):
         training.step()
         training.saved()
-        unresumable.say(step)
+        unresumable.warn(step)
         said.append([line for line in capfd.readouterr().err.splitlines() if "WARNING" in line])
     return said
 

@@ -90,7 +90,7 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
         ledger = Ledger(
             team,
             1,
-            StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu")),
+            StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu")),
         )
         forward = sync.attach(model)
         seen = []

@@ -51,10 +51,10 @@ from lockstep._prepare.trained import TrainedObjects
 from lockstep._state.checkpoint.store import Store
 from lockstep._state.recovery.divergence import DivergenceCheck
 from lockstep._state.recovery.fingerprint import Fingerprint
+from lockstep._state.recovery.resume_warnings import ResumeWarnings
 from lockstep._state.recovery.resuming import Checkpoint, Restorer
 from lockstep._state.recovery.run_state import RunState
 from lockstep._state.recovery.saving import Saver
-from lockstep._state.recovery.unrepeatable import Unrepeatable
 from lockstep._state.recovery.unsaved_objects import UnsavedObjects
 from lockstep._state.rundir.fixed_settings import FixedSettings
 from lockstep._state.rundir.lock import RunLock
@@ -210,7 +210,7 @@ class Engine:
             self.state,
             self.listeners,
         )
-        self.evaluated = Evaluations(functools.partial(self.assignment, 0), config.workers, self.state.held)
+        self.evaluated = Evaluations(functools.partial(self.assignment, 0), config.workers, self.state.saved_ids)
         self._script_seed = ScriptSeed(collectives, self.state, self.phases, self.restorer)
         self._optimizer_hooks = (
             register_optimizer_step_pre_hook(self.phases.before_optimizer),
@@ -233,8 +233,8 @@ class Engine:
             LoaderTimer(clock),
             self.balance,
             self.divergence if world.world_size > 1 else None,
-            UnsavedObjects(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
-            Unrepeatable(self.loop.resumption, speaks=warns),
+            UnsavedObjects(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, may_warn=warns),
+            ResumeWarnings(self.loop.resumption, may_warn=warns),
             RawCollectives(self.collectives) if STRATEGIES[config.strategy].promises_bits and not gathers else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
             self.log,

@@ -278,7 +278,7 @@ def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[Noti
     checkpoint, which has a checksum; until there is one, from ``birth.json``."""
     store = Store(path)
     store.clean()
-    sound = store.newest_sound(lambda text: notices.append(Notice("checkpoint-damaged", text)))
+    sound = store.newest_undamaged(lambda text: notices.append(Notice("checkpoint-damaged", text)))
     if sound is None:
         contents = read_fixed_settings(path)
         if contents is None:

@@ -227,7 +227,7 @@ class Loop:
         self.flush("the end of the epoch")
         # A checkpoint between epochs cannot be saved while a pass is open beside the leading one:
         # the script may continue or restart it, and the position would not show which.
-        self._saver.ask()
+        self._saver.check_stop()
         if self._saver.is_due and self._leader is None and not self._beside:
             self._divergence.compare(self.step, f"at the end of epoch {epoch + 1}")
             self._saver.save_due(self.resumption.after_epoch(epoch), self.step, epoch)

@@ -15,7 +15,7 @@ import torch
 from lockstep._base.errors import ConfigError, MismatchError, UsageError
 from lockstep._state.recovery.software import version
 from lockstep._state.rundir.fixed_settings import NO_SCRIPT
-from lockstep._state.rundir.sight import PATIENCE_S, blind_hosts
+from lockstep._state.rundir.shared_dir import PATIENCE_S, hosts_without
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.environment import World
 
@@ -67,7 +67,7 @@ def check_run_dir_shared(run_dir: Path, token: str, world: World, collectives: C
     if world.num_nodes == 1:
         return
     try:
-        blind = blind_hosts(run_dir, token, world, collectives)
+        blind = hosts_without(run_dir, token, world, collectives)
     except OSError as error:
         raise ConfigError(
             f"rank 0 cannot write to the run directory {run_dir}: {error}. Set another one with --run-dir.",

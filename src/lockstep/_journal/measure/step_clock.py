@@ -62,7 +62,7 @@ Mark = Callable[[tuple[str, float]], object]
 class HoldsUp(Protocol):
     """An object that saves checkpoints."""
 
-    held_s: float
+    pause_s: float
     """The seconds for which training has waited for checkpoints."""
 
 
@@ -93,7 +93,7 @@ class StepClock(Listener):
         """Called at the end of each phase, with the same values on every rank: the ranks' rows
         since the previous phase, and the seconds for which each was busy. For an instrument to set.
         """
-        self._saving, self._held_s = saving, 0.0
+        self._saving, self._pause_s = saving, 0.0
         self._seconds = [0.0] * len(PARTS)
         """The seconds of each part since the pass began."""
         self._transferred = [0.0] * len(PARTS)
@@ -180,7 +180,7 @@ class StepClock(Listener):
         self._seconds, self._transferred = [0.0] * len(PARTS), [0.0] * len(PARTS)
         if self._device is not None:
             self._device.begin()
-        self._held_s = self._saving.held_s
+        self._pause_s = self._saving.pause_s
         self._step_began_s = perf_counter()
         self._marks[:] = [(LOADING, self._step_began_s)]
         self._begin_phase()
@@ -189,10 +189,10 @@ class StepClock(Listener):
     @override
     def begin_step(self, step: int) -> None:
         self.mark((IN_SCRIPT, perf_counter()))
-        held_s = self._saving.held_s
-        if held_s != self._held_s:  # checkpoints are saved before a step
-            self._transfer(DATA, CHECKPOINT, held_s - self._held_s)
-            self._held_s = held_s
+        pause_s = self._saving.pause_s
+        if pause_s != self._pause_s:  # checkpoints are saved before a step
+            self._transfer(DATA, CHECKPOINT, pause_s - self._pause_s)
+            self._pause_s = pause_s
         if self._device is not None:
             self._device.read()
 

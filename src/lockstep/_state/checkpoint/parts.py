@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 _SUFFIX = ".safetensors"
 
 
-def deal_out(sizes: Mapping[str, int], held: list[int]) -> list[list[str]]:
+def assign_tensors(sizes: Mapping[str, int], held: list[int]) -> list[list[str]]:
     """The names of tensors for each rank, so that all write about equally much. The same on every
     rank.
 

@@ -79,7 +79,7 @@ class CheckpointSchedule:
         self._next_exchange = step + (1 if due and busy else num_steps)
         return self.stop_request > 0 or (self._due and not busy), bool(failed)
 
-    def ask(self, stop_request: int) -> bool:
+    def exchange_stop(self, stop_request: int) -> bool:
         """Whether any rank was asked to stop. Every rank must call it, between steps."""
         (self.stop_request,) = self._exchange([stop_request])
         return self.stop_request > 0

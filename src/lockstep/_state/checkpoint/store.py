@@ -80,7 +80,7 @@ class Store:
         a kill."""
         return next(iter(self.all()), None)
 
-    def newest_sound(self, say: Callable[[str], None]) -> tuple[Path, Manifest] | None:
+    def newest_undamaged(self, say: Callable[[str], None]) -> tuple[Path, Manifest] | None:
         """The newest undamaged checkpoint; None if the run has no checkpoints.
 
         Newer, damaged ones are renamed, since the run will reach their steps again. The caller must

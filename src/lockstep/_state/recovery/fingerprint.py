@@ -24,7 +24,7 @@ Sums = dict[str, dict[str, Any]]
 """For each object of the run, a number or text for each part of its state: equal if and only if the
 bits are (but for sums that agree by chance)."""
 
-_Beside = tuple[Sequence[Tensor], list[Any]]
+_Extra = tuple[Sequence[Tensor], list[Any]]
 """Numbers to read with the next digests, and the list for them."""
 
 
@@ -40,7 +40,7 @@ class Fingerprint:
         self._state = state
         self._known: tuple[int, Sums] | None = None
         self._wanted: list[Callable[[int], bool]] = []
-        self._beside: list[_Beside] = []
+        self._extra: list[_Extra] = []
 
     def want(self, is_due: Callable[[int], bool]) -> None:
         """Ask for the digests after the steps of which ``is_due`` is true: the ranks are compared
@@ -54,20 +54,20 @@ class Fingerprint:
                 return True
         return False
 
-    def read_beside(self, numbers: Sequence[Tensor]) -> list[Any]:
+    def read_together(self, numbers: Sequence[Tensor]) -> list[Any]:
         """A list that the next ``after`` fills with these numbers, which are float64 or int64
         tensors without dimensions: a device is waited for once, for them and for the digests.
         Local."""
         found: list[Any] = []
-        self._beside.append((numbers, found))
+        self._extra.append((numbers, found))
         return found
 
     def after(self, step: int) -> Sums:
         """The digests after a step, computed once for all listeners that ask at its end: of whole
         tensors, also where each rank has a part. Every rank must call it."""
         if self._known is None or self._known[0] != step:
-            beside, self._beside = self._beside, []
-            self._known = (step, self._sums(list(self._state.compared()), beside))
+            extra, self._extra = self._extra, []
+            self._known = (step, self._sums(list(self._state.compared()), extra))
         return self._known[1]
 
     def whole(self) -> Sums:
@@ -81,13 +81,13 @@ class Fingerprint:
         items = [item for item in self._state.compared() if not is_dtensor(item[2])]
         return self._sums([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items])
 
-    def _sums(self, compared: Sequence[tuple[str, str, Any]], beside: Sequence[_Beside] = ()) -> Sums:
+    def _sums(self, compared: Sequence[tuple[str, str, Any]], extra: Sequence[_Extra] = ()) -> Sums:
         sums: Sums = {}
         # digests depend on it: tensors are last
         ordered = sorted(compared, key=lambda item: isinstance(item[2], Tensor))
         unread = unread_bit_sums(list(tensors_in([value for _, _, value in ordered])))
-        bits = iter(all_on_cpu([*(number for numbers, _ in beside for number in numbers), *unread]))
-        for numbers, found in beside:
+        bits = iter(all_on_cpu([*(number for numbers, _ in extra for number in numbers), *unread]))
+        for numbers, found in extra:
             found += itertools.islice(bits, len(numbers))
         for owner, name, value in ordered:
             sums.setdefault(owner, {})[name] = next(bits) if isinstance(value, Tensor) else _text(value, bits)

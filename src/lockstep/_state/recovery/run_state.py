@@ -15,7 +15,7 @@ from lockstep._prepare.registry import adapter_of, registered_adapter
 from lockstep._prepare.state_adapters import ATTRIBUTES, ModelAdapter, StateAdapter, Weights
 from lockstep._prepare.unprepared import is_of_one_process
 from lockstep._state.checkpoint.manifest import Object
-from lockstep._state.checkpoint.parts import deal_out, part_name, state_part_name, weights_name
+from lockstep._state.checkpoint.parts import assign_tensors, part_name, state_part_name, weights_name
 from lockstep._state.checkpoint.tree import take_apart
 from lockstep._world.comm.dtensors import full_tensor, is_cut, to_local
 
@@ -38,7 +38,7 @@ class RunState:
         """That of a ``torch.manual_seed`` called after ``join``; None: it was not called."""
         self.best: float | None = None
         """The best metric given to ``Team.best``."""
-        self.left_out: dict[StateAdapter, dict[str, Any]] = {}
+        self.unsavable: dict[StateAdapter, dict[str, Any]] = {}
         """Attributes of each object that belong to the state, and that a checkpoint cannot hold, by
         name: as of the newest ``part``."""
         self.best_epoch = -1
@@ -117,7 +117,7 @@ class RunState:
         held = [0] * world_size
         held[0] = sum(tensor.nbytes for each in self._weights().values() for tensor in each.values() if not is_cut(tensor))
         sizes = {name: t.nbytes for name, t in tensors.items() if not is_cut(t) and name not in of_rank_0}
-        mine = {*deal_out(sizes, held)[rank], *(of_rank_0 if rank == 0 else ())}
+        mine = {*assign_tensors(sizes, held)[rank], *(of_rank_0 if rank == 0 else ())}
         files[state_part_name(rank)] = {
             name: to_local(tensor) for name, tensor in tensors.items() if is_cut(tensor) or name in mine
         }
@@ -135,7 +135,7 @@ class RunState:
                 refused[name] = value
             else:
                 held[name] = value
-        self.left_out[adapter] = refused
+        self.unsavable[adapter] = refused
         return {**state, ATTRIBUTES: held} if held else state
 
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
@@ -151,7 +151,7 @@ class RunState:
             if digest is not None:
                 yield f"loader {number}", "the state of the samplers", digest
 
-    def held(self) -> set[int]:
+    def saved_ids(self) -> set[int]:
         """The ids of the generators, and other objects of samplers, that checkpoints hold."""
         registered = {id(adapter.target) for adapter in self.registered.values()}
         return registered.union(*(loader.held for loader in self.loaders))
@@ -181,14 +181,14 @@ def _record(adapter: StateAdapter) -> Object:
         "name": adapter.name,
         "type": type(adapter.target).__name__,
         "lines": adapter.describe(),
-        "options": {key: _in_words(value) for key, value in adapter.options_at_birth.items()},
+        "options": {key: _as_text(value) for key, value in adapter.options_at_birth.items()},
     }
     if adapter.kind in ("model", "average"):
         record["file"] = weights_name(adapter.name)
     return record
 
 
-def _in_words(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, (set, frozenset)):  # whose texts are in another order in every process
         return f"{type(value).__name__}({sorted(map(repr, value))})"
     return repr(value)

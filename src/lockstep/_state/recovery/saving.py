@@ -76,9 +76,9 @@ class Saver(Listener):
         """Whether a checkpoint is to be saved before the next step. The same on every rank."""
         self.has_stopped = False
         """Whether the run is stopping because it was asked to."""
-        self.held_s = 0.0
+        self.pause_s = 0.0
         """For how long training has stood still for checkpoints."""
-        self.holds_up = False
+        self.is_paused = False
         """Whether training stands still for a checkpoint now."""
         self._store = store
         self._state = state
@@ -90,10 +90,10 @@ class Saver(Listener):
         self._stop_watch = stop_watch
         self._schedule = CheckpointSchedule(config.interval, self._exchange, is_alone=collectives.size == 1)
         self._writer = Writer(store)
-        self._last_sound: int | None = None
+        self._last_written: int | None = None
         self._copies: int | None = None
         """The step of the checkpoint that is being copied."""
-        self._held_s: dict[int, float] = {}
+        self._pauses_s: dict[int, float] = {}
         self._best_is_lost = False
         """Whether this rank could not write its part of the newest best weights."""
         self._is_first_step = False
@@ -121,10 +121,10 @@ class Saver(Listener):
         if failed:
             self._writer.give_up()
 
-    def ask(self) -> None:
+    def check_stop(self) -> None:
         """At the end of an epoch, tail included, check whether the run must stop here. Every rank
         must call it."""
-        self.is_due = self._schedule.ask(self._stop_request()) or self.is_due
+        self.is_due = self._schedule.exchange_stop(self._stop_request()) or self.is_due
 
     def _stop_request(self) -> int:
         """For ``CheckpointSchedule``: 0, or a number that encodes the signal, and is largest for
@@ -176,7 +176,7 @@ class Saver(Listener):
             remedy = "" if is_launched() else f" The same command resumes it{command}"
             say(f"run {self._store.run_dir} is saved after step {step}.{remedy}")
         elif self._is_main:
-            newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if any"
+            newest = f"step {self._last_written}" if self._last_written else "the newest checkpoint, if any"
             say(
                 f"could NOT save run {self._store.run_dir} after step {step}; exiting with status {UNSAVED_STATUS}. Free "
                 f"disk space and repeat the command to resume from {newest}."
@@ -200,16 +200,16 @@ class Saver(Listener):
 
     def save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> None:
         """Copy the run's current state and start writing it. Every rank must call it."""
-        with self._standstill():
+        with self._pause():
             self._save(position, step, epoch, finished=finished)
 
     @contextlib.contextmanager
-    def _standstill(self) -> Iterator[None]:
-        was_held, self.holds_up = self.holds_up, True
+    def _pause(self) -> Iterator[None]:
+        was_paused, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self.holds_up = was_held
+            self.is_paused = was_paused
 
     def _save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> None:
         began = time.perf_counter()
@@ -219,10 +219,10 @@ class Saver(Listener):
         self._schedule.begin_save()
         self._writer.submit(self._snapshots.take(position, step, epoch, finished=finished))
         if self._is_main:
-            self._unresumable.say(step)
+            self._unresumable.warn(step)
         self._copies = None
-        self._held_s[step] = time.perf_counter() - began
-        self.held_s += self._held_s[step]
+        self._pauses_s[step] = time.perf_counter() - began
+        self.pause_s += self._pauses_s[step]
 
     # Results
 
@@ -231,7 +231,7 @@ class Saver(Listener):
         well = True
         for result in self._writer.results():
             step, is_best = result.manifest.step, result.manifest.kind == "weights"
-            held_s = None if is_best else self._held_s.pop(step, None)
+            held_s = None if is_best else self._pauses_s.pop(step, None)
             if is_best:
                 self._best_is_lost = bool(result.error)
             # then rank 0 is told to give up, too
@@ -241,7 +241,7 @@ class Saver(Listener):
             if result.error:
                 self._warn(result)
             elif result.path is not None:
-                self._last_sound = self._last_sound if is_best else step
+                self._last_written = self._last_written if is_best else step
                 self._journal.write(
                     "checkpoint",
                     step=step,
@@ -276,7 +276,7 @@ class Saver(Listener):
     def wait_until_written(self) -> bool:
         """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must
         call it."""
-        with self._standstill():
+        with self._pause():
             return self._wait_until_written()
 
     def _wait_until_written(self) -> bool:

@@ -20,13 +20,13 @@ class Unresumable:
         self._named = set[tuple[str, str]]()
         self._changed = set[str]()
 
-    def say(self, step: int) -> None:
+    def warn(self, step: int) -> None:
         """Say what is new, as of a checkpoint of this step. Local."""
         for adapter in (*self._state.objects, *self._state.registered.values()):
-            self._say_changes(adapter, step)
-            self._say_left_out(adapter)
+            self._report_changes(adapter, step)
+            self._report_unsavable(adapter)
 
-    def _say_changes(self, adapter: StateAdapter, step: int) -> None:
+    def _report_changes(self, adapter: StateAdapter, step: int) -> None:
         changes = adapter.changes() if adapter.name not in self._changed else []
         if not changes:
             return
@@ -39,9 +39,9 @@ class Unresumable:
             f"{adapter.kind}. {adapter.remedy}."
         )
 
-    def _say_left_out(self, adapter: StateAdapter) -> None:
+    def _report_unsavable(self, adapter: StateAdapter) -> None:
         kind = type(adapter.target).__name__
-        refused = self._news(adapter, self._state.left_out.get(adapter, {}))
+        refused = self._news(adapter, self._state.unsavable.get(adapter, {}))
         if refused:
             first = next(iter(refused))
             self._warn(

@@ -64,14 +64,14 @@ class UnsavedObjects(Listener):
     Args:
         trains: whether an optimizer has parameters of prepared models.
         scales_loss: whether the run scales its losses.
-        speaks: whether to print warnings: on one rank, and only if checkpoints are saved.
+        may_warn: whether to print warnings: on one rank, and only if checkpoints are saved.
     """
 
-    def __init__(self, state: RunState, trains: Callable[[Optimizer], bool], *, scales_loss: bool, speaks: bool) -> None:
+    def __init__(self, state: RunState, trains: Callable[[Optimizer], bool], *, scales_loss: bool, may_warn: bool) -> None:
         self._state = state
         self._trains = trains
         self._scales_loss = scales_loss
-        self._speaks = speaks
+        self._may_warn = may_warn
         self._moving = MovingTensors(state)
         self._has_searched = False
         self._resting: list[tuple[ref[Any], Any]] = []
@@ -86,7 +86,7 @@ class UnsavedObjects(Listener):
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         if self._moving.is_watching:
             self._moving.check()
-        if self._speaks and not self._has_searched:
+        if self._may_warn and not self._has_searched:
             self._moving.begin()
             self._has_searched = True  # only once: it takes some 80 ms
             # isinstance() would take ten times as long, and call proxies.
@@ -116,7 +116,7 @@ class UnsavedObjects(Listener):
 
     @override
     def before_other_optimizer(self, optimizer: Optimizer) -> None:
-        if not self._speaks:
+        if not self._may_warn:
             return
         other = next((other for other in self._others if other.optimizer() is optimizer), None)
         if other is None:
@@ -145,7 +145,7 @@ class UnsavedObjects(Listener):
                 optimizer = other.optimizer()
                 if optimizer is not None and not other.is_judged and other.after is None:
                     other.after = _samples(optimizer)
-        if self._speaks and step >= self._moving.next:
+        if self._may_warn and step >= self._moving.next:
             self._moving.end_step(step)
         if not self._resting:
             return
@@ -168,7 +168,7 @@ class UnsavedObjects(Listener):
         return [adapter.target for adapter in self._state.objects]
 
     def _warn(self, action: str, of: str = "") -> None:
-        if self._speaks:
+        if self._may_warn:
             given = f"{of} was given to team.prepare() or team.register()" if of else _NOT_GIVEN
             say(
                 f"WARNING: {action}, and {given}: its state is in no "

@@ -67,7 +67,7 @@ class RunBox(Listener):
         """What the main thread does, for a record. Called from the sampler's thread."""
         run, position = self._run, self._run.position
         progress, activity = run.passes.progress, run.clock.doing
-        held, saved = run.saver.holds_up, run.saver.in_progress
+        held, saved = run.saver.is_paused, run.saver.in_progress
         if held:
             activity = SAVING if saved is None else f"saving the checkpoint of step {saved}"
         return {

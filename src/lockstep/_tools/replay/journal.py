@@ -148,7 +148,7 @@ class DigestJournal(Listener):
     def end_step(self, step: int, num_samples: int) -> None:
         if self._is_due:
             losses = [loss.reshape(()).double() for loss in _losses_in(self._noted) if isinstance(loss, Tensor)]
-            self._read = self._fingerprint.read_beside([n for _, numbers in self._gradients for n in numbers] + losses)
+            self._read = self._fingerprint.read_together([n for _, numbers in self._gradients for n in numbers] + losses)
 
     @override
     def drop(self) -> None:

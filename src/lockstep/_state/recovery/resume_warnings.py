@@ -13,17 +13,17 @@ from lockstep._listener import Listener
 from lockstep._state.recovery.position import Resumption
 
 
-class Unrepeatable(Listener):
+class ResumeWarnings(Listener):
     """Warns, once, when it happens rather than when the run is to resume.
 
     Args:
         resumption: knows where the script is.
-        speaks: whether to print warnings: on one rank, and only if checkpoints are saved.
+        may_warn: whether to print warnings: on one rank, and only if checkpoints are saved.
     """
 
-    def __init__(self, resumption: Resumption, *, speaks: bool) -> None:
+    def __init__(self, resumption: Resumption, *, may_warn: bool) -> None:
         self._resumption = resumption
-        self._warns_of_prepare = speaks
+        self._warns_of_prepare = may_warn
 
     @override
     def prepared(self, item: Any) -> None:

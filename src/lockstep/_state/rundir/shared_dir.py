@@ -21,7 +21,7 @@ PATIENCE_S = 5.0
 """Seconds until a new file must be visible: network file systems cache failed lookups briefly."""
 
 
-def blind_hosts(directory: Path, token: str, world: World, collectives: Collectives) -> list[str]:
+def hosts_without(directory: Path, token: str, world: World, collectives: Collectives) -> list[str]:
     """The hosts that do not see a file which rank 0 writes to a directory. Every rank must call it;
     it blocks until all have.
 
@@ -35,7 +35,7 @@ def blind_hosts(directory: Path, token: str, world: World, collectives: Collecti
     error = ""
     if world.rank == 0:
         try:
-            leave_mark(directory, token)
+            write_mark(directory, token)
         except OSError as failed:
             error = str(failed)
     if error := collectives.broadcast_plain(error):
@@ -47,7 +47,7 @@ def blind_hosts(directory: Path, token: str, world: World, collectives: Collecti
     return list(dict.fromkeys(host for host in hosts if host is not None))
 
 
-def leave_mark(run_dir: Path, token: str) -> None:
+def write_mark(run_dir: Path, token: str) -> None:
     """Write the file. ``token`` is unique to this launch."""
     with os.fdopen(open_to_write(run_dir / _name(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
         file.write(token)
