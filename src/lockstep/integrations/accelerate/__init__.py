@@ -1,4 +1,4 @@
-"""accelerate's ``Accelerator`` on lockstep's engine (experimental): see ``Accelerator``."""
+"""accelerate's ``Accelerator`` on lockstep's engine (experimental)."""
 
 from lockstep.integrations.accelerate._accelerator import Accelerator
 

@@ -31,26 +31,27 @@ from lockstep.integrations.accelerate._outputs import Outputs
 from lockstep.integrations.accelerate._promise import Promise
 
 _REFUSED: Mapping[str, str] = {
-    "load_state": "the same command resumes the run, from lockstep's own checkpoints. To begin with weights of another run, "
-    "load them into the model before prepare()",
-    "skip_first_batches": "the same command resumes the run at the right batch: loop over the prepared loader",
-    "split_between_processes": "it gives each process a part of a list, and the loop here runs on all of it: use a "
-    "DataLoader, in a loop with model.eval()",
-    "trigger_sync_in_backward": "every accelerator.backward() synchronizes gradients",
-    "lomo_backward": "LOMO updates weights within the backward pass of one process, before gradients are combined",
+    "load_state": "lockstep resumes from its own checkpoints when you repeat the command. To start from weights of another "
+    "run, load them into the model before prepare()",
+    "skip_first_batches": "a resumed run continues at the right batch. Loop over the prepared loader",
+    "split_between_processes": "it passes a different part of a list to each process, but here each process runs the whole "
+    "loop. Use a DataLoader, in a loop with model.eval()",
+    "trigger_sync_in_backward": "every accelerator.backward() synchronizes gradients. Remove the call",
+    "lomo_backward": "LOMO updates weights during the backward pass of one process, before gradients are combined. Use an "
+    "optimizer with a step()",
     "context_parallel_rank": "context parallelism is not supported",
     "tensor_parallel_rank": "tensor parallelism is not supported",
     "pipeline_parallel_rank": "pipeline parallelism is not supported",
     "maybe_context_parallel": "context parallelism is not supported",
     "deepspeed_plugin": "DeepSpeed is not supported",
-    "scaler": "mixed_precision='fp16' is not supported here",
+    "scaler": "mixed_precision='fp16' is not supported here. Use 'bf16'",
 }
-"""Attributes of accelerate's that this one does not have, and why."""
+"""The reason for each attribute of accelerate's ``Accelerator`` that is not supported."""
 
 
 class Accelerator(Outputs):
-    """accelerate's ``Accelerator`` (experimental), with bit-identical results on any number of
-    processes.
+    """A replacement for accelerate's ``Accelerator`` (experimental), with bit-identical results on
+    any number of processes.
 
     ::
 
@@ -58,7 +59,7 @@ class Accelerator(Outputs):
 
         accelerator = Accelerator()
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        for epoch in accelerator.epochs(3):  # in place of range(3): so that the run resumes
+        for epoch in accelerator.epochs(3):  # instead of range(3), so that the run can resume
             for batch in loader:
                 loss = model(**batch).loss
                 accelerator.backward(loss)
@@ -66,37 +67,42 @@ class Accelerator(Outputs):
                 optimizer.zero_grad()
 
     The script sees one process. Its loop over a prepared loader runs once per global batch, on
-    every rank, and what it computes from the batch is noted (``Promise``). ``backward`` computes
-    it, once per shard of the batch; afterwards, ``loss.item()`` is the mean over the global batch.
-    What needs a value before is an error.
+    every rank. The operations on the batch are recorded (``Promise``), and ``backward`` computes
+    them once per shard of the batch. After ``backward``, ``loss.item()`` is the mean over the
+    global batch. Reading a value before ``backward`` is an error.
 
-    Every rank must make it, before the model. ``accelerator.team`` is lockstep's ``Team``.
+    Every rank must create it, before the model. ``accelerator.team`` is lockstep's ``Team``.
 
     Args:
-        mixed_precision: ``no`` or ``bf16``; None: what ``accelerate launch`` was told, else ``no``.
-        gradient_accumulation_steps: batches to a step of the optimizer, in
+        mixed_precision: ``no`` or ``bf16``; None: the value of ``accelerate launch``, by default
+            ``no``.
+        gradient_accumulation_steps: the number of global batches per optimizer step, in
             ``accelerator.accumulate(model)``.
         cpu: whether to train on the CPU.
-        dataloader_config: accepted. A batch of the script's loader is the global one, as with
-            ``split_batches=True``.
-        split_batches: accepted. See there.
-        log_with: the trackers for ``accelerator.log``, besides lockstep's journal.
-        project_dir: where they write.
-        project_config: the same, and the names of ``save_state``.
-        gradient_accumulation_plugin: in place of ``gradient_accumulation_steps``.
-        step_scheduler_with_optimizer: False: a schedule steps also where the optimizer does not.
-        kwargs_handlers: ``ProfileKwargs``.
-        rng_types: accepted. All random streams are lockstep's.
-        shards: number of parts of each global batch: runs with the same number have the same
-            result.
-        options: accelerate's other arguments, which are refused, and settings of ``lockstep.join``.
+        dataloader_config: accepted and ignored. Batches of the script's loader are always global
+            batches, as with ``split_batches=True``.
+        split_batches: accepted and ignored, for the same reason.
+        log_with: the trackers for ``accelerator.log``, in addition to lockstep's event log.
+        project_dir: the directory for trackers and ``save_state``.
+        project_config: accelerate's project configuration, with the directory and the names that
+            ``save_state`` uses.
+        gradient_accumulation_plugin: accelerate's plugin, instead of
+            ``gradient_accumulation_steps``.
+        step_scheduler_with_optimizer: whether schedules skip the batches on which the optimizer
+            does not step.
+        kwargs_handlers: a list with at most one ``ProfileKwargs``, and
+            ``DistributedDataParallelKwargs`` without a hook.
+        rng_types: accepted and ignored. All random streams are lockstep's.
+        shards: the number of shards of each global batch. Results depend on this number and not on
+            the number of processes.
+        options: settings of ``lockstep.join``. Other arguments of accelerate's are refused.
 
     Raises:
         ConfigError: an argument is not supported.
     """
 
     REFUSED = _REFUSED
-    """Attributes of accelerate's that this one does not have, and why."""
+    """The reason for each attribute of accelerate's ``Accelerator`` that is not supported."""
 
     def __init__(
         self,
@@ -130,7 +136,7 @@ class Accelerator(Outputs):
         host.refuse_local_sgd(Accelerator)
         self.mixed_precision = self.state.mixed_precision
         self.distributed_type = DistributedType.NO
-        """That of a single process."""
+        """The distributed type of a single process, the only one that the script sees."""
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         plugin = gradient_accumulation_plugin or GradientAccumulationPlugin(
             num_steps=host.num_to_accumulate(gradient_accumulation_steps)
@@ -138,35 +144,35 @@ class Accelerator(Outputs):
         self.gradient_state = GradientState(plugin)
         host.set_sync_gradients(True)
         self._newest: int | None = None
-        """The batch of the newest backward pass outside of ``accumulate``."""
+        """The number of the batch of the latest backward pass outside of ``accumulate``."""
         self._is_last: bool | None = True
         """Whether the current training batch is the last of its pass; None: unknown."""
         self._in_epochs = False
         self._has_begun = False
         self._accumulates = False
-        """Whether the script is in ``accumulate``."""
+        """Whether the script is inside ``accumulate``."""
         self._is_resumed = False
-        """Whether the current pass was begun by an earlier launch."""
+        """Whether an earlier launch began the current pass."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         reason = self.REFUSED.get(
-            name, "it has what training scripts use most. accelerator.team is lockstep's own interface"
+            name, "it supports only what most training scripts use. Use accelerator.team, lockstep's own interface"
         )
         raise AttributeError(f"lockstep's Accelerator has no {name!r}: {reason}. See docs/how-to/accelerate.md.")
 
     # Preparing
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Prepare models, optimizers, schedules and loaders, for training or evaluation. Other
-        objects are returned unchanged.
+        """Prepares models, optimizers, schedules and loaders for training or evaluation. Returns
+        other objects unchanged.
 
         Every rank must call it, with equal objects in the same order.
 
         Returns:
-            The prepared objects in the order given: a tuple, or the object itself if there is only
-            one.
+            The prepared objects in the order of the arguments: a tuple, or the object itself if
+            there is only one.
         """
         known = [place for place, item in enumerate(objects) if _is_prepared_by_team(item)]
         given = [
@@ -176,12 +182,15 @@ class Accelerator(Outputs):
             for place in known
         ]
         for item in given:
+            # A schedule that was created with a prepared optimizer points to accelerate's wrapper.
+            # lockstep prepares only schedules of optimizers that it knows.
             if isinstance(item, LRScheduler) and isinstance(item.optimizer, AcceleratedOptimizer):
                 item.optimizer = item.optimizer.optimizer
         made = dict(zip(known, self._engine_prepare(given), strict=True))
         result = [self._wrapped(item, made.get(place, item)) for place, item in enumerate(objects)]
         for place, item in enumerate(objects):
             if isinstance(item, LRScheduler):
+                # Batches are global batches, so a schedule steps once per batch.
                 split = True
                 wrapped = AcceleratedScheduler(item, self._of_schedule(item), self.step_scheduler_with_optimizer, split)
                 self._schedulers.append(wrapped)
@@ -212,7 +221,7 @@ class Accelerator(Outputs):
         return [optimizer for optimizer in self._optimizers if optimizer.optimizer is schedule.optimizer]
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Add objects with ``state_dict`` and ``load_state_dict`` to the run's state. Every rank
+        """Adds objects with ``state_dict`` and ``load_state_dict`` to the run's state. Every rank
         must call it, before the loop."""
         for item in objects:
             self.team.register(f"custom_checkpoint_{len(self._registered)}", item)
@@ -221,8 +230,8 @@ class Accelerator(Outputs):
     # The loop
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Iterate over the numbers of epochs, in place of ``range(num_epochs)``: a resumed run
-        begins where it was interrupted.
+        """Iterates over epoch numbers, instead of ``range(num_epochs)``. A resumed run continues in
+        the epoch in which it was interrupted.
 
         Every rank must leave the loop at the same point.
         """
@@ -233,96 +242,101 @@ class Accelerator(Outputs):
             self._in_epochs = False
 
     def begin_step(self, is_last: bool | None, *, is_resumed: bool) -> None:
-        """See Host."""
+        """Records the position of the next training batch (of ``Host``)."""
         self._is_resumed = is_resumed
         if not self._has_begun and self.team.step > 1:
             self._refuse_range()
         self._has_begun, self._is_last = True, is_last
 
     def skip_pass(self) -> None:
-        """See Host."""
+        """Checks that the script counts epochs with ``epochs`` (of ``Host``)."""
         self._refuse_range()
 
     def _refuse_range(self) -> None:
-        """Refuse a resumed run whose script goes through all epochs again, unless ``epochs`` counts
-        them."""
+        """Refuses a resumed run whose script counts its epochs without ``epochs``, so that it
+        starts again with its first epoch."""
         if not self._in_epochs:
             raise UsageError(
-                "this run resumes from a checkpoint, and the script begins with its first epoch again, by range(n) or the "
-                "like: what it prints and counts would be of epochs that are not trained again. Write `for epoch in "
-                "accelerator.epochs(n)`, and start the run from its beginning: --fresh, or Accelerator(fresh=True)."
+                "this run resumes, but the script counts epochs from the first again (range(n)), so it would print and count "
+                "epochs that are not trained again. Write `for epoch in accelerator.epochs(n)` and start the run over with "
+                "--fresh (or Accelerator(fresh=True)).",
+                code="epochs-by-range",
             )
 
     def backward(self, loss: Any, *, weight: Any = None, reduction: str | None = None, **options: Any) -> None:
-        """Compute the loss in each shard of its batch, and its gradient. Every rank must call it.
-        Afterwards, its value is known.
+        """Computes the loss and its gradient in each shard of the batch. Every rank must call it.
+        After the call, the value of the loss is known.
 
-        As accelerate's, it divides the loss by ``gradient_accumulation_steps``.
+        Like accelerate's method, it divides the loss by ``gradient_accumulation_steps``.
 
         Args:
-            loss: what the script has computed from the batch: a mean over samples.
-            weight: what each shard counts in the mean; None: its number of samples. For a mean over
-                tokens, their number: ``weight=batch["labels"].ne(-100).sum()``.
+            loss: a value that the script computed from the batch: a mean over samples.
+            weight: the weight of each shard in the mean; None: its number of samples. For a mean
+                over tokens, the number of tokens: ``weight=batch["labels"].ne(-100).sum()``.
             reduction: ``sum`` for a loss that is a sum over samples.
-            options: of ``Tensor.backward``.
+            options: arguments of ``Tensor.backward``.
 
         Raises:
             UsageError: the loss was not computed from a batch of a prepared loader.
-            LossError: it is not a number, is NaN, or is a sum without ``reduction`` saying so.
+            LossError: the loss is not a number, is NaN, or is a sum without ``reduction="sum"``.
         """
         source = loss._node.source if isinstance(loss, Promise) and not loss._node.has_value else None
         if not isinstance(source, TrainingBatch):
             if isinstance(source, EvaluatedBatch):
-                why = "no prepared model was in training mode, or gradients were off, when the loop over the loader began"
-                remedy = "Call model.train() before that loop"
+                why = "no prepared model was in training mode, or gradients were off, when the loop over the loader started"
+                remedy = "Call model.train() before the loop"
+                code = "backward-in-evaluation"
             elif isinstance(loss, Promise):
-                why, remedy = "it was given to backward() before", "Compute it again"
+                why, remedy = "this loss was already passed to backward()", "Compute it again"
+                code = "backward-twice"
             else:
-                why = f"it is a {type(loss).__name__}, not computed from a batch of a prepared loader"
-                remedy = "Loop over the loader that accelerator.prepare() returned, and call the model that it returned"
-            raise UsageError(f"accelerator.backward(loss): {why}. {remedy}.")
+                why = f"the loss is a {type(loss).__name__} that was not computed from a batch of a prepared loader"
+                remedy = "Loop over the loader and call the model that accelerator.prepare() returned"
+                code = "loss-without-batch"
+            raise UsageError(f"accelerator.backward(loss): {why}. {remedy}.", code=code)
         if not self._accumulates:
             self._note_accumulation(source)
         source.backward(loss, self.gradient_accumulation_steps, weight, reduction, options)
 
     def _note_accumulation(self, batch: TrainingBatch) -> None:
-        """Notice that the script adds up gradients of several batches by itself, as by ``step % 2
-        == 0``.
+        """Detects that the script accumulates gradients of several batches itself, for example with
+        ``step % 2 == 0``.
 
         Raises:
-            UsageError: the run was resumed within this pass, so that the script's count is another.
+            UsageError: the run resumed inside this pass, so the script's count has another value
+                than without the interruption.
         """
         counts = self._counts
         if counts["since"] and self._newest != batch.serial and not counts["by_hand"]:
             counts["by_hand"] = True
             if self.is_main_process:
                 warnings.warn(
-                    "the optimizer has not stepped since backward() of an earlier batch, outside of accelerator.accumulate(): "
-                    "gradients are accumulated by a count of the script. The count of enumerate(loader) starts over if the "
-                    "run resumes in mid-epoch, so that it would step after other batches: it will not resume there. Use "
+                    "the script accumulates gradients itself, without accelerator.accumulate(). Its count (enumerate(loader)) "
+                    "would restart from 0 after a resume inside an epoch, so this run cannot resume there. Use "
                     "Accelerator(gradient_accumulation_steps=...) and `with accelerator.accumulate(model):`.",
                     stacklevel=3,
                 )
         self._newest, counts["since"] = batch.serial, True
         if counts["by_hand"] and self._is_resumed:
             raise UsageError(
-                "the run resumes in mid-epoch, and the script accumulates gradients of several batches by a count of its own, "
-                "outside of accelerator.accumulate(). If it is the count of enumerate(loader), it has started over, so the "
-                "optimizer would step after other batches than in a run that was not interrupted. Start the run from its "
-                "beginning (--fresh), with Accelerator(gradient_accumulation_steps=...) and `with "
-                "accelerator.accumulate(model):`, which counts through a resume."
+                "the run resumes inside an epoch, but the script accumulates gradients itself (enumerate(loader)), and its "
+                "count has restarted from 0, so the optimizer would step after different batches. Use "
+                "Accelerator(gradient_accumulation_steps=...) with accelerator.accumulate(model), and start over with "
+                "--fresh.",
+                code="accumulation-by-script",
             )
 
     @contextlib.contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Within the block, optimizers and schedules step with each
-        ``gradient_accumulation_steps``-th batch, and with the last one of a pass."""
+        """Makes optimizers and schedules inside the block step only after every
+        ``gradient_accumulation_steps``-th batch, and after the last batch of a pass."""
         state = self.gradient_state
         if state.num_steps > 1 and state.sync_with_dataloader and self._is_last is None:
             raise UsageError(
-                f"gradient_accumulation_steps={state.num_steps} with a loader that has no len(): whether a batch is the "
-                "last one, after which the optimizer steps, is unknown. Give the data set a __len__, or "
-                "GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False)."
+                f"gradient_accumulation_steps={state.num_steps} needs a loader with a length: the optimizer also steps after "
+                "the last batch, which is unknown here. Define __len__ in the dataset, or pass "
+                "GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False).",
+                code="accumulation-without-length",
             )
         if state.sync_with_dataloader and self._is_last:
             self._counts["accumulated"] = 0
@@ -338,7 +352,7 @@ class Accelerator(Outputs):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Batches to a step of the optimizer."""
+        """The number of batches per optimizer step."""
         return int(self.gradient_state.num_steps)
 
     @gradient_accumulation_steps.setter
@@ -348,47 +362,48 @@ class Accelerator(Outputs):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether optimizers step with this batch."""
+        """Whether optimizers step after this batch."""
         return bool(self.gradient_state.sync_gradients)
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether an optimizer has skipped its step, because of a loss scale."""
+        """Whether an optimizer skipped its step because of the loss scale."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
     @property
     def step(self) -> int:
-        """Batches since the last step of the optimizers in ``accumulate``."""
+        """The number of batches since the last optimizer step in ``accumulate``."""
         return int(self._counts["accumulated"])
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """``torch.nn.utils.clip_grad_norm_``. Every rank must call it."""
+        """Clips gradients as ``torch.nn.utils.clip_grad_norm_`` does. Every rank must call it."""
         return self.team.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
-        """``torch.nn.utils.clip_grad_value_``."""
+        """Clips gradients as ``torch.nn.utils.clip_grad_value_`` does."""
         nn.utils.clip_grad_value_(parameters, clip_value)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Nothing: gradients are not scaled."""
+        """Does nothing: gradients are not scaled."""
 
     def no_sync(self, model: Any = None) -> contextlib.AbstractContextManager[None]:
-        """Nothing: gradients of several batches add up anyway."""
+        """Returns an empty context: gradients of several batches add up without it."""
         return contextlib.nullcontext()
 
     def join_uneven_inputs(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
-        """Nothing: every rank has every batch."""
+        """Returns an empty context: every rank runs the loop for every batch."""
         return contextlib.nullcontext()
 
     def autocast(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[Any]:
-        """The run's autocast, for computation outside of a prepared model."""
+        """Returns the run's autocast, for computation outside of a prepared model."""
         return self.team.autocast()
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function for values of a batch that is called once per shard, with the shard's tensors.
+        """Returns a function that accepts values of a batch, and calls ``function`` once per shard
+        with the shard's tensors.
 
-        For what cannot be noted line by line: conditions, shapes, random numbers, models that are
-        not prepared::
+        Use it for code that cannot be recorded line by line: conditions, shapes, random numbers,
+        models that are not prepared::
 
             def noisy(x):
                 return x + torch.randn(x.shape) * 0.1
@@ -400,25 +415,25 @@ class Accelerator(Outputs):
     # Values
 
     def gather(self, tensors: Any) -> Any:
-        """The values over the whole batch, each row once, the same on every rank. Every rank must
-        call it.
+        """Returns the values over the global batch, each row once, equal on every rank. Every rank
+        must call it.
 
-        In training, before ``backward``, values are not known yet, and are returned unchanged.
+        During training, values that are unknown before ``backward`` are returned unchanged.
         """
         return gather(tensors)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """``gather``; of the last, smaller batch of an evaluation, at most as many rows as it has
-        samples, as of ``loss.repeat(batch_size)``."""
+        """Returns ``gather(input_data)``, without the rows beyond the samples of a smaller last
+        batch of an evaluation, such as ``loss.repeat(batch_size)`` has."""
         return gather(input_data, truncate=True)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """The values themselves: the batch is whole."""
+        """Returns the tensor unchanged: values already cover the global batch."""
         return tensor
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The values themselves: the batch is whole. Of a number that is computed per shard, before
-        ``backward``, the mean or sum over the shards.
+        """Returns known values unchanged, since they already cover the global batch. Before
+        ``backward``, returns the mean or sum over the shards of a number.
 
         Raises:
             ConfigError: the reduction is unknown.
@@ -426,8 +441,8 @@ class Accelerator(Outputs):
         return reduce(tensor, reduction)
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Let go of prepared models, optimizers and schedules. The run's checkpoints still contain
-        them."""
+        """Drops the references to prepared models, optimizers and schedules. The run's checkpoints
+        still contain them."""
         self._models, self._optimizers, self._schedulers = [], [], []
         self._counts["accumulated"] = 0
         gc.collect()
@@ -438,5 +453,6 @@ class Accelerator(Outputs):
 
 def _is_prepared_by_team(item: Any) -> bool:
     if isinstance(item, nn.Module):
+        # Criteria such as nn.CrossEntropyLoss() are modules too, and contain nothing to train.
         return next(item.parameters(), None) is not None or next(item.buffers(), None) is not None
     return isinstance(item, (Optimizer, LRScheduler, DataLoader))

@@ -1,4 +1,16 @@
-"""The batches of a loop: what promises are computed from, once per shard."""
+"""The batches of a training loop, from which promises are computed once per shard.
+
+``backward`` is the only moment at which shards run. Until then, the script has only recorded
+operations. ``TrainingBatch.backward`` runs the recorded program for each shard of this process::
+
+    for each shard of this process:
+        program up to the loss     with a graph, in the order of the script
+        team.backward(loss)        adds the shard's gradient
+        rest of the program        without a graph: predictions, counts
+        batch.add(...)             the means, which every rank then has
+        node.results               the outputs of calls, for values that the script reads later
+
+Rows of a value stay on the rank that computed them, until the script reads them (``value``)."""
 
 from __future__ import annotations
 
@@ -25,18 +37,18 @@ _serials = itertools.count()
 
 
 class PromisedBatch(ABC):
-    """A batch whose parts are promises.
+    """A batch whose parts are promises, the base class of the implementations of ``Source``.
 
     Args:
-        team: of this process.
+        team: the team of this process.
     """
 
     is_ready: bool
-    """See Source."""
+    """Whether ``value`` can be called."""
     is_evaluated: bool
-    """See Source."""
+    """Whether the operations of this batch also run on other batches."""
     structure: Any
-    """See ``shape_of``."""
+    """The structure of the batch, as ``shape_of`` returns it."""
 
     def __init__(self, team: lockstep.Team) -> None:
         self.team = team
@@ -45,27 +57,29 @@ class PromisedBatch(ABC):
         self._nodes: list[weakref.ref[Node]] = []
 
     def add(self, node: Node) -> int:
-        """See Source."""
+        """Records a node and returns its number in the batch."""
+        # Weak references: a value that the script has dropped need not be computed or kept.
         self._nodes.append(weakref.ref(node))
         return len(self._nodes) - 1
 
     @abstractmethod
     def value(self, node: Node) -> Any:
-        """See Source."""
+        """Computes a value over the global batch. Every rank must call it."""
 
     @abstractmethod
     def end(self) -> None:
-        """The loop takes the next batch: nothing more can be computed by shards of this one."""
+        """Marks the batch as finished when the loop fetches the next one, after which no value can
+        be computed from its shards."""
 
     @abstractmethod
     def check_constant(self, value: Tensor) -> None:
-        """See Source."""
+        """Checks a tensor of the script that an operation uses together with promises."""
 
     def promised(self, structure: Any) -> Any:
-        """What the script gets: the batch with promises for its parts.
+        """Returns the batch as the script sees it, with a promise for each part.
 
         Args:
-            structure: see ``shape_of``.
+            structure: the structure of the batch, from ``shape_of``.
         """
 
         def make(path: Path, part: Any) -> Any:
@@ -74,8 +88,9 @@ class PromisedBatch(ABC):
         return with_leaves(structure, make)
 
     def settle_sums(self) -> None:
-        """Compute what the script adds to a number of its own (``total += x``), before the loop
-        takes the next batch. Every rank must call it."""
+        """Computes the values that the script adds to its own numbers (``total += x``), before the
+        loop fetches the next batch. Every rank must call it."""
+        # Such a sum is usually read after the epoch, when its batches are no longer available.
         for node in list(self._alive()):
             if not node.has_value and is_sum_with_another(node) and self.is_ready:
                 node.settle(self.value(node))
@@ -83,9 +98,10 @@ class PromisedBatch(ABC):
     def _check(self, data: Any) -> None:
         if (found := shape_of(data)) != self.structure:
             raise UsageError(
-                f"the loader's collate_fn gives batches of different structure: {_in_words(self.structure)}, and now "
-                f"{_in_words(found)}. It is called once per shard, and the loop runs once for all shards, so their "
-                "structure must be the same: give every batch the same keys or entries, or use lockstep's own loop."
+                f"collate_fn returned {_as_text(found)}, and {_as_text(self.structure)} before. It is called once per shard, "
+                "while the loop runs once for all shards, so the structure must not change. Return the same keys or entries "
+                "for every batch, or use lockstep's own loop.",
+                code="unequal-structure",
             )
 
     def _alive(self) -> Iterator[Node]:
@@ -99,9 +115,9 @@ class TrainingBatch(PromisedBatch):
     """One global batch of a training pass.
 
     Args:
-        team: of this process.
-        batch: what the prepared loader yielded.
-        structure: of the batch.
+        team: the team of this process.
+        batch: the batch that the prepared loader yielded.
+        structure: the structure of the batch, from ``shape_of``.
     """
 
     is_evaluated = False
@@ -111,7 +127,7 @@ class TrainingBatch(PromisedBatch):
         self._batch = batch
         self.structure = structure
         self.is_ready = False
-        """Whether a backward pass has been run."""
+        """Whether a backward pass was computed for this batch."""
         self._is_over = False
 
     @override
@@ -122,25 +138,29 @@ class TrainingBatch(PromisedBatch):
     def check_constant(self, value: Tensor) -> None:
         if value.requires_grad and value.grad_fn is not None and torch.is_grad_enabled():
             raise UsageError(
-                f"a tensor with a graph ({value.grad_fn.name()}, shape {tuple(value.shape)}) was computed outside of the "
-                "batch, and is combined with values that are computed per shard: each shard would run its graph backward "
-                "again. Compute it per shard, too: penalty = accelerator.per_shard(function)(loss), where function(loss) "
-                "returns the whole loss."
+                f"a tensor with a graph ({value.grad_fn.name()}, shape {tuple(value.shape)}) is combined with values that "
+                "are computed per shard, so each shard would run its graph backward again. Compute it per shard as well: "
+                "loss = accelerator.per_shard(function)(loss), where function returns the sum.",
+                code="graph-from-outside",
             )
 
     def backward(self, loss: Promise, scale: float, weight: Any, reduction: str | None, options: dict[str, Any]) -> None:
-        """Compute the loss and its gradient in each shard; then, their means are known. Every rank
-        must call it."""
+        """Computes the loss and its gradient in each shard, and then their means. Every rank must
+        call it."""
         if self._is_over:
-            raise UsageError("accelerator.backward(loss) of an earlier batch: call it before the loop takes the next one.")
+            raise UsageError(
+                "accelerator.backward(loss) was called for an earlier batch. Call it before the loop fetches the next batch.",
+                code="backward-too-late",
+            )
         means = means_of(loss._node)
-        told = [node for node in self._alive() if isinstance(node.call, Reduced) and not node.was_run]
-        program = self._program([loss._node, *(promise._node for promise in promises_in(weight)), *means, *told])
+        reduced = [node for node in self._alive() if isinstance(node.call, Reduced) and not node.was_run]
+        program = self._program([loss._node, *(promise._node for promise in promises_in(weight)), *means, *reduced])
         number, names = loss._node.number, {node.number: f"mean {place}" for place, node in enumerate(means)}
         weight_number = weight._node.number if isinstance(weight, Promise) else None
-        sums = {node.number: node.call.reduction for node in told if isinstance(node.call, Reduced)}
-        for node in (*means, *told):
-            node.let_go()  # so that what the loss was computed from is not kept for it
+        sums = {node.number: node.call.reduction for node in reduced if isinstance(node.call, Reduced)}
+        for node in (*means, *reduced):
+            # These get a value below. Without this, they would keep all inputs of the loss alive.
+            node.let_go()
         kept = {node.number: node for node in self._calls()}
         for node in kept.values():
             node.results = []
@@ -152,30 +172,33 @@ class TrainingBatch(PromisedBatch):
             program.run(data, memo, gradients=False)
             self._batch.add(reduction=reduction, **{name: _scalar(memo[key], name) for key, name in names.items()})
             for key, kind in sums.items():
-                self._batch.add(reduction=kind, **{f"told {key}": _scalar(memo[key], f"reduce(..., {kind!r})")})
+                self._batch.add(reduction=kind, **{f"reduced {key}": _scalar(memo[key], f"reduce(..., {kind!r})")})
+            # An audit computes shards of other ranks again, whose results those ranks keep.
             if not self.team.in_audit:
                 for key, node in kept.items():
                     assert node.results is not None
                     node.results.append((shard, num_samples, map_tensors(memo[key], Tensor.detach)))
         for node in means:
             node.settle(self._number(names[node.number]))
-        for node in told:
-            node.settle(self._number(f"told {node.number}"))
+        for node in reduced:
+            node.settle(self._number(f"reduced {node.number}"))
         for node in self._alive():
             node.was_run = True
         self.is_ready = True
 
     def _program(self, targets: list[Node]) -> Program:
-        """The program of a phase, with the calls that the script still holds, too.
+        """Returns the program of a phase, which includes the calls whose results the script still
+        references.
 
         Raises:
-            UsageError: an earlier phase has made one of the calls that the targets need.
+            UsageError: an earlier phase made one of the calls that the targets need.
         """
         for node in needed(targets):
             if node.was_run and isinstance(node.call, PerShard):
                 raise UsageError(
-                    f"accelerator.backward(loss): the loss is computed from {node.name}, whose graph an "
-                    "earlier accelerator.backward() of this batch has used. Call the model again between the two."
+                    f"accelerator.backward(loss): the loss depends on {node.name}, whose graph an earlier "
+                    "accelerator.backward() of this batch used. Call the model again between the two.",
+                    code="graph-used-before",
                 )
         return Program([*targets, *self._calls()])
 
@@ -189,32 +212,32 @@ class TrainingBatch(PromisedBatch):
         return torch.tensor(value, device=self.device)
 
     def _shards(self) -> Iterator[tuple[int, int, Any]]:
-        """This process's shards: number, number of samples, samples."""
+        """Yields the shards of this process: number, number of samples, samples."""
         sizes = {micro.shard: micro.num_samples for micro in self._batch.plan.micro_steps}
         for data in self._batch.shards:
             shard = self.team.shard
             self._check(data)
             yield shard, sizes[shard], data
 
-    # Values over the whole batch
+    # Values over the global batch
 
     @override
     def value(self, node: Node) -> Any:
         if not self.is_ready:
             raise UsageError(
-                f"the value of {node.name} was needed before accelerator.backward(loss): by item(), float(), len(), a shape, "
-                "an if, a print. accelerator.backward() computes it, once per shard. Move the line after it: there, it is "
-                "the value over the whole batch. Or compute what needs it per shard: accelerator.per_shard(function)(x). (In "
-                "an evaluation, call model.eval() of every prepared model before the loop.)"
+                f"the value of {node.name} was read (item(), float(), len(), a shape, an if, a print) before "
+                "accelerator.backward(loss), which computes it. Move the line after backward(), or compute it per shard: "
+                "accelerator.per_shard(function)(x). For an evaluation, call model.eval() before the loop.",
+                code="value-before-backward",
             )
         before = torch.get_rng_state()
         with torch.no_grad():
             value = self._whole(node, {})
         if not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
-                f"{node.name}, or what it is computed from draws random numbers, "
-                "other ones than the shards have drawn. Wrap what draws: noise = "
-                "accelerator.per_shard(torch.randn_like)(x)."
+                f"{node.name} depends on random numbers, and computing its value would draw other numbers than the shards "
+                "did. Wrap the call that draws them: noise = accelerator.per_shard(torch.randn_like)(x).",
+                code="other-random-numbers",
             )
         return value
 
@@ -234,15 +257,16 @@ class TrainingBatch(PromisedBatch):
         return memo[node.number]
 
     def _gathered(self, root: Node, path: list[Callable[[Any], Any]]) -> Any:
-        """The rows of a leaf, or of a model's result, over all ranks, after the steps of
+        """Returns the rows of a leaf or of a model's result from all ranks, after the steps of
         ``path``."""
         if root.call is leaf:
             micro_steps = zip(self._batch.plan.micro_steps, self._batch.data, strict=True)
             results = [(micro.shard, micro.num_samples, follow(root.args, data)) for micro, data in micro_steps]
         elif root.results is None:
             raise UsageError(
-                f"the value of {root.name} was needed, which was called after accelerator.backward(loss), "
-                "and not computed by it. Call it before, or give what follows from it to another accelerator.backward()."
+                f"the value of {root.name} was read, but the call came after accelerator.backward(loss), which therefore did "
+                "not compute it. Move the call before backward(), or pass its loss to another accelerator.backward().",
+                code="call-after-backward",
             )
         else:
             results = root.results
@@ -251,28 +275,30 @@ class TrainingBatch(PromisedBatch):
             gathered = self.team.all_gather_object(mine)
         except RuntimeError as error:
             error.add_note(
-                f"The value of {root.name} over the whole batch was being read, which every process must do. If the line runs "
-                "on some processes only (if accelerator.is_main_process), read it before: number = value.item()."
+                f"This happened while the value of {root.name} over the global batch was read, which every process must do. "
+                "If the line runs on some processes only (if accelerator.is_main_process), read the value before it: "
+                "number = value.item()."
             )
             raise
         everyone = sorted(itertools.chain.from_iterable(gathered), key=operator.itemgetter(0))
         num_done = everyone[0][2]
         value = join([value for _, _, _, value in everyone], [size for _, size, _, _ in everyone], root.name)
         value = map_tensors(value, lambda tensor: tensor.to(self.device))
+        # The other steps index rows (outputs[:4]), so they are taken after the rows are joined.
         for step in path[num_done:]:
             value = step(value)
         return value
 
 
 class Reduced:
-    """The call of a value that the script has called a mean or a sum over the batch."""
+    """The call of a number that the script passed to ``reduce`` as a mean or a sum."""
 
     def __init__(self, reduction: str) -> None:
         self.reduction = reduction
         self.__name__ = f"reduce(..., {reduction!r})"
 
     def __call__(self, value: Any) -> Any:
-        """The value."""
+        """Returns the value of one shard. The reduction follows when all shards have one."""
         return value
 
     def __eq__(self, other: object) -> bool:
@@ -286,14 +312,16 @@ def _scalar(value: Any, name: str) -> Tensor:
     tensor = torch.as_tensor(value).detach()
     if tensor.numel() != 1:
         raise UsageError(
-            f"{name} has the shape {tuple(tensor.shape)}: a value that is combined over the shards is one number."
+            f"{name} has the shape {tuple(tensor.shape)}, but only single numbers can be combined over the shards. Reduce it "
+            "to one number first.",
+            code="not-a-number",
         )
     return tensor.reshape(())
 
 
 def _root(node: Node) -> tuple[Node | None, list[Callable[[Any], Any]]]:
-    """The leaf or call whose part a node is, and the steps to that part; None: it is something
-    else."""
+    """Returns the leaf or call of which a node is a part, and the steps to that part; None: the
+    node is an operation."""
     path: list[Callable[[Any], Any]] = []
     while is_part(node.call, node.args):
         owner, key = node.args
@@ -303,8 +331,8 @@ def _root(node: Node) -> tuple[Node | None, list[Callable[[Any], Any]]]:
 
 
 def _along(path: list[Callable[[Any], Any]], value: Any) -> tuple[int, Any]:
-    """The steps up to the first tensor: how many, and to what they lead. (A step within a tensor
-    counts rows.)"""
+    """Takes the steps up to the first tensor, inside which a step would index rows. Returns the
+    number of steps and the part that they lead to."""
     for number, step in enumerate(path):
         if isinstance(value, Tensor):
             return number, value.cpu()
@@ -312,7 +340,7 @@ def _along(path: list[Callable[[Any], Any]], value: Any) -> tuple[int, Any]:
     return len(path), map_tensors(value, Tensor.cpu)
 
 
-def _in_words(structure: Any) -> str:
+def _as_text(structure: Any) -> str:
     if isinstance(structure, dict) or hasattr(structure, "keys"):
         return f"keys {', '.join(map(str, structure))}"
     return f"{len(structure)} entries" if isinstance(structure, (list, tuple)) else "one value"

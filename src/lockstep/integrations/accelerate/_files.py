@@ -1,4 +1,4 @@
-"""Files that a script saves by itself, in accelerate's form."""
+"""Files that a script saves itself, in accelerate's format."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from lockstep._base.errors import UsageError
 
 
 def folder_of_state(output_dir: Any, project: ProjectConfiguration, number: int) -> Path:
-    """The folder for ``save_state``.
+    """Returns the folder for ``save_state``.
 
     Raises:
-        UsageError: none is given, and the project does not name them.
+        UsageError: no folder was passed, and the project does not number folders.
     """
     if project.automatic_checkpoint_naming and project.project_dir is not None:
         return Path(project.project_dir) / "checkpoints" / f"checkpoint_{number}"
     if output_dir is None:
         raise UsageError(
-            "accelerator.save_state() without a folder: give save_state(output_dir), or make the Accelerator with "
-            "ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True)."
+            "accelerator.save_state() needs a folder. Pass output_dir, or create the Accelerator with "
+            "ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True).",
+            code="no-state-folder",
         )
     return Path(output_dir)
 
@@ -34,14 +35,14 @@ def folder_of_state(output_dir: Any, project: ProjectConfiguration, number: int)
 def save_state(
     team: lockstep.Team, folder: Path, models: Sequence[nn.Module], others: Iterable[tuple[str, Any]], limit: int | None
 ) -> None:
-    """Write the states of models and other objects. Every rank must call it; rank 0 writes.
+    """Writes the states of models and other objects. Every rank must call it; rank 0 writes.
 
     Args:
-        team: of this process.
-        folder: is made.
-        models: their weights become ``pytorch_model.bin``, ``pytorch_model_1.bin``, ...
-        others: the names of files, and the objects.
-        limit: how many folders of the same kind may be left.
+        team: the team of this process.
+        folder: the folder, which is created if it is missing.
+        models: the models, whose weights become ``pytorch_model.bin``, ``pytorch_model_1.bin``, ...
+        others: file names with their objects.
+        limit: the number of numbered folders to keep; None: all.
     """
     if team.is_main:
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ def save_state(
 
 
 def save_model(team: lockstep.Team, model: nn.Module, folder: Path, *, safe: bool) -> None:
-    """Write a model's weights as ``model.safetensors``, or ``pytorch_model.bin``. Every rank must
+    """Writes a model's weights as ``model.safetensors`` or ``pytorch_model.bin``. Every rank must
     call it; rank 0 writes."""
     if team.is_main:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,8 @@ def save_model(team: lockstep.Team, model: nn.Module, folder: Path, *, safe: boo
     elif team.is_main:
         seen: set[int] = set()
         own = {}
-        for name, tensor in weights.items():  # of tied weights, the first name
+        for name, tensor in weights.items():
+            # safetensors refuses tensors that share memory. Tied weights keep their first name.
             if tensor.data_ptr() not in seen or tensor.numel() == 0:
                 seen.add(tensor.data_ptr())
                 own[name] = tensor.contiguous()

@@ -1,4 +1,4 @@
-"""Values over the whole batch, for a script that asks for those of all processes."""
+"""The values over the global batch for scripts that call ``gather`` or ``reduce``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from lockstep.integrations.accelerate._structure import map_tensors
 
 
 def gather(tensors: Any, *, truncate: bool = False) -> Any:
-    """The same tree with the values of its promises that are known, or can be computed. Every rank
-    must call it.
+    """Returns the tree with values instead of promises, where they are known or can be computed.
+    Every rank must call it.
 
-    The values of an evaluation batch are exchanged together.
+    All values of an evaluation batch are exchanged in one message.
 
     Args:
         tensors: the tree.
-        truncate: whether to leave out rows beyond the samples of a last, smaller batch of an
-            evaluation.
+        truncate: whether to drop rows beyond the samples of a smaller last batch of an evaluation.
     """
     evaluated: dict[int, tuple[EvaluatedBatch, list[Promise]]] = {}
     for promise in promises_in(tensors):
@@ -42,21 +41,24 @@ def gather(tensors: Any, *, truncate: bool = False) -> Any:
 
 
 def reduce(tensors: Any, reduction: str) -> Any:
-    """The same tree with the values that are known; of others, which are numbers of shards, the
-    mean or sum over the shards.
+    """Returns the tree with known values instead of promises. An unknown value, a number of each
+    shard, becomes a promise of the mean or sum over the shards.
 
     Raises:
         ConfigError: the reduction is unknown.
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ConfigError(f"accelerator.reduce(reduction={reduction!r}): it is 'mean', 'sum' or 'none'.")
+        raise ConfigError(
+            f"accelerator.reduce(reduction={reduction!r}) is not supported. Use 'mean', 'sum' or 'none'.",
+            code="unknown-reduction",
+        )
 
-    def told(promise: Promise) -> Any:
+    def combined(promise: Promise) -> Any:
         if _is_known(promise):
             return value_of(promise)
         return promise if reduction == "none" else note(Reduced(reduction), promise)
 
-    return replaced(tensors, told)
+    return replaced(tensors, combined)
 
 
 def _is_known(promise: Promise) -> bool:

@@ -1,5 +1,14 @@
-"""What lockstep needs of accelerate besides its public classes, all in one place: see
-``check_host``."""
+"""All private parts of accelerate that lockstep uses, in one place.
+
+A new version of accelerate may change them without notice, so ``check_host`` looks for each of them
+when an ``Accelerator`` is created:
+
+- ``AcceleratorState(_from_accelerator=True)``: accelerate refuses to create the state otherwise,
+  and its optimizers, schedules and trackers read it.
+- ``GradientState.sync_gradients``: the only switch by which accelerate's optimizers and schedules
+  skip a step.
+- ``tracking.LOGGER_TYPE_TO_CLASS`` and ``filter_trackers``: the way from ``log_with`` to trackers.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +33,21 @@ _STRANGERS = {
 
 
 def enter_single_process(team: lockstep.Team, mixed_precision: str | None, *, cpu: bool) -> AcceleratorState:
-    """Let accelerate find a single process, whose index is this rank: ``is_main_process`` and
-    loggers are right by that.
+    """Makes accelerate see a single process, whose index is this rank, so that ``is_main_process``
+    and accelerate's loggers work.
 
     Raises:
-        ConfigError: ``accelerate launch`` was told to use another way to train in parallel.
+        ConfigError: ``accelerate launch`` selects another way to train in parallel.
     """
     check_host()
     for flag, name in _STRANGERS.items():
         if parse_flag_from_env(flag):
             raise ConfigError(
-                f"accelerate launch sets {flag}: {name} brings a way to train in parallel of its own. Start the script "
-                "with lockstep run or torchrun; with strategy='fsdp' lockstep shards parameters itself."
+                f"accelerate launch sets {flag}, but {name} trains in parallel in a different way. Start the script with "
+                "lockstep run or torchrun. To shard parameters, pass strategy='fsdp'.",
+                code="other-parallelism",
             )
+    # With the launcher's variables, accelerate would open a second process group.
     with team.hide_launcher():
         state = PartialState(cpu=cpu)
         state.process_index, state.local_process_index, state.device = team.rank, team.local_rank, team.device
@@ -45,27 +56,30 @@ def enter_single_process(team: lockstep.Team, mixed_precision: str | None, *, cp
         )
     if made.num_processes != 1:
         raise UsageError(
-            f"accelerate had joined a group of {made.num_processes} processes before lockstep's Accelerator was made. "
-            "Make the Accelerator before anything else of accelerate (PartialState(), its own Accelerator)."
+            f"accelerate joined a group of {made.num_processes} processes before lockstep's Accelerator was created. Create "
+            "lockstep's Accelerator before any other object of accelerate (PartialState(), its own Accelerator).",
+            code="accelerate-joined-before",
         )
     return made
 
 
 def mixed_precision(given: str | None) -> str:
-    """The precision that the script asks for, or ``accelerate launch``."""
+    """Returns the precision that the script passes; without one, the precision of ``accelerate
+    launch``."""
     return parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no") if given is None else str(given).lower()
 
 
 def num_to_accumulate(given: int) -> int:
-    """The batches to a step that ``accelerate launch`` asks for, or the script."""
+    """Returns the batches per optimizer step of ``accelerate launch``; without them, the script's
+    number."""
     return int(parse_choice_from_env("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", str(given)))
 
 
 def check_host() -> None:
-    """Check that accelerate is as lockstep knows it.
+    """Checks that accelerate has the private parts that lockstep needs.
 
     Raises:
-        ConfigError: something that lockstep needs has moved.
+        ConfigError: one of them is missing.
     """
     needed = {
         "accelerate.tracking.LOGGER_TYPE_TO_CLASS": getattr(tracking, "LOGGER_TYPE_TO_CLASS", None),
@@ -76,14 +90,15 @@ def check_host() -> None:
     missing = [name for name, found in needed.items() if found is None]
     if missing:
         raise ConfigError(
-            f"accelerate {accelerate.__version__} has no {', '.join(missing)}, which lockstep needs. Install a version "
-            "that lockstep is tested with: accelerate 1.15."
+            f"accelerate {accelerate.__version__} has no {', '.join(missing)}, which lockstep needs. Install a tested "
+            "version: accelerate 1.15.",
+            code="untested-version",
         )
 
 
 def refuse_local_sgd(kind: type) -> None:
-    """Let ``LocalSGD(accelerator=...)`` raise for accelerators of a type: with the single process
-    that it finds, it would do nothing, without a word."""
+    """Makes ``LocalSGD(accelerator=...)`` raise for accelerators of a type. It finds a single
+    process, so it would silently do nothing."""
     made = local_sgd.LocalSGD.__init__
     if getattr(made, "refuses", None) is kind:
         return
@@ -92,8 +107,9 @@ def refuse_local_sgd(kind: type) -> None:
     def init(self: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(accelerator, kind):
             raise UsageError(
-                "LocalSGD trains a model of its own on each process, so its result depends on their number. Leave it "
-                "out: lockstep synchronizes gradients in every step."
+                "LocalSGD trains a separate model on each process, so its results depend on the number of processes. Remove "
+                "it: lockstep synchronizes gradients in every step.",
+                code="local-sgd",
             )
         made(self, accelerator, *args, **kwargs)
 
@@ -102,14 +118,15 @@ def refuse_local_sgd(kind: type) -> None:
 
 
 def set_sync_gradients(value: bool) -> None:
-    """Tell accelerate's optimizers and schedules whether a step is to be taken."""
+    """Sets whether accelerate's optimizers and schedules step."""
     GradientState().sync_gradients = value
 
 
 def make_trackers(
     log_with: Any, logging_dir: Any, project_name: str, config: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> Sequence[tracking.GeneralTracker]:
-    """The trackers that a script has asked for, with the run's configuration stored."""
+    """Creates and starts the trackers in ``log_with``, and stores the run's configuration in
+    them."""
     made = []
     for kind in tracking.filter_trackers(log_with, logging_dir):
         if isinstance(kind, tracking.GeneralTracker):

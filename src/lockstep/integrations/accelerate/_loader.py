@@ -1,5 +1,4 @@
-"""``PromisedLoader``: a prepared loader, whose loop runs once per global batch and gets
-promises."""
+"""The loader that a script loops over, once per global batch, and whose batches are promises."""
 
 from __future__ import annotations
 
@@ -18,30 +17,33 @@ from lockstep.integrations.accelerate._structure import shape_of
 
 
 class Host(Protocol):
-    """Follows the training passes of loaders."""
+    """The object that a loader notifies of training passes."""
 
     def begin_step(self, is_last: bool | None, *, is_resumed: bool) -> None:
-        """A training batch is about to be handed out. ``is_last``: whether it is the last of its
-        pass; None: unknown. ``is_resumed``: whether an earlier launch has taken the first batches
-        of the pass."""
+        """Records that the loop is about to receive a training batch.
+
+        Args:
+            is_last: whether it is the last batch of its pass; None: unknown.
+            is_resumed: whether an earlier launch trained on the first batches of the pass.
+        """
 
     def skip_pass(self) -> None:
-        """A pass is skipped, since an earlier launch of the run has completed it."""
+        """Records that a pass is skipped because an earlier launch of the run completed it."""
 
 
 class PromisedLoader:
-    """What ``accelerator.prepare(loader)`` returns.
+    """The loader that ``accelerator.prepare(loader)`` returns.
 
-    A pass trains if gradients are on and a prepared model that is not frozen is in training mode
-    (``model.train()``). Otherwise it evaluates.
-    Other attributes are those of the script's loader.
+    A pass over it trains if gradients are on and a prepared model that is not frozen is in training
+    mode (``model.train()``). Otherwise the pass evaluates. Other attributes are forwarded to the
+    script's loader.
 
     Args:
-        team: of this process.
+        team: the team of this process.
         plain: the script's loader.
-        prepared: the same, prepared by the team.
-        models: the models that are prepared so far.
-        host: follows training passes.
+        prepared: the script's loader after ``team.prepare``.
+        models: the models that were prepared so far.
+        host: the object that is notified of training passes.
     """
 
     def __init__(
@@ -69,20 +71,20 @@ class PromisedLoader:
 
     @property
     def total_batch_size(self) -> int | None:
-        """Samples of a global batch."""
+        """The number of samples of a global batch."""
         return getattr(self.wrapped, "batch_size", None)
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples of the data set."""
+        """The number of samples of the dataset."""
         return len(self.wrapped.dataset)  # type: ignore[attr-defined]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the data set its epoch, if it has a method for that. The order of samples follows
-        the run's epoch."""
-        tell = getattr(getattr(self.wrapped, "dataset", None), "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
+        """Passes the epoch to the dataset, if it has ``set_epoch``. The order of samples depends on
+        the run's epoch only."""
+        set_epoch = getattr(getattr(self.wrapped, "dataset", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         return self._train() if torch.is_grad_enabled() and any(map(_trains, self._models)) else self._evaluate()
@@ -91,7 +93,8 @@ class PromisedLoader:
         length, before = length_of(self._prepared), self._prepared.num_skipped
         number = before
         for batch in self._prepared:
-            if self._structure is None:  # a rank may have no shard of a small batch
+            if self._structure is None:
+                # A rank may have no shard of a small batch, and then learns the structure here.
                 mine = shape_of(batch.data[0]) if batch.data else None
                 self._structure = next(item for item in self._team.all_gather_object(mine) if item is not None)
             number += 1
@@ -105,7 +108,7 @@ class PromisedLoader:
         size, length, last_rows = self._team.world_size, length_of(self._prepared), self._last_rows()
         with self._team.evaluate(self._models, self.wrapped, share=True) as evaluation:
             for batch in evaluation:
-                if batch.number % size == 0:  # a round is computed at once
+                if batch.number % size == 0:  # W ranks evaluate W batches at the same time
                     round_ = Round()
                 is_last = length is not None and batch.number == length - 1
                 promised = EvaluatedBatch(self._team, batch, round_, last_rows if is_last else None)
@@ -115,7 +118,8 @@ class PromisedLoader:
                 yield from self._lent(promised, self._structure)
 
     def _last_rows(self) -> int | None:
-        """The number of samples of the last batch, if it has fewer than others."""
+        """Returns the number of samples of the last batch if it is smaller than the others,
+        otherwise None."""
         loader, data = self.wrapped, getattr(self.wrapped, "dataset", None)
         size = getattr(loader, "batch_size", None)
         if not size or getattr(loader, "drop_last", False) or not hasattr(data, "__len__"):
@@ -126,7 +130,8 @@ class PromisedLoader:
     def _lent(self, batch: PromisedBatch, structure: Any) -> Iterator[Any]:
         try:
             yield batch.promised(structure)
-            # not after `break`, which may as well be an error of this rank alone
+            # Not in `finally`: after a `break` or an error on this rank alone, the other ranks
+            # would not take part in the exchange.
             batch.settle_sums()
         finally:
             batch.end()

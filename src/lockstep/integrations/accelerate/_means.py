@@ -1,5 +1,7 @@
-"""Which noted values are means over the batch: the loss that is given to ``backward``, and what
-that makes one."""
+"""The recorded values that are means over the batch.
+
+A scalar does not show whether its value over the global batch is the mean or the sum of the shards'
+values. The loss that the script passes to ``backward`` is a mean, and so is each of its terms."""
 
 from __future__ import annotations
 
@@ -11,15 +13,14 @@ from torch import Tensor
 from lockstep.integrations.accelerate._promise import Node, Promise, call_method
 
 _SAME = ("detach", "float", "double", "half", "bfloat16", "to", "clone", "type", "cpu")
-"""Methods whose result is a mean if, and only if, the number is."""
+"""The methods whose result is a mean if, and only if, the tensor is a mean."""
 
 
 def means_of(loss: Node) -> list[Node]:
-    """The loss, and those values that it is a sum, difference or multiple of: if it is a mean over
-    samples, so are they.
+    """Returns the loss and the values of which it is a sum, difference or multiple. If the loss is
+    a mean over samples, these values are means as well.
 
-    A value that the loss follows from in another way (the outputs of a model, say) is none of
-    these."""
+    Other inputs of the loss, such as the outputs of a model, are not included."""
     found: dict[int, Node] = {}
     todo = [loss]
     while todo:
@@ -31,7 +32,7 @@ def means_of(loss: Node) -> list[Node]:
 
 
 def _terms(node: Node) -> Sequence[Promise]:
-    """What the value is a sum, difference or multiple of."""
+    """Returns the promises of which the value is a sum, difference or multiple."""
     args = node.args
     if node.call is call_method:
         owner, name, *rest = args
@@ -65,7 +66,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_sum_with_another(node: Node) -> bool:
-    """Whether a value is a sum with something that is not of its batch, in the form of ``total +=
+    """Returns whether a value is the sum of a promise and a value of the script, as in ``total +=
     value``."""
     name = getattr(node.call, "__name__", "").strip("_")
     return name in ("add", "radd", "iadd") and len(node.args) == 2 and not isinstance(node.args[0], Promise)

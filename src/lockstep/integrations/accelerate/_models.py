@@ -1,4 +1,4 @@
-"""Prepared models that can be called with promises."""
+"""Models and functions that accept promises."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lockstep.integrations.accelerate._promise import note, promises_in
 
 
 def per_shard(function: Callable[..., Any], stamp: Callable[[], Any] = lambda: None, name: str = "") -> Callable[..., Any]:
-    """A function that notes its calls if promises are among the arguments, and is called at once if
-    none are.
+    """Returns a function that records its calls if an argument is a promise, and otherwise calls
+    ``function`` immediately.
 
     Args:
-        function: called once per shard, with the shard's values in place of the promises.
-        stamp: what must be the same when a call is noted and when it is made.
-        name: for errors; empty: the function's.
+        function: the function, which is called once per shard with the shard's values.
+        stamp: returns a value that must not change between recording a call and making it.
+        name: the name for errors; empty: the function's name.
     """
     name = name or getattr(function, "__name__", type(function).__name__)
 
@@ -34,10 +34,12 @@ def per_shard(function: Callable[..., Any], stamp: Callable[[], Any] = lambda: N
 
 
 def with_noted_calls(model: nn.Module) -> nn.Module:
-    """Let a prepared model, and its methods, be called with promises. Returns the model."""
+    """Makes a prepared model and its methods accept promises. Returns the model."""
     kind = type(model)
 
     def stamp() -> Any:
+        # PyTorch counts changes in place of each tensor in _version: an optimizer step between the
+        # recorded call and backward() would otherwise silently change the result.
         return model.training, sum(parameter._version for parameter in model.parameters())
 
     run = per_shard(functools.partial(kind.__call__, model), stamp, "model")
@@ -47,10 +49,10 @@ def with_noted_calls(model: nn.Module) -> nn.Module:
 
     def attribute(self: nn.Module, name: str) -> Any:
         value: Any = kind.__getattr__(self, name)
-        # model.generate(batch["input_ids"]): a method of the script's model
+        # For example model.generate(batch["input_ids"]).
         return per_shard(value, stamp, f"model.{name}") if inspect.ismethod(value) else value
 
     noting = type(kind.__name__, (kind,), {"__call__": call, "__getattr__": attribute})
-    # a prepared model passes other assignments on to the script's model
+    # A prepared model forwards assignments to the script's model, which must keep its class.
     object.__setattr__(model, "__class__", noting)
     return model

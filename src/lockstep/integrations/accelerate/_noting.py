@@ -1,4 +1,4 @@
-"""``NotingOptimizer``: accelerate's optimizer, which notes that gradients were used or dropped."""
+"""accelerate's optimizer, which also records when gradients were used or dropped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch.optim import Optimizer
 
 
 class NotingOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
-    """An optimizer that steps where accelerate says that gradients are complete.
+    """An optimizer that steps only when gradients are complete (``GradientState.sync_gradients``).
 
     Args:
-        optimizer: prepared by the team.
-        counts: its item ``since`` becomes False when gradients are used or dropped.
+        optimizer: the optimizer, prepared by the team.
+        counts: the run's counts, whose item ``since`` becomes False when gradients are used or
+            dropped.
     """
 
     def __init__(self, optimizer: Optimizer, counts: dict[str, Any]) -> None:
@@ -21,13 +22,13 @@ class NotingOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
         self._counts = counts
 
     def step(self, closure: Any = None) -> None:
-        """Step, unless gradients of more batches are to come."""
+        """Steps, unless gradients of more batches will be added."""
         super().step(closure)
         if self.gradient_state.sync_gradients:
             self._counts["since"] = False
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Drop gradients, unless gradients of more batches are to come."""
+        """Drops gradients, unless gradients of more batches will be added."""
         super().zero_grad(set_to_none)
         if self.gradient_state.sync_gradients:
             self._counts["since"] = False

@@ -1,4 +1,4 @@
-"""What a script writes: files in accelerate's form, and values for trackers."""
+"""The output of a script: files in accelerate's format, and values for trackers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from lockstep.integrations.accelerate._promise import Promise, value_of
 
 
 class Outputs(Processes):
-    """The part of ``Accelerator`` that writes.
+    """The part of ``Accelerator`` that writes files and logs values.
 
     Args:
-        team: of this process.
-        project: where to write, and the names of ``save_state``.
-        log_with: the trackers.
+        team: the team of this process.
+        project: the directory, and the folder names of ``save_state``.
+        log_with: the trackers, as in accelerate.
         profile: the options of the profiler.
     """
 
@@ -43,8 +43,8 @@ class Outputs(Processes):
         self._counts = team.register("accelerator", {"accumulated": 0, "saved": 0, "since": False, "by_hand": False})
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **_: Any) -> str:
-        """Write a folder that plain accelerate can load. Every rank must call it; rank 0 writes.
-        lockstep does not read it: its own checkpoints are automatic."""
+        """Writes a folder that plain accelerate can load. Every rank must call it; rank 0 writes.
+        lockstep never reads the folder, since it writes its own checkpoints automatically."""
         folder = files.folder_of_state(output_dir, self.project_configuration, self._counts["saved"])
         self._counts["saved"] += 1
         numbered = (
@@ -60,32 +60,32 @@ class Outputs(Processes):
     def save_model(
         self, model: nn.Module, save_directory: Any, max_shard_size: Any = None, safe_serialization: bool = True
     ) -> None:
-        """Write a model's weights, in one file. Every rank must call it; rank 0 writes."""
+        """Writes a model's weights to one file. Every rank must call it; rank 0 writes."""
         files.save_model(self.team, model, Path(save_directory), safe=safe_serialization)
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """``torch.save`` on rank 0. Every rank must call it."""
+        """Calls ``torch.save`` on rank 0. Every rank must call it."""
         self.team.save(obj, f)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Any]:
-        """The model's weights."""
+        """Returns the model's weights."""
         weights: Mapping[str, Any] = model.state_dict()
         return weights
 
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> nn.Module:
-        """The script's own model."""
+        """Returns the script's model, without the wrapper of ``prepare``."""
         return self.team.unwrap(model)
 
     def init_trackers(
         self, project_name: str, config: Mapping[str, Any] | None = None, init_kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Start the trackers, on rank 0."""
+        """Starts the trackers on rank 0."""
         if self.log_with is not None and self.is_main_process:
             self.trackers = host.make_trackers(self.log_with, self.logging_dir, project_name, config, init_kwargs or {})
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Write values to the trackers, and numbers among them to lockstep's journal and progress
-        display. Every rank must call it, with equal values."""
+        """Writes values to the trackers. Numbers among the values also go to lockstep's event log
+        and progress display. Every rank must call it, with equal values."""
         values = {name: value_of(value) if isinstance(value, Promise) else value for name, value in values.items()}
         numbers = {name: value for name, value in values.items() if _is_number(value)}
         if numbers:
@@ -94,10 +94,10 @@ class Outputs(Processes):
             tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """A tracker, on rank 0; elsewhere, one that does nothing.
+        """Returns a tracker on rank 0, and a tracker that does nothing on other ranks.
 
         Raises:
-            ValueError: there is none of that name.
+            ValueError: no tracker has that name.
         """
         for tracker in self.trackers:
             if tracker.name == name:
@@ -105,22 +105,22 @@ class Outputs(Processes):
         if not self.is_main_process:
             return host.BLANK_TRACKER
         raise ValueError(
-            f"{name} is not an available tracker. Make sure to call init_trackers(), and with log_with={name!r}."
+            f"tracker {name} is not available. Create the Accelerator with log_with={name!r} and call init_trackers()."
         )
 
     @property
     def logging_dir(self) -> Any:
-        """Where trackers write."""
+        """The directory in which trackers write."""
         return self.project_configuration.logging_dir
 
     @property
     def project_dir(self) -> Any:
-        """The project's folder."""
+        """The directory of the project."""
         return self.project_configuration.project_dir
 
     @contextlib.contextmanager
     def profile(self, profile_handler: Any = None) -> Iterator[Any]:
-        """torch's profiler, with the options of ``ProfileKwargs``."""
+        """Profiles the block with torch's profiler and the options of ``ProfileKwargs``."""
         handler = profile_handler or self.profile_handler
         with handler.build() as profiler:
             yield profiler
@@ -131,7 +131,7 @@ class Outputs(Processes):
             self.wait_for_everyone()
 
     def end_training(self) -> None:
-        """Finish the trackers."""
+        """Finishes the trackers. Every rank must call it."""
         for tracker in self.trackers:
             tracker.finish()
         self.team.barrier()

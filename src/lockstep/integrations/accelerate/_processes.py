@@ -1,4 +1,4 @@
-"""Which process this is, and what one process does for all."""
+"""The number of this process, and the code that only one process runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import lockstep
 
 
 class Processes:
-    """The part of ``Accelerator`` that asks for ranks: there is one process of a script, whose
-    index is this rank."""
+    """The part of ``Accelerator`` about ranks. The script sees one process, whose index is this
+    rank."""
 
     num_processes = 1
-    """Processes that a script sees. (Those of the run: ``accelerator.team.world_size``.)"""
+    """The number of processes that the script sees. The run's number is
+    ``accelerator.team.world_size``."""
     use_distributed = multi_device = False
     split_batches = True
-    """Batches of loaders are the global ones."""
+    """Whether batches of loaders are global batches. They always are."""
     even_batches = dispatch_batches = False
 
     def __init__(self, team: lockstep.Team) -> None:
@@ -28,12 +29,12 @@ class Processes:
 
     @property
     def process_index(self) -> int:
-        """This rank."""
+        """The rank of this process."""
         return self.team.rank
 
     @property
     def local_process_index(self) -> int:
-        """This rank among those of its host."""
+        """The number of this process on its machine."""
         return self.team.local_rank
 
     @property
@@ -43,7 +44,7 @@ class Processes:
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first rank of its host."""
+        """Whether this is the first rank of its machine."""
         return self.team.local_rank == 0
 
     @property
@@ -52,38 +53,38 @@ class Processes:
         return self.team.is_main
 
     def print(self, *values: Any, **options: Any) -> None:
-        """``print`` on rank 0."""
+        """Prints on rank 0."""
         self.team.print(*values, **options)
 
     def wait_for_everyone(self) -> None:
-        """Wait until every rank calls it."""
+        """Waits until every rank calls it."""
         self.team.barrier()
 
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:
-        """Run the block on rank 0 first. Every rank must enter it."""
+        """Runs the block on rank 0 first. Every rank must enter it."""
         return self.team.main_first()
 
     def local_main_process_first(self) -> contextlib.AbstractContextManager[None]:
-        """``main_process_first``."""
+        """Runs the block on rank 0 first, like ``main_process_first``."""
         return self.team.main_first()
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that does nothing on other ranks than 0."""
+        """Returns a function that does nothing on ranks other than 0."""
         return _only(function, lambda: self.is_main_process)
 
     on_last_process = on_main_process
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that does nothing on other ranks than the first of each host."""
+        """Returns a function that does nothing except on the first rank of each machine."""
         return _only(function, lambda: self.is_local_main_process)
 
     def set_trigger(self) -> None:
-        """Note on this rank that ``check_trigger`` is to be true."""
+        """Makes the next ``check_trigger`` return True on every rank."""
         self._is_triggered = True
 
     def check_trigger(self) -> bool:
-        """Whether a rank has called ``set_trigger`` since the last check. Every rank must call
-        it."""
+        """Returns whether any rank called ``set_trigger`` since the last check. Every rank must
+        call it."""
         triggered, self._is_triggered = self._is_triggered, False
         return self.team.any(triggered)
 

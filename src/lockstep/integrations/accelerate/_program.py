@@ -1,4 +1,4 @@
-"""``Program``: noted operations, to be run on the samples of a shard."""
+"""Programs: recorded operations that run on the samples of a shard."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from lockstep.integrations.accelerate._promise import Node, Promise, leaf, promi
 
 
 class PerShard:
-    """A function that is called with a shard's values, and whose results are kept, since it may
-    draw or be costly: a model.
+    """A function, usually a model, that runs once per shard and whose results are kept.
+
+    Other operations may be computed again when the script reads a value. A model must not be: it
+    is slow, and dropout would draw other random numbers.
 
     Args:
-        function: called with values in place of promises.
-        stamp: what must be the same when it is noted and when it is called.
-        name: for errors.
+        function: the function, which is called with values instead of promises.
+        stamp: returns a value that must not change between recording the call and making it.
+        name: the name for errors.
     """
 
     def __init__(self, function: Callable[..., Any], stamp: Callable[[], Any], name: str) -> None:
@@ -31,16 +33,17 @@ class PerShard:
         self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's result.
+        """Returns the function's result.
 
         Raises:
-            UsageError: the stamp has changed since the call was noted.
+            UsageError: the stamp changed after the call was recorded.
         """
         if (now := self._stamp()) != self._noted:
             raise UsageError(
-                "the model that was called in this batch has changed before accelerator.backward() (training mode, "
-                f"weights: {self._noted}, now {now}). The call is computed in accelerator.backward(), so its result would "
-                "be another. Change weights and modes after accelerator.backward()."
+                "the model's weights or training mode changed between its call and accelerator.backward() (from "
+                f"{self._noted} to {now}). backward() computes the call, so its result would differ. Change weights and "
+                "modes after accelerator.backward().",
+                code="model-changed",
             )
         return self._function(*args, **kwargs)
 
@@ -53,7 +56,7 @@ class PerShard:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """In arguments: the result of an earlier operation."""
+    """A placeholder in arguments for the result of an earlier operation."""
 
     number: int
 
@@ -65,12 +68,14 @@ class _Step:
     kwargs: dict[str, Any]
     context: Context
     is_again: bool
-    """Whether an earlier phase has computed it, too."""
+    """Whether an earlier phase computed this step as well."""
 
 
 class Program:
-    """Operations in the order in which they were noted. It keeps no promise, so that their owners
-    can be let go.
+    """Operations in the order in which they were recorded.
+
+    A program contains no promises. So the script alone decides how long a promise lives, and values
+    that it has dropped are not computed.
 
     Args:
         targets: the nodes to compute.
@@ -84,13 +89,14 @@ class Program:
         }
 
     def run(self, data: Any, memo: dict[int, Any], targets: Iterable[int] | None = None, *, gradients: bool = True) -> None:
-        """Compute what the targets need on the samples ``data``.
+        """Computes the targets, and all operations that they need, on the samples ``data``.
 
         Args:
-            data: of the shard.
-            memo: the results by number, to which this adds.
-            targets: numbers of those to compute; None: all of the program's.
-            gradients: whether to build a graph where one was on when the operation was noted.
+            data: the samples of the shard.
+            memo: the results by number, to which new results are added.
+            targets: the numbers of the nodes to compute; None: all targets of the program.
+            gradients: whether to build a graph where gradients were on when the operation was
+                recorded.
         """
         wanted = self._needed(self.targets if targets is None else targets, memo)
         for number in wanted:
@@ -104,8 +110,10 @@ class Program:
                 memo[number] = step.call(*args, **kwargs)
             if before is not None and not torch.equal(before, torch.get_rng_state()):
                 raise UsageError(
-                    f"{getattr(step.call, '__name__', step.call)} draws random numbers, and was computed in an earlier "
-                    "accelerator.backward() of this batch: the second one would draw others. Note it again between the two."
+                    f"{getattr(step.call, '__name__', step.call)} draws random numbers, and an earlier accelerator.backward() "
+                    "of this batch already computed it. This one would draw different numbers. Repeat the line between the "
+                    "two backward() calls.",
+                    code="random-numbers-twice",
                 )
 
     def _needed(self, targets: Iterable[int], memo: dict[int, Any]) -> list[int]:
@@ -119,8 +127,8 @@ class Program:
         return sorted(found)
 
     def shares_call(self, other: Program, number: int) -> bool:
-        """Whether an operation is a call of a ``PerShard`` function that another program makes,
-        too, on the same values."""
+        """Returns whether an operation is a call of a ``PerShard`` function that another program
+        makes as well, on the same values."""
         if number not in self._steps or number not in other._steps or not isinstance(self._steps[number].call, PerShard):
             return False
         numbers = self._needed([number], {})
@@ -138,8 +146,8 @@ class Program:
 
 
 def needed(targets: Iterable[Node]) -> list[Node]:
-    """The nodes that the targets are computed from, and they themselves, in the order in which they
-    were noted."""
+    """Returns the targets and the nodes that they depend on, in the order in which they were
+    recorded."""
     found: dict[int, Node] = {}
     todo = list(targets)
     while todo:
@@ -152,7 +160,7 @@ def needed(targets: Iterable[Node]) -> list[Node]:
 
 
 def follow(path: Sequence[Any], data: Any) -> Any:
-    """The part of ``data`` at a path of keys and indices."""
+    """Returns the part of ``data`` at a path of keys and indices."""
     for key in path:
         data = data[key]
     return data

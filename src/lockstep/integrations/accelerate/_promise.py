@@ -1,5 +1,17 @@
-"""``Promise``: a value that a training loop computes from a batch, noted by the loop and computed
-later, once per shard."""
+"""Promises: values that a training loop computes from a batch, recorded now and computed later.
+
+A loop for accelerate has one body per batch, and no inner loop over shards. lockstep must compute
+the body once per shard, because results may depend only on the number of shards. So the lines of
+the body do not compute: they record operations (``Node``), and ``accelerator.backward(loss)``
+computes them for each shard::
+
+    line of the script             recorded                computed in backward, per shard
+    outputs = model(x)             model(x)                model(x of the shard)
+    loss = criterion(outputs, y)   criterion(outputs, y)   the shard's loss, and its gradient
+    accelerator.backward(loss)     -                       (all lines above)
+    loss.item()                    -                       the mean over all shards is known
+
+A promise therefore has no value before ``backward``, and a line that needs one is an error."""
 
 from __future__ import annotations
 
@@ -19,44 +31,44 @@ class Source(Protocol):
     """The batch that promises are computed from."""
 
     device: torch.device
-    """The device of its samples."""
+    """The device of the samples."""
     serial: int
-    """Number of the batch in this launch."""
+    """The number of the batch in this launch."""
 
     is_evaluated: bool
-    """Whether operations run on other batches, too: then, none of this one's values may stand for
-    its operation."""
+    """Whether the operations also run on other batches, so that a value of this batch must not
+    replace its operation."""
 
     @property
     def is_ready(self) -> bool:
         """Whether ``value`` can be called."""
 
     def value(self, node: Node) -> Any:
-        """Compute a value over the whole batch, the same on every rank. Every rank must call it.
+        """Computes a value over the global batch, equal on every rank. Every rank must call it.
 
         Raises:
-            UsageError: it is not known yet.
+            UsageError: the value is not known yet.
         """
 
     def add(self, node: Node) -> int:
-        """Note a node, and return its number in the batch."""
+        """Records a node and returns its number in the batch."""
 
     def check_constant(self, value: Tensor) -> None:
-        """Check a tensor of the script that an operation gets along with promises.
+        """Checks a tensor of the script that an operation uses together with promises.
 
         Raises:
-            UsageError: it carries a graph, which each shard would run backward.
+            UsageError: the tensor has a graph, which each shard would run backward.
         """
 
 
 class Node:
-    """A noted operation: what is called, with which arguments, some of which are promises.
+    """A recorded operation: a function and its arguments, some of which are promises.
 
     Args:
-        source: the batch that it is computed from.
-        call: what is called; ``leaf`` for a part of the batch.
-        args: of the call; for a leaf, the path to it in the batch.
-        kwargs: of the call.
+        source: the batch from which it is computed.
+        call: the function; ``leaf`` for a part of the batch.
+        args: the arguments; for a leaf, its path in the batch.
+        kwargs: the keyword arguments.
     """
 
     __slots__ = (
@@ -78,21 +90,21 @@ class Node:
         self.source, self.call, self.args, self.kwargs = source, call, args, kwargs
         self.context = Context.now(source.device.type)
         self.number = source.add(self)
-        """Number of the operation in its batch."""
+        """The number of the operation in its batch."""
         self.was_run = False
-        """Whether shards have computed it."""
+        """Whether the shards have computed the operation."""
         self.results: list[tuple[int, int, Any]] | None = None
         """The values of this process's shards, each with the shard's number and its number of
         samples; None: not kept."""
         self.parts: dict[Any, weakref.ref[Node] | Node] = {}
-        """Its attributes and items that were noted, so that ``outputs.loss`` is the same node each
-        time. Those with a value are kept."""
+        """The recorded attributes and items of this value, so that ``outputs.loss`` is the same
+        node each time. Only parts with a value are kept by a strong reference."""
         self.value: Any = None
-        """The value over the whole batch."""
+        """The value over the global batch."""
         self.has_value = False
 
     def settle(self, value: Any) -> None:
-        """Set the value, and release what it was computed from."""
+        """Sets the value, and releases the arguments from which it was computed."""
         self.value, self.has_value = value, True
         if not self.source.is_evaluated:
             self.results = None
@@ -100,7 +112,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """What a script calls it, for errors."""
+        """The operation as the script writes it, for errors."""
         if self.call is leaf:
             return f"batch[{self.args[-1]!r}]" if self.args else "batch"
         if self.call in (call_method, getattr) and len(self.args) > 1:
@@ -109,22 +121,22 @@ class Node:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the value stands for the operation."""
+        """Whether other operations use the value instead of the operation."""
         return self.has_value and not self.source.is_evaluated
 
     def let_go(self) -> None:
-        """Release what it is computed from, which a backward pass has noted."""
+        """Releases the arguments, which the program of a backward pass contains."""
         if is_part(self.call, self.args):
             self.args[0]._node.parts[self.call, self.args[1]] = self
         self.args, self.kwargs = (), {}
 
 
 class Promise:
-    """What a script has of a node.
+    """A node as the script sees it.
 
-    Operators, methods, attributes and torch functions of a promise give another promise. What needs
-    a number (``item()``, ``float()``, ``if``) gives the value over the whole batch if it is known,
-    and is an error before."""
+    Operators, methods, attributes and torch functions of a promise return another promise. A use
+    that needs a number (``item()``, ``float()``, ``if``) returns the value over the global batch
+    if it is known, and raises an error otherwise."""
 
     __slots__ = ("_node",)
     _node: Node
@@ -136,7 +148,7 @@ class Promise:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return note(function, *args, **(kwargs or {}))
 
-    # What gives a promise
+    # Uses that return a promise
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -148,8 +160,10 @@ class Promise:
         return _refuse_in_place(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A promise of the call."""
-        if self._node.call is getattr:  # a method of a promise
+        """Returns a promise of the call."""
+        if self._node.call is getattr:
+            # loss.detach() is getattr(loss, "detach") and then this call. As one operation, it has
+            # a name in errors, and the bound method is not a value of its own.
             owner, name = self._node.args
             return note(call_method, owner, name, *args, **kwargs)
         return note(call, self, *args, **kwargs)
@@ -158,30 +172,30 @@ class Promise:
         return note(operator.getitem, self, key)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The promise itself for a device, since shards are on ``accelerator.device``; with a
-        dtype, a promise."""
+        """Returns this promise for a device, since shards are on ``accelerator.device`` already;
+        for a dtype, another promise."""
         given = [*args, *kwargs.values()]
         if any(isinstance(value, (torch.dtype, Tensor, Promise)) for value in given):
             return note(call_method, self, "to", *args, **kwargs)
         return self
 
     def cuda(self, *_: Any, **__: Any) -> Promise:
-        """The promise itself: shards are on ``accelerator.device``."""
+        """Returns this promise, since shards are on ``accelerator.device`` already."""
         return self
 
-    # What needs the value
+    # Uses that need the value
 
     def item(self) -> Any:
-        """The number: over the whole batch, the same on every rank."""
+        """Returns the number over the global batch, equal on every rank."""
         value = value_of(self)
         return value.item() if isinstance(value, Tensor) else value
 
     def tolist(self) -> Any:
-        """``tolist`` of the value."""
+        """Returns ``tolist()`` of the value."""
         return value_of(self).tolist()
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        """``numpy`` of the value."""
+        """Returns ``numpy()`` of the value."""
         return value_of(self).numpy(*args, **kwargs)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
@@ -219,7 +233,7 @@ class Promise:
         node = self._node
         return f"<{node.value}>" if node.has_value else f"<{node.name}, computed per shard>"
 
-    # What would change a value that other noted operations read
+    # Uses that would change a value in place, which other recorded operations read
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         _refuse_in_place("x[...] = y")
@@ -232,23 +246,24 @@ class Promise:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UsageError(
-            "a value of a batch that is computed per shard cannot be pickled or copied. Read its number first, after "
-            "accelerator.backward(): loss.item()."
+            "a value of a batch that is computed per shard cannot be pickled or copied. After accelerator.backward(), read "
+            "its number: loss.item().",
+            code="promise-copied",
         )
 
 
 def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of a promise of a function."""
+    """Calls a function that was a promise."""
     return function(*args, **kwargs)
 
 
 def call_method(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """A call of a method of a promise."""
+    """Calls a method of a value that was a promise."""
     return getattr(owner, name)(*args, **kwargs)
 
 
 def leaf(*_: Any) -> NoReturn:
-    """The call of a promise of a part of the batch."""
+    """Marks a node as a part of the batch, which is read instead of computed."""
     raise AssertionError("a part of the batch is read, not called")
 
 
@@ -256,22 +271,23 @@ _OPERATORS = ("add_", "sub_", "mul_", "div_")
 
 
 def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A promise of ``function(*args, **kwargs)``, or its value, if the values of all promises among
-    the arguments are known.
+    """Records ``function(*args, **kwargs)`` and returns its promise; if the values of all promises
+    among the arguments are known, calls the function and returns its value.
 
     Raises:
-        UsageError: it would change a tensor in place, or promises of two batches cannot be brought
-            together.
+        UsageError: the function changes a tensor in place, or the arguments are unknown values of
+            two batches.
     """
     name = getattr(function, "__name__", "")
     if "out" in kwargs or name in ("__setitem__", "__delitem__") or (name.endswith("_") and not name.endswith("__")):
         if not all(promise._node.has_value or promise._node.source.is_ready for promise in promises_in((args, kwargs))):
-            # total += loss, too: PyTorch makes the same call of it as of total.add_(loss)
-            _refuse_in_place("+= or another operation in place" if name in _OPERATORS else name)
+            # PyTorch makes the same call for `total += loss` as for `total.add_(loss)`.
+            _refuse_in_place("+= or another in-place operation" if name in _OPERATORS else name)
         return function(*replaced(args, value_of), **replaced(kwargs, value_of))
     unknown = [promise._node for promise in promises_in((args, kwargs)) if not promise._node.has_value]
     source = unknown[-1].source if unknown else None
-    # the newer batch: what belongs to an older one is read now, so that nothing of it is kept
+    # The operation belongs to the newest batch. Values of older batches are read now: later, their
+    # shards are no longer available.
     for node in unknown:
         if source is not None and node.source.serial > source.serial:
             source = node.source
@@ -296,7 +312,7 @@ def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def is_part(call: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a noted operation reads an attribute or an item of a promise."""
+    """Returns whether a recorded operation reads an attribute or an item of a promise."""
     return (
         len(args) == 2
         and call in (getattr, operator.getitem)
@@ -306,10 +322,10 @@ def is_part(call: Callable[..., Any], args: tuple[Any, ...]) -> bool:
 
 
 def value_of(promise: Promise) -> Any:
-    """The value over the whole batch, the same on every rank; every rank must call it.
+    """Returns the value over the global batch, equal on every rank. Every rank must call it.
 
     Raises:
-        UsageError: it is not known yet.
+        UsageError: the value is not known yet.
     """
     node = promise._node
     if not node.has_value:
@@ -318,7 +334,7 @@ def value_of(promise: Promise) -> Any:
 
 
 def promises_in(tree: Any) -> Iterator[Promise]:
-    """The promises in lists, tuples, dicts and slices."""
+    """Yields the promises in lists, tuples, dicts and slices."""
     if isinstance(tree, Promise):
         yield tree
     elif isinstance(tree, (list, tuple)):
@@ -332,7 +348,7 @@ def promises_in(tree: Any) -> Iterator[Promise]:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors in lists, tuples and dicts."""
+    """Yields the tensors in lists, tuples and dicts."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, (list, tuple)):
@@ -343,8 +359,8 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def replaced(tree: Any, get: Callable[[Promise], Any]) -> Any:
-    """The same tree with ``get(promise)`` in the place of each promise. A tree without promises is
-    returned itself."""
+    """Returns the tree with ``get(promise)`` instead of each promise. A tree without promises is
+    returned unchanged."""
     if isinstance(tree, Promise):
         return get(tree)
     if next(promises_in(tree), None) is None:
@@ -359,14 +375,14 @@ def replaced(tree: Any, get: Callable[[Promise], Any]) -> Any:
 
 def _refuse_in_place(what: str) -> NoReturn:
     raise UsageError(
-        f"{what} changes a tensor in place, and a value of the batch that is computed later, in accelerator.backward(), is "
-        "involved. Compute a new value: total = total + loss.detach(), x = torch.where(mask, y, x). Or move the line after "
-        "accelerator.backward()."
+        f"{what} changes a tensor in place and uses a value that accelerator.backward() computes later. Compute a new value "
+        "(total = total + loss.detach(), x = torch.where(mask, y, x)), or move the line after accelerator.backward().",
+        code="in-place-before-backward",
     )
 
 
 def _operators() -> None:
-    """Give ``Promise`` the operators of tensors. (``x += y`` falls back to ``x = x + y``.)"""
+    """Adds the operators of tensors to ``Promise``, whose ``x += y`` then means ``x = x + y``."""
     unary = ("neg", "pos", "abs", "invert")
     binary = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
     for name in (*unary, *binary, "eq", "ne", "lt", "le", "gt", "ge"):

@@ -1,4 +1,4 @@
-"""The arguments of ``Accelerator``: lockstep's settings from accelerate's, and what is refused."""
+"""The arguments of ``Accelerator``: their translation to lockstep's settings, and refusals."""
 
 from __future__ import annotations
 
@@ -16,53 +16,59 @@ from lockstep._base.errors import ConfigError
 
 _PRECISIONS = {"no": "32-true", "bf16": "bf16-mixed"}
 _REFUSED = {
-    "deepspeed_plugin": "DeepSpeed trains in parallel in its own way. strategy='fsdp' shards parameters over the processes",
-    "deepspeed_plugins": "DeepSpeed trains in parallel in its own way. strategy='fsdp' shards parameters over the processes",
-    "fsdp_plugin": "lockstep shards parameters itself: pass strategy='fsdp' instead",
-    "megatron_lm_plugin": "Megatron-LM trains in parallel in its own way",
-    "torch_tp_plugin": "tensor parallelism is not supported",
-    "parallelism_config": "tensor, context and sequence parallelism are not supported. strategy='fsdp' shards parameters",
-    "dynamo_plugin": "torch.compile of a prepared model is not supported here: call torch.compile(model) before prepare()",
+    "deepspeed_plugin": "DeepSpeed is not supported. To shard parameters, pass strategy='fsdp'",
+    "deepspeed_plugins": "DeepSpeed is not supported. To shard parameters, pass strategy='fsdp'",
+    "fsdp_plugin": "lockstep shards parameters itself. Pass strategy='fsdp' instead",
+    "megatron_lm_plugin": "Megatron-LM is not supported. Remove the argument",
+    "torch_tp_plugin": "tensor parallelism is not supported. Remove the argument",
+    "parallelism_config": "tensor, context and sequence parallelism are not supported. To shard parameters, pass "
+    "strategy='fsdp'",
+    "dynamo_plugin": "compiling a prepared model is not supported. Call torch.compile(model) before prepare()",
 }
 
 
 def precision_of(mixed_precision: str) -> str:
-    """lockstep's name of a precision.
+    """Returns lockstep's name of a precision.
 
     Raises:
-        ConfigError: it is not supported here.
+        ConfigError: the precision is not supported here.
     """
     if mixed_precision not in _PRECISIONS:
         raise ConfigError(
-            f"mixed_precision={mixed_precision!r}: lockstep's Accelerator has 'no' and 'bf16'. (fp16 needs a loss scaler, "
-            "which lockstep's own loop has: lockstep.join(precision='16-mixed').)"
+            f"mixed_precision={mixed_precision!r} is not supported by lockstep's Accelerator. Use 'no' or 'bf16'; for fp16, "
+            "use lockstep's own loop with lockstep.join(precision='16-mixed').",
+            code="precision-of-accelerator",
         )
     return _PRECISIONS[mixed_precision]
 
 
 def refuse(arguments: dict[str, Any]) -> None:
-    """Check the arguments that lockstep does not support.
+    """Removes the arguments that lockstep does not support, and checks that they are not used.
 
     Raises:
-        ConfigError: one of them is given.
+        ConfigError: one of them is used.
     """
     for name, reason in _REFUSED.items():
         if arguments.pop(name, None) is not None:
-            raise ConfigError(f"Accelerator({name}=...): {reason}.")
+            raise ConfigError(f"Accelerator({name}=...): {reason}.", code="argument-of-accelerator")
     backend = arguments.pop("dynamo_backend", None)
     if backend is not None and str(backend).upper() not in ("NO", str(DynamoBackend.NO)):
-        raise ConfigError(f"Accelerator(dynamo_backend={backend!r}): {_REFUSED['dynamo_plugin']}.")
+        raise ConfigError(
+            f"Accelerator(dynamo_backend={backend!r}): {_REFUSED['dynamo_plugin']}.", code="argument-of-accelerator"
+        )
     if arguments.pop("device_placement", True) is not True:
         raise ConfigError(
-            "Accelerator(device_placement=False): lockstep moves models and batches to accelerator.device. Leave it out."
+            "Accelerator(device_placement=False) is not supported: lockstep always moves models and batches to "
+            "accelerator.device. Remove the argument.",
+            code="argument-of-accelerator",
         )
 
 
 def profile_of(handlers: Iterable[Any]) -> ProfileKwargs:
-    """The options of the profiler among ``kwargs_handlers``.
+    """Returns the options of the profiler among ``kwargs_handlers``.
 
     Raises:
-        ConfigError: another one would change what is computed.
+        ConfigError: a handler would change results.
     """
     profile = ProfileKwargs()
     for handler in handlers:
@@ -71,13 +77,14 @@ def profile_of(handlers: Iterable[Any]) -> ProfileKwargs:
         elif isinstance(handler, DistributedDataParallelKwargs):
             if handler.comm_hook != DDPCommunicationHookType.NO:
                 raise ConfigError(
-                    f"DistributedDataParallelKwargs(comm_hook={handler.comm_hook}): a hook rounds gradients between "
-                    "processes, so the result would depend on their number. Leave it out."
+                    f"DistributedDataParallelKwargs(comm_hook={handler.comm_hook}) rounds gradients between processes, so "
+                    "results would depend on the number of processes. Remove the hook.",
+                    code="communication-hook",
                 )
         else:
             raise ConfigError(
-                f"Accelerator(kwargs_handlers=[{type(handler).__name__}(...)]): lockstep takes ProfileKwargs, and "
-                "DistributedDataParallelKwargs without a hook. Settings of processes are its own: "
-                "Accelerator(timeout_s=600, ...)."
+                f"Accelerator(kwargs_handlers=[{type(handler).__name__}(...)]) is not supported. Remove it; settings of "
+                "lockstep are arguments of Accelerator, such as timeout_s=600.",
+                code="handler-of-accelerator",
             )
     return profile

@@ -1,4 +1,4 @@
-"""How a batch is put together: which parts of it become promises, and how the values of shards are
+"""The structure of a batch: the parts that become promises, and how the values of shards are
 joined."""
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Path = tuple[Any, ...]
 
 
 def with_leaves(data: Any, make: Callable[[Path, Any], Any]) -> Any:
-    """A batch with ``make(path, part)`` in the place of its parts.
+    """Returns a batch with ``make(path, part)`` instead of each part.
 
-    Mappings at any depth, and a list or tuple at the top, keep their kind, so that
-    ``model(**batch)`` and ``for x, y in loader`` work. Everything else is one part: a list further
-    down may have an entry per sample.
+    Mappings at any depth, and a list or tuple at the top, keep their type, so that
+    ``model(**batch)`` and ``for x, y in loader`` work. Anything else is one part: a nested list may
+    have one entry per sample, and then its length differs between shards.
     """
     if isinstance(data, (list, tuple)):
         parts = [_mapping(item, make, (number,)) for number, item in enumerate(data)]
@@ -39,19 +39,21 @@ def _mapping(data: Any, make: Callable[[Path, Any], Any], path: Path) -> Any:
 def _like(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if not isinstance(data, MutableMapping):
         return items
-    result = copy.copy(data)  # keeps what a tokenizer's batch has besides its items
+    # A copy keeps attributes: a tokenizer's BatchEncoding has more than its items.
+    result = copy.copy(data)
     for key, item in items.items():
         result[key] = item
     return result
 
 
 def shape_of(data: Any) -> Any:
-    """The kind of a batch: equal for the shards that can be computed by the same lines."""
+    """Returns the structure of a batch, which is equal for shards that the same lines can
+    compute."""
     return with_leaves(data, lambda _path, part: None if part is None else ...)
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """The same structure with ``function`` applied to its tensors."""
+    """Returns the structure with ``function`` applied to its tensors."""
     if isinstance(value, Tensor):
         return function(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -67,37 +69,38 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def join(values: Sequence[Any], sizes: Sequence[int], name: str) -> Any:
-    """The value over a whole batch from those of its shards, in their order: rows one after
-    another.
+    """Joins the values of shards, in shard order, to the value over the global batch.
 
     Args:
-        values: of the shards.
-        sizes: their numbers of samples.
-        name: of the value, for errors.
+        values: the values of the shards, with one row per sample.
+        sizes: the numbers of samples of the shards.
+        name: the name of the value, for errors.
 
     Raises:
-        UsageError: a value has no row per sample, or rows differ in shape.
+        UsageError: a value does not have one row per sample, or rows differ in shape.
     """
     first = values[0]
     if isinstance(first, Tensor):
         if any(value.ndim == 0 for value in values):
             raise UsageError(
-                f"{name} is one number per shard, and whether the batch's is the mean or the sum of them is unknown: only "
-                "the loss that is given to accelerator.backward() is known to be a mean. Before accelerator.backward() "
-                "write value = accelerator.reduce(value, reduction='mean'), or 'sum'; or compute it from the model's "
-                "outputs."
+                f"{name} is one number per shard, and lockstep cannot know whether to average or sum it (only the loss passed "
+                "to accelerator.backward() is known to be a mean). Before accelerator.backward(), write value = "
+                "accelerator.reduce(value, reduction='mean') or 'sum'.",
+                code="mean-or-sum",
             )
         shapes = [tuple(value.shape) for value in values]
         if any(shape[0] != size for shape, size in zip(shapes, sizes, strict=True)):
             raise UsageError(
-                f"{name} has shapes {shapes} in shards of {list(sizes)} samples: its first dimension does not count "
-                "samples, so the rows of the shards cannot be put together. Read a value with one row per sample."
+                f"{name} has shapes {shapes} in shards of {list(sizes)} samples, so its first dimension does not count samples "
+                "and rows cannot be joined. Read a value with one row per sample.",
+                code="rows-per-sample",
             )
         if len({shape[1:] for shape in shapes}) > 1:
             raise UsageError(
-                f"{name} has shapes {shapes} in the shards of this batch, as where each shard is padded to its own "
-                "longest sample, so the rows cannot be put together. Pad to one length (padding='max_length'), or read a "
-                "value without that dimension."
+                f"{name} has shapes {shapes} in the shards of this batch, so its rows cannot be joined (each shard may be "
+                "padded to its longest sample). Pad to one length (padding='max_length'), or read a value without that "
+                "dimension.",
+                code="unequal-rows",
             )
         return torch.cat(list(values))
     if isinstance(first, Mapping):
@@ -108,6 +111,7 @@ def join(values: Sequence[Any], sizes: Sequence[int], name: str) -> Any:
     if all(type(value) is type(first) and value == first for value in values):
         return first
     raise UsageError(
-        f"{name} is a {type(first).__name__} that differs from shard to shard, and has no value over the whole batch. "
-        "Read tensors with one row per sample."
+        f"{name} is a {type(first).__name__} that differs between shards, so it has no value over the global batch. Read a "
+        "tensor with one row per sample.",
+        code="differs-between-shards",
     )
