@@ -116,6 +116,18 @@ def test_an_interrupted_run_whose_newest_launch_had_other_arguments_than_the_fir
     assert ["--run-dir" in remark for remark in found["remarks"]] == [True]
 
 
+def test_a_very_long_command_is_cut_in_the_table_and_whole_in_json(look, stopped):
+    many = [f"--worker-argument={number}" for number in range(60)]
+    with (stopped / "events.jsonl").open("a") as journal:
+        journal.write(json.dumps({"event": "start", "time_s": 2e9, "args": many, "world_size": 1}) + "\n")
+    [found] = json.loads(look(stopped.parent.parent, "--json").out)
+    assert found["args"] == many
+    row = rows(look(stopped.parent.parent).out)["stopped-1"].rstrip()
+    assert many[0] in row
+    assert many[-1] not in row
+    assert row.endswith("…")
+
+
 def test_looking_takes_nothing_from_a_run_and_writes_nothing(made, look):
     path = made / "runs" / "stopped-1"
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}

@@ -26,6 +26,7 @@ from lockstep._world.machine.sizes import NOTHING, size, span
 
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
 _MAX_WORLD_SIZES = 4
+_MAX_COMMAND = 200
 _MAX_LISTED = 5
 
 _EPILOG = """
@@ -142,7 +143,9 @@ def _script(run: Run) -> str:
         return NOTHING
     path = Path(run.script)
     here = Path.cwd()
-    return run.command(str(path.relative_to(here) if path.is_relative_to(here) else path))
+    command = run.command(str(path.relative_to(here) if path.is_relative_to(here) else path))
+    # A worker of Ray has some 900 characters of arguments, which would hide the other columns.
+    return command if len(command) <= _MAX_COMMAND else f"{command[: _MAX_COMMAND - 1]}…"
 
 
 _COLUMNS = (
