@@ -185,7 +185,7 @@ def test_damage_is_passed_over_and_said(place, page, tmp_path):
     (run / "events.jsonl").unlink()
     text = Elements(page(run)).all[0].text
     assert "unreadable" in text
-    assert "There is no journal" in text
+    assert "There is no event log" in text
 
 
 def test_what_there_is_no_report_on_is_refused_with_a_remedy(place, report, tmp_path, monkeypatch):
