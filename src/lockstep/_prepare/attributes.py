@@ -53,7 +53,7 @@ class Attributes:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._before = {name: _Look(optimizer, value).kept() for name, value in self._own()}
+        self._before = {name: _Snapshot(optimizer, value).kept() for name, value in self._own()}
         self._have_changed = set[str]()
 
     @property
@@ -92,7 +92,7 @@ class Attributes:
         found = {}
         for name, value in self._own():
             if name not in self._have_changed:
-                before, now = self._before.get(name), _Look(self._optimizer, value)
+                before, now = self._before.get(name), _Snapshot(self._optimizer, value)
                 if before is not None and not now.differs(before):
                     continue
                 # for good: what has changed back may have done so in part
@@ -133,7 +133,7 @@ def _coded(optimizer: Optimizer, value: Any) -> Any:
     return mapped(value, code)
 
 
-class _Look:
+class _Snapshot:
     """An attribute as it is at one moment, to be compared with a later one."""
 
     def __init__(self, optimizer: Optimizer, value: Any) -> None:
@@ -147,12 +147,12 @@ class _Look:
         self._is_cut = any(map(is_dtensor, _leaves(self._tree)))
         self._content: str | None = None
 
-    def kept(self) -> _Look:
+    def kept(self) -> _Snapshot:
         """This look, which keeps nothing of the attribute alive, and does not change with it."""
         self._take_content()
         return self
 
-    def differs(self, before: _Look) -> bool:
+    def differs(self, before: _Snapshot) -> bool:
         """Whether it has changed since a look that was kept."""
         # Tensors that are cut over the ranks have been made since: by a step.
         if self._is_cut or self._tensors != before._tensors:

@@ -171,7 +171,7 @@ class ShardGradients:
         self._parameters = parameters
         self._is_plain = is_plain
         self.marked: list[nn.Parameter] = []
-        """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are
+        """The first parameter of each model, whose ``.grad`` is a IncompleteGrad while gradients are
         incomplete."""
         self._accumulating: list[Node] = []
         """Autograd's nodes that write the gradients of first parameters: they keep a hook only
@@ -221,7 +221,7 @@ class ShardGradients:
         an error when used."""
         for parameter in self.marked:
             if parameter.grad is None:
-                parameter.grad = NotYet.like(parameter)
+                parameter.grad = IncompleteGrad.like(parameter)
 
     def end_shard(self, num_calls: int) -> None:
         """End the micro-step.
@@ -245,7 +245,7 @@ class ShardGradients:
 
     def _remove_placeholders(self) -> None:
         for parameter in self.marked:
-            if isinstance(parameter.grad, NotYet):
+            if isinstance(parameter.grad, IncompleteGrad):
                 parameter.grad = None
 
     def _check_none(self) -> None:
@@ -283,14 +283,14 @@ class ShardGradients:
             )
 
 
-class NotYet(Tensor):
+class IncompleteGrad(Tensor):
     """A placeholder in ``.grad`` after a backward pass inside ``batch.shards``. Any operation on it
     raises UsageError."""
 
     @staticmethod
-    def like(parameter: Tensor) -> NotYet:
+    def like(parameter: Tensor) -> IncompleteGrad:
         """A placeholder of a parameter's shape, which takes no memory."""
-        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(NotYet)
+        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(IncompleteGrad)
 
     @classmethod
     def __torch_function__(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lockstep._data.batch import GlobalBatch
-from lockstep._prepare.explain import explain
+from lockstep._prepare.forward_errors import raise_better
 from lockstep._prepare.model_precision import ModelPrecision
 
 _OF_WRAPPERS = {
@@ -65,7 +65,7 @@ class PreparedModel(nn.Module):
         try:
             return self._model_precision.forward(run, args, kwargs) if self._is_cast else run(*args, **kwargs)
         except (ValueError, RuntimeError) as error:
-            explain(error, self._wrapped)
+            raise_better(error, self._wrapped)
             raise
 
     @property

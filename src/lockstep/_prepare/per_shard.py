@@ -16,7 +16,7 @@ from lockstep._plan.shards import MicroStep
 from lockstep._world.comm.collectives import Collectives
 
 
-class Current(Protocol):
+class RunningShard(Protocol):
     """Provides the running shard."""
 
     num_shards: int
@@ -47,7 +47,7 @@ class PerShard:
         self,
         name: str,
         start: Any,
-        phases: Current,
+        phases: RunningShard,
         collectives: Collectives,
         blocks: Callable[[], Blocks],
         check: Callable[[Any, str], object],

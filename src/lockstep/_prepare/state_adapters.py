@@ -69,7 +69,7 @@ class StateAdapter:
         out."""
         return {}
 
-    def settle(self) -> None:
+    def after_first_step(self) -> None:
         """After the first step of a launch: what has been made since then will be made again by
         that of another launch."""
 
@@ -122,8 +122,8 @@ class ModelAdapter(StateAdapter):
         self._prepared = Structure(innermost(target))
 
     @override
-    def settle(self) -> None:
-        self._prepared.settle(Structure(innermost(self.target)))
+    def after_first_step(self) -> None:
+        self._prepared.add_lazy_layers(Structure(innermost(self.target)))
 
     @override
     def changes(self) -> list[str]:

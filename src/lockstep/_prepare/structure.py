@@ -28,12 +28,12 @@ class Structure:
         self._made = {name for name in layers if _is_made_by_forward(layers, name)}
         """Layers that are made where they are first needed, perhaps in the first evaluation:
         another model makes them again."""
-        self._is_settled = False
+        self._has_lazy_layers = False
 
-    def settle(self, now: Structure) -> None:
+    def add_lazy_layers(self, now: Structure) -> None:
         """Take the layers without parameters from another: those that a first forward pass has made
         it makes again."""
-        self._layers, self._is_settled = now._layers, True
+        self._layers, self._has_lazy_layers = now._layers, True
 
     def _is_made_again(self, name: str) -> bool:
         return any(name == made or name.startswith(f"{made}.") for made in self._made)
@@ -51,7 +51,7 @@ class Structure:
         found += [f"`{name}` is gone" for name in then if name not in now._parameters]
         found += [f"the buffer `{name}` is gone" for name in sorted(self._buffers - now._buffers)]
         # (with parameters, which layers have changed goes without saying)
-        if found or not self._is_settled:
+        if found or not self._has_lazy_layers:
             return found
         for name, kind in now._layers.items():
             before = self._layers.get(name, kind)

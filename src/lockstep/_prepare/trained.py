@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lockstep._prepare.model_precision import ModelPrecision
 from lockstep._prepare.scaling import LossScaling
 from lockstep._prepare.state_adapters import parameters_of
-from lockstep._prepare.unprepared import is_of_one_process
+from lockstep._prepare.unprepared import is_local_grad
 
 
 class TrainedObjects:
@@ -71,4 +71,4 @@ class TrainedObjects:
                     unprepared.append(parameter)
         if not unprepared:
             return trains, None
-        return trains, next((p for p in unprepared if trains or is_of_one_process(p.grad)), None)
+        return trains, next((p for p in unprepared if trains or is_local_grad(p.grad)), None)

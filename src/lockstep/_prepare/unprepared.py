@@ -50,7 +50,7 @@ class UnpreparedParameters:
         """Remove the placeholders, to which autograd could add nothing."""
         self._before = {}
         for key, parameter in self._alive():
-            if isinstance(parameter.grad, OfOneProcess):
+            if isinstance(parameter.grad, LocalGrad):
                 parameter.grad = None
             elif parameter.grad is not None:
                 self._before[key] = parameter.grad, version(parameter.grad)
@@ -69,7 +69,7 @@ class UnpreparedParameters:
                 continue
             before, changes = self._before.get(key, (None, 0))
             if gradient is not before or version(gradient) != changes:
-                parameter.grad = OfOneProcess.like(parameter)
+                parameter.grad = LocalGrad.like(parameter)
 
     def _alive(self) -> list[tuple[int, Tensor]]:
         found = {key: tensor for key, reference in self.known.items() if (tensor := reference()) is not None}
@@ -96,13 +96,13 @@ def leaves(loss: Tensor) -> list[Tensor]:
 def forget_gradients(model: nn.Module) -> None:
     """Remove the placeholders from a model that is about to be prepared."""
     for parameter in model.parameters():
-        if is_of_one_process(parameter.grad):
+        if is_local_grad(parameter.grad):
             parameter.grad = None
 
 
-def is_of_one_process(gradient: Tensor | None) -> bool:
+def is_local_grad(gradient: Tensor | None) -> bool:
     """Whether it is a placeholder for a gradient that was not combined over the processes."""
-    return isinstance(gradient, OfOneProcess)
+    return isinstance(gradient, LocalGrad)
 
 
 def refuse(shape: torch.Size, where: str = "") -> UsageError:
@@ -118,14 +118,14 @@ def refuse(shape: torch.Size, where: str = "") -> UsageError:
     )
 
 
-class OfOneProcess(Tensor):
+class LocalGrad(Tensor):
     """A placeholder in ``.grad`` of such a parameter, outside of ``batch.shards``. Operations on it
     raise UsageError."""
 
     @staticmethod
-    def like(parameter: Tensor) -> OfOneProcess:
+    def like(parameter: Tensor) -> LocalGrad:
         """A placeholder of a tensor's shape, which takes no memory."""
-        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(OfOneProcess)
+        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(LocalGrad)
 
     @classmethod
     def __torch_function__(
@@ -136,7 +136,7 @@ class OfOneProcess(Tensor):
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if name == "__deepcopy__":  # a copy of the parameter has no gradient
             return None
-        first = next((value for value in _flat(args) if isinstance(value, OfOneProcess)), None)
+        first = next((value for value in _flat(args) if isinstance(value, LocalGrad)), None)
         raise refuse(torch.Size() if first is None else first.shape)
 
 

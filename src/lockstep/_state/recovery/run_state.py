@@ -13,7 +13,7 @@ from lockstep._base.errors import ConfigError, ModelError
 from lockstep._data.loader import PreparedLoader
 from lockstep._prepare.registry import adapter_of, registered_adapter
 from lockstep._prepare.state_adapters import ATTRIBUTES, ModelAdapter, StateAdapter, Weights
-from lockstep._prepare.unprepared import is_of_one_process
+from lockstep._prepare.unprepared import is_local_grad
 from lockstep._state.checkpoint.manifest import Object
 from lockstep._state.checkpoint.parts import assign_tensors, part_name, state_part_name, weights_name
 from lockstep._state.checkpoint.tree import take_apart
@@ -167,7 +167,7 @@ def _check_gradients(adapter: StateAdapter) -> None:
     if not isinstance(adapter, ModelAdapter):
         return
     for name, parameter in adapter.target.named_parameters():
-        if is_of_one_process(parameter.grad):
+        if is_local_grad(parameter.grad):
             raise ModelError(
                 f"{name!r} was put into {adapter.name} ({type(adapter.target).__name__}) after team.prepare(), and got a "
                 "gradient inside batch.shards: the gradient is of this process's shards only, so every process would train a "

@@ -52,7 +52,7 @@ class Snapshots:
         memory for its copy."""
         self.is_rehearsed = True
         for adapter in self._state.objects:
-            adapter.settle()
+            adapter.after_first_step()
         mine, _ = self._state.part(self._collectives.rank, self._collectives.size)
         tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
         shapes = {

@@ -7,7 +7,7 @@ from torch import nn
 from lockstep._base.errors import LockstepError, ModelError
 
 
-def explain(error: Exception, model: nn.Module) -> None:
+def raise_better(error: Exception, model: nn.Module) -> None:
     """Raise a better error from ``error``, or return if there is none.
 
     Raises:
