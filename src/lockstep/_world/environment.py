@@ -1,5 +1,24 @@
 """This process's place among the processes of a run. The only module that reads environment
-variables."""
+variables.
+
+Launchers leave no other trace of themselves than variables, and one may run inside another. So a
+table of launchers is read from the top, and the first launcher whose variable is set started this
+process::
+
+    launcher    its variable            how ranks find each other       what it sets of machines
+    lockstep    LOCKSTEP_STORE          the file or store that it names             all
+    torchrun    TORCHELASTIC_RUN_ID     the agent's store (env://)                  all
+    horovodrun  HOROVOD_RANK            Horovod's own rendezvous                    all
+    mpirun      OMPI_COMM_WORLD_SIZE,   MASTER_ADDR, otherwise a file,              local ranks
+                or PMI_SIZE             on one machine
+    env         WORLD_SIZE              MASTER_ADDR                                 local ranks
+    slurm       SLURM_STEP_ID           MASTER_ADDR, otherwise a file on one        all
+                                        machine, or a port of the first host
+    python      none                    it is the only rank
+
+``slurm`` comes after the others, although a job's variables reach every process below it: ``srun``
+may start a launcher, whose workers are ranks of that launcher. Fields that a launcher does not set
+are completed at the rendezvous (``World.unsaid``)."""
 
 from __future__ import annotations
 
@@ -257,6 +276,8 @@ def _read_world(environ: Mapping[str, str]) -> World:
         _check_singleton(environ, row)
     store = environ.get(STORE, "")
     sets_all = row.launcher in ("lockstep", "torchrun")
+    # A missing number means one machine under lockstep and torchrun. Under other launchers nothing
+    # is known, and one process per machine is only assumed, until the rendezvous.
     local_size = _integer(environ, row.local_world_size, size if sets_all else 1)
     if local_size < 1:
         raise ConfigError(
@@ -272,6 +293,7 @@ def _read_world(environ: Mapping[str, str]) -> World:
         )
         if name not in environ
     }
+    # If all processes are on this machine, the other fields follow: it is node 0 of 1.
     if sets_all or (local_size == size and "local_world_size" not in unsaid):
         unsaid.clear()
     return World(
@@ -361,6 +383,8 @@ def threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
     if it starts one, so another number of processes would mean another number of threads.
     """
     requested = threads_asked(environ)
+    # The values are compared: a program under lockstep run may be a shell that sets OMP_NUM_THREADS
+    # for the script that it starts, and LOCKSTEP_OMP is inherited.
     if requested is None or environ.get(OMP_OF_LAUNCHER) == environ[OMP]:
         return None
     if world.launcher == "torchrun" and requested == 1 and world.local_world_size > 1:

@@ -27,4 +27,6 @@ def unread_bit_sums(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _of_part(tensor: Tensor) -> Tensor:
     row_bytes = math.prod(tensor.shape[1:]) * tensor.itemsize
+    # In bytes, since a part may begin in the middle of a 64-bit word of the whole tensor: 3 rows of
+    # one float16 on rank 0 end at byte 6.
     return bit_sum_of_part(to_local(tensor), own_rows(tensor).start * row_bytes, len(tensor) * row_bytes)

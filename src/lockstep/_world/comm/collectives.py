@@ -53,6 +53,8 @@ class Collectives:
     ) -> None:
         self._open_group: dist.ProcessGroup | None = group
         self._sub_groups: list[Collectives] = []
+        # Read once: both must be readable after the group has closed, and `_open_group` is None
+        # then.
         self._rank = dist.get_rank(group)
         self._ranks = tuple(dist.get_process_group_ranks(group))
         self._transport = transport
@@ -125,6 +127,8 @@ class Collectives:
         *tensor.shape)``."""
         self._guard("all_gather")
         result = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        # The rows of the result are views, so each tensor arrives in its place, without another
+        # copy.
         dist.all_gather(list(result.unbind()), tensor.detach().contiguous(), group=self.group)
         return result
 
@@ -239,9 +243,12 @@ class Collectives:
         """
         self._guard("all_gather_rows")
         parts = [part.detach() for part in ([parts] if isinstance(parts, Tensor) else parts)]
+        # The type of the device and not its index, which differs between the ranks of a machine.
         forms = [(tuple(part.shape), part.dtype, part.device.type) for part in parts]
         # Copies, since to save a view would send its whole base.
         by_rank = self.all_gather_plain((forms, [part.to("cpu", copy=True).contiguous() for part in parts]))
+        # Checked after the exchange, with the forms of all ranks: so all ranks raise the error, and
+        # none waits for one that has raised it alone.
         everyone = [(rank, *form) for rank, (of_rank, _) in enumerate(by_rank) for form in of_rank]
         if not everyone:
             raise ConfigError(
@@ -259,6 +266,9 @@ class Collectives:
             )
         device = parts[0].device if parts else torch.device(everyone[0][3])
         rows = torch.cat([part for _, of_rank in by_rank for part in of_rank]).to(device)
+        # Where each tensor ends, over all ranks. With two tensors of 3 and 1 rows on rank 0, and
+        # one of 2 rows on rank 1, stops are 3, 4, 6; the first tensor of rank 1 has number 2, so
+        # its rows are 4 and 5.
         stops = list(itertools.accumulate(shape[0] for _, shape, _, _ in everyone))
         first = sum(len(of_rank) for of_rank, _ in by_rank[: self.rank])
         mine = stops[first : first + len(parts)]

@@ -38,6 +38,9 @@ def full_tensor(tensor: Tensor) -> Tensor:
     # (pytorch/pytorch#152645).
     group: Any = tensor.device_mesh.get_group()
     local = tensor.detach().to_local()
+    # all_gather needs parts of one length, and rank 0's is the longest. Only the last parts are
+    # shorter (5 rows over 4 ranks: 2, 2, 1, 0), so all padding is behind the tensor's last row, and
+    # a slice removes it.
     longest = len(rows_of(len(tensor), 0, group.size()))
     padded = local.new_zeros(longest, *tensor.shape[1:])
     padded[: len(local)] = local

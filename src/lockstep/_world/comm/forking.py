@@ -50,6 +50,7 @@ def _unknown_thread_runs() -> bool:
     for task in _TASKS.iterdir():
         if task.name not in known:
             with contextlib.suppress(OSError):  # it has ended
+                # After the name, which is in parentheses and may contain more of them, and spaces.
                 state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
                 if state == "R":
                     return True

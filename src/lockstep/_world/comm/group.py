@@ -96,6 +96,8 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
             + ("" if drives_all else ", or have them share GPUs, with backend='gloo'"),
             code="devices-too-few",
         )
+    # With n devices per process, local rank r gets devices r*n to r*n + n - 1. The remainder
+    # applies only to processes that share devices: 4 processes on 2 GPUs get 0, 1, 0, 1.
     return tuple(torch.device(kind, (world.local_rank * num_devices + number) % count) for number in range(num_devices))
 
 

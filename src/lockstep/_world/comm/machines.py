@@ -61,6 +61,8 @@ def owns_gpu_exclusively(world: World, devices: Sequence[torch.device], store: S
         return False
     mine = list(map(uuid_of, devices))
     if store is not None:
+        # Also on ranks that return before they read the others': another machine may have fewer
+        # devices, and its ranks wait for the entries of all.
         store.set(f"devices/{world.rank}", " ".join(mine))
     if world.local_world_size * len(devices) <= torch.accelerator.device_count():
         return True

@@ -31,6 +31,8 @@ def ranks_key(store: Store) -> bytes:
     """
     if (given := read_secret()) is not None:
         return given.encode()
+    # An empty expectation writes only if there is no such entry: the first rank's key is the one
+    # that all get.
     made: bytes = store.compare_set("key", "", secrets.token_hex(_BYTES))
     return made
 
@@ -66,6 +68,8 @@ def _prove(key: bytes, group: dist.ProcessGroup) -> None:
         StrangerError: a rank does not have the secret.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
+    # Two exchanges, since a code must cover the numbers of all ranks: this rank's number is new, so
+    # no code that was recorded in an earlier run fits it.
     numbers = _gather(secrets.token_bytes(_BYTES), size, group)
     codes = _gather(_code(key, rank, numbers), size, group)
     strangers = [str(peer) for peer, code in enumerate(codes) if not hmac.compare_digest(code, _code(key, peer, numbers))]
@@ -80,6 +84,8 @@ def _prove(key: bytes, group: dist.ProcessGroup) -> None:
 
 
 def _code(key: bytes, rank: int, numbers: list[bytes]) -> bytes:
+    # With the rank: otherwise a stranger could return the code that another rank has sent. The rank
+    # and each number have a fixed length, so no two messages join into the same bytes.
     return hmac.new(key, b"".join([b"rank", rank.to_bytes(8, "big"), *numbers]), hashlib.sha256).digest()
 
 

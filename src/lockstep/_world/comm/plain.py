@@ -37,9 +37,13 @@ def all_gather_plain(value: Any, group: dist.ProcessGroup | None = None) -> list
     size = dist.get_world_size(group)
     if size == 1:
         return [value]
+    # A bytearray, since PyTorch warns about tensors over memory that cannot be written, such as
+    # bytes.
     mine = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
     sizes = torch.empty(size, 1, dtype=torch.int64)
     dist.all_gather(list(sizes.unbind()), torch.tensor([mine.numel()]), group=group)
+    # all_gather needs tensors of one length: the sizes travel first, then all are padded to the
+    # longest.
     longest = int(sizes.max())
     padded, rows = torch.zeros(longest, dtype=torch.uint8), torch.empty(size, longest, dtype=torch.uint8)
     padded[: mine.numel()] = mine

@@ -23,6 +23,11 @@ def all_gather_short(mine: Tensor) -> Tensor:
     a ring. Here a rank that has its own tensor and the tensors of the next ``k - 1`` gets the ``k``
     after them in one message (Bruck and others, "Efficient Algorithms for All-to-All Communications
     in Multiport Message-Passing Systems", 1997). Every rank must call it; it blocks until all have.
+    With 8 ranks, rank 0 gets 7 tensors in 3 messages::
+
+        step 0   has 0        gets 1        from rank 1, sends 0        to rank 7
+        step 1   has 0 to 1   gets 2 to 3   from rank 2, sends 0 to 1   to rank 6
+        step 2   has 0 to 3   gets 4 to 7   from rank 4, sends 0 to 3   to rank 4
 
     Args:
         mine: this rank's: shape ``(n,)``, on the CPU, with the same n and dtype on every rank.
@@ -39,6 +44,7 @@ def all_gather_short(mine: Tensor) -> Tensor:
     gathered[:length] = mine
     known, step = 1, 0
     while known < size:
+        # The last message is shorter if W is no power of two: with 12 ranks 1, 2, 4, then 4 of 8.
         more = min(known, size - known)
         works = [
             dist.irecv(gathered[known * length : (known + more) * length], (rank + known) % size, tag=_FIRST_TAG + step),
@@ -49,4 +55,5 @@ def all_gather_short(mine: Tensor) -> Tensor:
             assert work is not None
             work.wait()
         known, step = known + more, step + 1
+    # Row i is of rank (rank + i) % W here, and of rank i after the rotation.
     return torch.roll(gathered.view(size, length), rank, 0)

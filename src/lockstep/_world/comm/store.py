@@ -121,6 +121,10 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
             "Set MASTER_ADDR and MASTER_PORT, or pass init_method=",
             code="rank-0-elsewhere",
         )
+    # Without a message between them, all ranks must come to one port, and jobs that share a host to
+    # different ones. 997 is a prime and no factor of 22,000, the number of ports, so the steps of a
+    # job have different ports. Jobs with nearby numbers do too: the first that share one are step s
+    # of job j and step s - 1 of job j + 997.
     port = _JOB_PORTS[(int(world.job.number) + 997 * int(world.job.step.number)) % len(_JOB_PORTS)]
     endpoint = f"{host}:{port} (of job {world.job.number}, unless MASTER_ADDR and MASTER_PORT are set)"
     waiter = Waiter(world.rank, world.world_size, endpoint, timeout_s)
@@ -230,6 +234,8 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
                 code="master-port-invalid",
             )
         return f"tcp://{with_port(host, port)}"
+    # From here on MASTER_ADDR is not set. A file needs no port and no host name, but all ranks must
+    # see it: only on one machine is a directory certain that they share.
     is_placed = "local_world_size" not in world.unsaid
     if init_method is None and world.launcher == "slurm" and world.num_nodes == 1:
         assert world.job is not None
@@ -260,6 +266,7 @@ def _job_of_parent() -> str:
 
 def _arrive(store: Store, waiter: Waiter) -> None:
     """Announces this rank, and waits until all ranks have arrived."""
+    # The first rank to arrive sets it, and the others compare theirs with it.
     world_size = store.compare_set("world_size", "", str(waiter.world_size)).decode()
     if world_size != str(waiter.world_size):
         raise ConfigError(
@@ -277,6 +284,7 @@ def _arrive(store: Store, waiter: Waiter) -> None:
         )
 
     def missing() -> list[int]:
+        # Adding 0 reads a counter that may not exist yet, for which `get` would wait.
         return [rank for rank in range(waiter.world_size) if store.add(f"arrived/{rank}", 0) == 0]
 
     # The last to arrive tells the others: with a look at every rank's key a thousand ranks would

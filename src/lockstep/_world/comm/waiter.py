@@ -69,6 +69,8 @@ class Waiter:
                 file=sys.stderr,
                 flush=True,
             )
+        # Beyond the end of the timeout by the least pause: at the end itself the remaining time is
+        # 0, and pauses of that length would only use the processor.
         time.sleep(min(self._pause_s, self.remaining_s + _LEAST_PAUSE_S))
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

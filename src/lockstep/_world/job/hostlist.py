@@ -58,4 +58,6 @@ def _expand_ranges(text: str) -> Iterator[str]:
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise ValueError(f"[{text}]: {item!r} is no range")
+        # Slurm pads the first number to the width of the names: 08-10 is 08, 09, 10, and 8-10 is 8,
+        # 9, 10.
         yield from (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))

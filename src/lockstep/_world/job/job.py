@@ -74,6 +74,7 @@ class Job:
             affinity: number of cores in this process's affinity mask.
         """
         step = self.step
+        # The mask of this process is of one task, and its siblings have as many cores each.
         if step is not None and step.cpus_per_task is not None:
             return min(step.cpus_per_task, affinity) * step.tasks_here
         if self.cpus_here is None or (step is not None and step.tasks_here > 1):

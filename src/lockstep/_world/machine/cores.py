@@ -22,6 +22,8 @@ def own_groups(root: Path = ROOT, membership: Path = MEMBERSHIP, controller: str
     with contextlib.suppress(OSError, ValueError):
         for line in membership.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
+            # The line of version 2 is `0::/path`: its empty list of controllers, split, contains
+            # the empty name.
             if controller in controllers.split(","):
                 group = root / path.lstrip("/")
                 return [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]

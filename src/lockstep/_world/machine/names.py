@@ -87,6 +87,7 @@ def resolve(
     deadline, has_told = time.monotonic() + limit_s, False
     while True:
         addresses, error = _look_up(host)
+        # An address means the same at all times, so there is nothing to wait for.
         is_over = is_address(host) or time.monotonic() >= deadline
         if addresses and (is_over or is_wanted is None or is_wanted(addresses)):
             return addresses

@@ -24,6 +24,8 @@ def serve(listener: socket.socket, address: str | None, timeout_s: float) -> TCP
     port = listener.getsockname()[1]
     timeout = datetime.timedelta(seconds=timeout_s)
     where = address or "127.0.0.1"
+    # Without a wait for clients: until all have connected, the constructor would block without a
+    # message. Instead, ranks count each other in the store, and report who is missing.
     return TCPStore(where, port, None, True, timeout, False, multi_tenant=True, master_listen_fd=listener.detach())
 
 
