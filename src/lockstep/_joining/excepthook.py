@@ -43,7 +43,7 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
         message = first_line(plain_message(error)) if words else plain_message(error)
         print(f"error: {kind.__qualname__}: {message}\n{frames}", file=sys.stderr, flush=True)
     if words:
-        print(f"\nIn words: {words}", file=sys.stderr, flush=True)
+        print(f"\nExplanation: {words}", file=sys.stderr, flush=True)
     summary = f"{kind.__qualname__}: {first_line(plain_message(error))}"
-    told = f"error: {summary}\n{excerpt(error) or text}" + (f"\n\nIn words: {words}" if words else "")
+    told = f"error: {summary}\n{excerpt(error) or text}" + (f"\n\nExplanation: {words}" if words else "")
     FailureRecord(summary=summary, report=told).write(failure_file())

@@ -309,7 +309,7 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
     first, *rest = failures
     are_alike = len(failures) == nproc and all(failure.summary() == first.summary() for failure in rest)
     who = f"all {nproc} ranks failed" if rest and are_alike and not first.is_of_all else _who(first, nproc)
-    explained = f"In words: {first.explanation}" if first.explanation else ""
+    explained = f"Explanation: {first.explanation}" if first.explanation else ""
     parts = [*([first.waited] if first.waited else []), f"{who}: {first.whole()}" if who else first.whole()]
     parts += [text.rstrip() for text in (explained, "" if first.frames else first.text, first.remark) if text]
     if first.kind in ("BdbQuit", "EOFError") and attached != first.rank:
@@ -350,7 +350,7 @@ def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
     """The text for each failed rank's log."""
     texts = {}
     for failure in failures:
-        explained = f"\n\nIn words: {failure.explanation}" if failure.explanation else ""
+        explained = f"\n\nExplanation: {failure.explanation}" if failure.explanation else ""
         texts[failure.rank] = f"{failure.text.rstrip() or failure.summary()}{explained}\n"
     return texts
 

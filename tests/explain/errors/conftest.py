@@ -31,7 +31,7 @@ def words_of(run_here):
     def run(source, nproc=2, env=None):
         done = run_here(BEGIN + textwrap.dedent(source), "--nproc", str(nproc), env=env)
         assert done.returncode == 1, done.stderr
-        error, _, words = done.stderr.partition("\n\nIn words: ")
+        error, _, words = done.stderr.partition("\n\nExplanation: ")
         assert 'script.py", line' in error, done.stderr
         assert "In words" not in words
         return words.partition("\n\nfailed after it:")[0].rstrip()
