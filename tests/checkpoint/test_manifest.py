@@ -7,6 +7,7 @@ import json
 
 import pytest
 from checkpoint_files import write_files
+from codes import raises
 
 from lockstep._base.errors import CheckpointError
 from lockstep._state.checkpoint.manifest import FILE_NAME, FORMAT, Manifest, verify, verify_file
@@ -54,7 +55,7 @@ def test_a_sound_checkpoint_is_verified(checkpoint):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', "\xff"])
 def test_what_is_no_manifest_is_named(tmp_path, text):
     (tmp_path / FILE_NAME).write_text(text, encoding="latin-1")
-    with pytest.raises(CheckpointError, match=r"manifest\.json (was damaged|cannot be read)"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
         Manifest.read(tmp_path)
 
 
@@ -63,31 +64,34 @@ def test_a_file_that_is_missing_cut_short_or_changed_is_named(checkpoint, name):
     path = checkpoint / name
     sound, manifest = path.read_bytes(), Manifest.read(checkpoint)
     path.write_bytes(sound[:-1])
-    with pytest.raises(CheckpointError, match=f"{name} was damaged: it has {len(sound) - 1} bytes, and {len(sound)} were"):
+    with pytest.raises(CheckpointError, match=rf"{name}.* {len(sound) - 1} bytes.* {len(sound)} "):
         verify(checkpoint)
     path.write_bytes(b"X" + sound[1:])
     verify_file(checkpoint, manifest, name, sizes_only=True)
-    with pytest.raises(CheckpointError, match=f"{name} was damaged: its content"):
+    with pytest.raises(CheckpointError, match=f"{name}.*SHA-256"):
         verify(checkpoint)
     path.unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         verify(checkpoint)
     path.mkdir()
-    with pytest.raises(CheckpointError, match=f"{name} (was damaged|cannot be read)"):
+    with pytest.raises(CheckpointError, match=name):
         verify(checkpoint)
 
 
 def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoint):
     (checkpoint / FILE_NAME).unlink()
-    with pytest.raises(CheckpointError, match=r"is missing: .* is not a checkpoint, or an unfinished one"):
+    with raises(CheckpointError, "manifest-missing"):
         verify(checkpoint)
 
 
-@pytest.mark.parametrize(("version", "message"), [(FORMAT + 1, "newer lockstep"), (0, "format 0"), ("1", "format '1'")])
-def test_another_format_is_said_to_be_one_whatever_else_is_in_it(checkpoint, version, message):
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(FORMAT + 1, "checkpoint-format-newer"), (0, "checkpoint-format"), ("1", "checkpoint-format")],
+)
+def test_another_format_is_said_to_be_one_whatever_else_is_in_it(checkpoint, version, code):
     content = {"format": version, "step": 7, "what no version knows yet": []}
     # as the documentation of the format has it
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     (checkpoint / FILE_NAME).write_text(json.dumps({**content, "checksum": hashlib.sha256(text.encode()).hexdigest()}))
-    with pytest.raises(CheckpointError, match=message):
+    with raises(CheckpointError, code):
         verify(checkpoint)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from codes import raises
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
@@ -298,12 +299,11 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_anything_else_is_refused_by_its_place_its_type_and_with_what_to_do(what):
     tree = {"state": {}, "param_groups": [{"lr": 0.1, "hook": REFUSED[what]()}]}
-    with pytest.raises(ConfigError) as refusal:
+    with raises(ConfigError, "value-not-savable") as refusal:
         take_apart(tree, "optimizer-1")
     message = str(refusal.value)
-    assert message.startswith("optimizer-1.param_groups.0.hook is ")
+    assert "optimizer-1.param_groups.0.hook" in message
     assert what in message
-    assert "could not resume" in message
     assert "state_dict()" in message
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_files import flip, write_files
+from codes import raises
 
 from lockstep._base.atomic import UNFINISHED
 from lockstep._base.errors import CheckpointError
@@ -246,13 +247,15 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_taken(tmp_path, name, h
         said = []
         damage(store.directory / "step-00000030" / name, how, generator)
         assert newest(store, said) == (20, False)
-        assert re.search(rf"step-00000030/{name} (was damaged|is missing|cannot be read)", said[-1])
-        assert said[-1].endswith("before it, of step 20; it is now called damaged-step-00000030.")
+        assert re.search(rf"step-00000030/{name}\b", said[-1])
+        assert "step 20;" in said[-1]
+        assert "damaged-step-00000030" in said[-1]
         damage(store.directory / "step-00000020" / name, how, generator)
         damage(store.directory / "step-00000010" / name, how, generator)
-        with pytest.raises(CheckpointError, match=rf"(?s)none of the 2 .*20/{name}.*; .*10/{name}.*--fresh"):
+        with raises(CheckpointError, "all-checkpoints-damaged") as refused:
             newest(store)
-        assert len(store.all()) == 2  # they are as they were
+        assert all(f"step-000000{step}/{name}" in str(refused.value) for step in (20, 10))
+        assert len(store.all()) == 2  # they are unchanged
 
 
 def test_a_damaged_one_is_kept_beside_and_does_not_come_in_the_way_of_what_follows(tmp_path):
@@ -273,7 +276,7 @@ def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path, monkeypatc
     monkeypatch.setattr("lockstep._state.checkpoint.manifest.FORMAT", 4)
     commit(store, 20)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"format 4.*newer lockstep"):
+    with raises(CheckpointError, "checkpoint-format-newer"):
         newest(store)
 
 
@@ -291,10 +294,8 @@ def test_a_path_means_a_checkpoint_or_the_newest_one_of_a_run(tmp_path, monkeypa
     monkeypatch.chdir(store.run_dir)
     assert find_checkpoint(Path()).resolve() == last
     (tmp_path / "empty" / BEST).mkdir(parents=True)
-    for path, message in [
-        (tmp_path / "none", "none: no such file or directory"),
-        (tmp_path / "empty", r"no checkpoint in .*best weights"),
-    ]:
-        with pytest.raises(CheckpointError, match=message):
+    for path, code in [(tmp_path / "none", "path-missing"), (tmp_path / "empty", "no-checkpoint")]:
+        with raises(CheckpointError, code) as refused:
             find_checkpoint(path)
+    assert str(tmp_path / "empty" / BEST) in str(refused.value)
     assert find_checkpoint(tmp_path / "empty" / BEST) == tmp_path / "empty" / BEST

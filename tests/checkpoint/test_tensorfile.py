@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from codes import raises
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -47,5 +48,5 @@ def test_a_tensor_larger_than_a_block_is_whole_with_the_right_checksum(tmp_path:
 
 
 def test_a_dtype_that_the_format_does_not_have_is_named_with_its_tensor(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"moments has dtype torch\.complex128, which a safetensors file cannot hold"):
+    with raises(CheckpointError, "dtype-unsupported"):
         write_tensors(tmp_path / "ours", {"moments": torch.ones(2, dtype=torch.complex128)})

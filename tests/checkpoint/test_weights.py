@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from checkpoint_files import flip
+from codes import raises
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -84,7 +85,7 @@ def test_models_are_told_apart_by_name_and_a_wrong_one_lists_them(tmp_path):
     write(tmp_path, *models, torch.optim.SGD(models[0].parameters()))
     sizes = [len(lockstep.load_weights(tmp_path, name)["bias"]) for name in ("model", "model-2", "average")]
     assert sizes == [1, 2, 3]
-    with pytest.raises(CheckpointError, match=r"no weights of 'model-3': there is model, model-2, average$"):
+    with raises(CheckpointError, "model-unknown"):
         lockstep.load_weights(tmp_path, "model-3")
 
 
@@ -97,9 +98,9 @@ def test_damaged_ones_are_refused_and_never_read(tmp_path):
     for file in (path / "model.safetensors", path):
         with pytest.raises(CheckpointError, match=r"model\.safetensors|damaged"):
             lockstep.load_weights(file)
-    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+    with raises(CheckpointError, "safetensors-unreadable"):
         Tensors([path / "model.safetensors"])
-    with pytest.raises(CheckpointError, match="no such file"):
+    with raises(CheckpointError, "path-missing"):
         lockstep.load_weights(tmp_path / "nowhere")
 
 
@@ -126,5 +127,5 @@ def test_tensors_of_several_files_are_one_mapping_with_all_their_rows(tmp_path):
     assert (len(tensors), "d" in tensors) == (4, False)
     with pytest.raises(KeyError):
         tensors["d"]
-    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+    with raises(CheckpointError, "safetensors-unreadable"):
         Tensors([tmp_path / "4"])

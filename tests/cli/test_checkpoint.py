@@ -101,10 +101,10 @@ def test_a_path_is_a_checkpoint_or_where_some_are(made, call, monkeypatch):
     ("wreck", "said"),
     [
         (lambda d: shutil.rmtree(d), "no such file or directory"),
-        (lambda d: shutil.rmtree(d / "checkpoints"), "no checkpoint in it"),
+        (lambda d: shutil.rmtree(d / "checkpoints"), "contains no checkpoint"),
         (lambda d: (saved(d) / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda d: flip(saved(d) / "manifest.json"), "manifest.json was damaged"),
-        (lambda d: make_later(saved(d) / "manifest.json"), "was written by a newer lockstep"),
+        (lambda d: make_later(saved(d) / "manifest.json"), "Use the newer version"),
     ],
     ids=["no run", "no checkpoint", "no manifest", "flipped", "later version"],
 )

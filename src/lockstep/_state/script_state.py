@@ -1,4 +1,4 @@
-"""``ScriptState``: values of the script's own that the run saves and restores."""
+"""``ScriptState``: values of the script that the run saves and restores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lockstep._state.checkpoint.tree import take_apart
 
 
 class ScriptState:
-    """A namespace of the script's own values, saved in every checkpoint and restored on resume.
+    """A namespace of values of the script, saved in every checkpoint and restored on resume.
     Created by ``team.state``.
 
-    Its names are fixed when it is created. Assign outside of ``batch.shards``, the same value on
-    every rank.
+    Its names are fixed when it is created. Assign outside of ``batch.shards``, with the same value
+    on every rank.
 
     Args:
         values: the initial values, by name.
@@ -26,12 +26,13 @@ class ScriptState:
     def __init__(self, values: Mapping[str, Any], check_outside: Callable[[str], None]) -> None:
         for name in values:
             if name.startswith("_"):
-                raise UsageError(f"team.state({name}=...): give it a name without a leading underscore")
+                raise UsageError(f"team.state({name}=...): a name must not begin with an underscore", code="state-name")
         own = {"_check_outside": check_outside, "_values": {name: _savable(name, value) for name, value in values.items()}}
-        self.__dict__.update(own)  # not by assignment, which is for the script's values
+        # Not by assignment: __setattr__ accepts only the names of the script's values.
+        self.__dict__.update(own)
 
     def __getattr__(self, name: str) -> Any:
-        values = self.__dict__.get("_values", {})  # absent while the object is copied
+        values = self.__dict__.get("_values", {})  # missing while copy.copy rebuilds the object
         if name not in values:
             raise AttributeError(self._unknown(name))
         return values[name]
@@ -47,30 +48,36 @@ class ScriptState:
 
     def _unknown(self, name: str) -> str:
         known = self.__dict__.get("_values", {})
-        remedy = f"add it where the state is created: team.state({name}=..., ...)"
-        return f"the state has no {name!r}, only {', '.join(known)}: {remedy}"
+        return (
+            f"the state has no {name!r}, only {', '.join(known)}. Add it where the state is created: team.state({name}=...)."
+        )
 
 
 class SavedValue:
-    """One value of a ``ScriptState``, as an object of the run's state."""
+    """One value of a ``ScriptState``, as an object of the run's state.
+
+    Each value is registered alone, so that messages and comparisons name it.
+    """
 
     def __init__(self, state: ScriptState, name: str) -> None:
         self._values: dict[str, Any] = state._values
         self._name = name
 
     def state_dict(self) -> Any:
-        """The value: a plain value, a tensor, or a tree of them."""
+        """Returns the value: a plain value, a tensor, or a tree of them."""
         return self._values[self._name]
 
     def load_state_dict(self, value: Any) -> None:
-        """Restore the value."""
+        """Restores the value."""
         self._values[self._name] = value
 
 
 def _savable(name: str, value: Any) -> Any:
-    """The value as it is kept: a tensor without its graph. ConfigError if a checkpoint cannot hold
-    it."""
+    """Returns the value to keep: a tensor without its graph. Raises ConfigError if a checkpoint
+    cannot contain it."""
     if isinstance(value, Tensor):
+        # The graph would keep the activations of a whole step alive.
         value = value.detach()
-    take_apart(value, f"state.{name}")  # now, not when a checkpoint is due
+    # Now, at the line that assigns the value, not when a checkpoint is due hours later.
+    take_apart(value, f"state.{name}")
     return value

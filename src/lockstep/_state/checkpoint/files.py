@@ -23,44 +23,49 @@ _BLOCK_BYTES = 1 << 22
 
 
 def write_json(path: Path, value: Any, *, within: Path | None = None) -> bytes:
-    """Write a JSON value, atomically and durably. Returns the bytes written. ``within``: see
-    ``open_to_write``."""
+    """Writes a JSON value, atomically and durably. Returns the bytes written. ``within``: the
+    directory that no symbolic link on the path may leave (see ``open_to_write``)."""
+    # NaN is no JSON: other parsers would reject the file.
     content = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
     write_atomic(path, content, durable=True, within=within)
     return content
 
 
 def write_bytes(path: Path, parts: Iterable[Bytes], *, within: Path | None = None) -> tuple[int, str]:
-    """Write a file and flush it to disk.
+    """Writes a file and flushes it to disk.
 
     Args:
-        parts: its content, in order.
-        within: see ``open_to_write``.
+        parts: the content, in order.
+        within: the directory that no symbolic link on the path may leave.
 
     Returns:
-        The number of bytes, and the SHA-256 of what was *to be* written, in hexadecimal digits.
+        The number of bytes, and the SHA-256 of the *intended* content, in hexadecimal digits.
     """
     hasher, size = hashlib.sha256(), 0
     with os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, within=within), "wb") as file:
+        # The digest is of the memory, not of the file read back: it also detects a disk that has
+        # stored something else.
         for block in _blocks(parts):
             hasher.update(block.data)
             file.write(block.data)
             size += len(block)
         file.flush()
+        # Without it, the rename that commits a checkpoint could reach the disk before the content
+        # does, and a power failure would leave an empty file under a valid name.
         os.fsync(file.fileno())
     return size, hasher.hexdigest()
 
 
 def _blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
-    """The same in blocks small enough to stay in the processor's cache while they are read
-    twice."""
+    """Yields the same bytes in blocks of 4 MiB, small enough to stay in the processor's cache while
+    they are read twice: to be hashed, and to be written."""
     for part in parts:
         for start in range(0, len(part), _BLOCK_BYTES):
             yield part[start : start + _BLOCK_BYTES]
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits."""
+    """Returns the SHA-256 of a file's content, in hexadecimal digits."""
     hasher = hashlib.sha256()
     with open_to_read(path) as file:
         while block := file.read(_BLOCK_BYTES):

@@ -1,5 +1,9 @@
-"""The types that checkpointed state may contain, besides lists, tensors and what JSON can
-express."""
+"""The types that checkpointed state may contain, in addition to lists, tensors and the types of
+JSON.
+
+The list is closed on purpose. Pickle would accept anything, but reading it can run any code, and
+it ties a checkpoint to the classes of one version of a program.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,11 @@ _FACTORIES: dict[str | None, Callable[[], Any] | None] = {
 
 
 class RefusedError(Exception):
-    """Describes a value that cannot be saved. The caller adds its location."""
+    """A value cannot be saved. The message describes it, and the caller adds its location."""
 
 
 class Kind(NamedTuple):
-    """Encodes values of one type as simpler ones: ``together(apart(value), **options(value))`` is
+    """The encoding of one type by simpler values: ``together(apart(value), **options(value))`` is
     the value."""
 
     of: type
@@ -40,14 +44,15 @@ class Kind(NamedTuple):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether every JSON parser reads the value correctly."""
+    """Returns whether every JSON parser reads the value correctly."""
     kind = type(value)
     if kind is int:
+        # 64 bits, signed or not. Python reads longer integers, other parsers round them.
         return bool(-(1 << 63) <= value < 1 << 64)
     if kind is float:
         return math.isfinite(value)
     if kind is str:
-        # halves of surrogate pairs
+        # A lone half of a surrogate pair cannot be encoded in UTF-8.
         return value.isascii() or re.search("[\ud800-\udfff]", value) is None
     return value is None or kind is bool
 
@@ -80,8 +85,8 @@ def _scalar_together(value: Any, dtype: str) -> Any:
 
 
 KINDS = {
-    "$int": Kind(int, hex, lambda text: int(text, 16)),  # with more than 64 bits
-    "$float": Kind(float, repr, float),  # not finite
+    "$int": Kind(int, hex, lambda text: int(text, 16)),  # more than 64 bits
+    "$float": Kind(float, repr, float),  # inf and nan, which JSON does not have
     "$bytes": Kind(bytes, _to_base64, _from_base64),
     "$complex": Kind(complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     "$tuple": Kind(tuple, list, tuple),
@@ -89,9 +94,10 @@ KINDS = {
     "$set": Kind(set, list, set),
     "$frozenset": Kind(frozenset, list, frozenset),
     "$deque": Kind(deque, list, deque, lambda value: {"maxlen": value.maxlen}),
-    # with keys that JSON does not support; items are stored as pairs
+    # A dict with keys that JSON does not support: its items are stored as pairs.
     "$dict": Kind(dict, dict, dict),
-    # a module's state_dict() has an attribute with the versions of its submodules
+    # A module's state_dict() has an attribute with the versions of its submodules, by which
+    # load_state_dict() converts old formats.
     "$ordered": Kind(
         OrderedDict,
         dict,
@@ -102,7 +108,8 @@ KINDS = {
     "$defaultdict": Kind(defaultdict, dict, lambda items, factory: defaultdict(_FACTORIES[factory], items), _factory_name),
     "$dtype": Kind(torch.dtype, lambda value: str(value).removeprefix("torch."), lambda name: _DTYPES[name]),
     "$device": Kind(torch.device, str, lambda text: torch.device(text)),
-    "$scalar": Kind(  # of NumPy
+    # A scalar of NumPy. NaN is stored by its bytes, since it may carry a payload.
+    "$scalar": Kind(
         np.generic,
         lambda value: value.item() if value == value else value.tobytes().hex(),
         _scalar_together,

@@ -1,27 +1,32 @@
 """The description of a checkpoint, ``manifest.json``.
 
-=================  =====================================================================================================
+It is the last file written into a checkpoint, and lists the size and SHA-256 of all others. So a
+directory with a valid manifest was complete, and a later change of any file is detected. Its own
+checksum is inside it, since no other file is written after it.
+
+=================  ===============================================================================
 ``format``         version of this format
 ``kind``           ``checkpoint`` (all that a run needs to resume) or ``weights`` (the best weights)
 ``step``           steps taken so far in the run
 ``epoch``          the current epoch, from 0
-``time_s``         when it was saved, in seconds since 1970
-``finished``       whether the script had ended
-``position``       the position in the script (see ``lockstep._state.recovery.position``)
-``birth``          the settings with which the run was created; ``script_seed``, that of a ``torch.manual_seed`` behind
-                   ``join()``
-``numerics``       PyTorch's global settings that can change an answer
+``time_s``         the time of the save, in seconds since 1970
+``finished``       whether the script had finished
+``position``       the position in the script (see ``_state/recovery/position.py``)
+``birth``          the settings with which the run was created; ``script_seed``, the argument of a
+                   ``torch.manual_seed`` after ``join()``
+``numerics``       PyTorch's global settings that can change results
 ``world_size``     number of processes that wrote it
-``versions``       of lockstep, torch and Python
-``objects``        the prepared objects in order: ``kind``, ``name``, ``lines`` (which must be the same on resume),
-                   ``options`` (of optimizers and schedules) and ``file`` (a model's weights, or
-                   what the names of their parts derive from: see ``parts``)
-``registered``     names given to ``team.register``
+``versions``       the versions of lockstep, torch and Python
+``objects``        the prepared objects in order: ``kind``, ``name``, ``lines`` (which must be the
+                   same on resume), ``options`` (of optimizers and schedules) and ``file`` (a
+                   model's weights, or the name from which the names of their parts derive: see
+                   ``parts``)
+``registered``     names passed to ``team.register``
 ``loaders``        for each prepared loader, a list of lines that must be the same on resume
 ``metric``         for ``weights``: the metric for which they were saved
 ``files``          name, ``bytes`` and ``sha256`` of every other file of the directory
 ``checksum``       SHA-256 of all the above, written as JSON without spaces and with sorted keys
-=================  =====================================================================================================
+=================  ===============================================================================
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ from lockstep._state.checkpoint.files import checksum, write_json
 FORMAT = 3
 FILE_NAME = "manifest.json"
 _Name = Annotated[str, lambda name: "/" not in name and name not in ("", ".", "..")]
-"""Of a file in the checkpoint's directory, not elsewhere."""
+"""The name of a file in the checkpoint's directory. A path to another place is refused."""
 
 
 class NewerFormatError(CheckpointError):
@@ -72,7 +77,7 @@ class Object(_Object, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """See the table above."""
+    """The content of ``manifest.json``: the table above, without ``format`` and ``checksum``."""
 
     kind: str = "checkpoint"
     step: Count
@@ -92,20 +97,21 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of all files except the manifest."""
+        """The total size of all files except the manifest."""
         return sum(int(entry["bytes"]) for entry in self.files.values())
 
     def write(self, directory: Path, *, within: Path | None = None) -> None:
-        """Write it atomically. ``within``: see ``open_to_write``."""
+        """Writes the manifest atomically. ``within``: the directory that no symbolic link on the
+        path may leave."""
         content = {"format": FORMAT, **dataclasses.asdict(self)}
         write_json(directory / FILE_NAME, {**content, "checksum": _digest(content)}, within=within)
 
     @staticmethod
     def read(directory: Path) -> Manifest:
-        """Read and verify a manifest, but not the files that it lists (see ``verify``).
+        """Reads and verifies a manifest, but not the files that it lists (see ``verify``).
 
         Raises:
-            CheckpointError: it is missing, damaged, or of another version.
+            CheckpointError: the manifest is missing, damaged, or of another version.
         """
         path = directory / FILE_NAME
         try:
@@ -113,38 +119,44 @@ class Manifest:
             content = content if isinstance(content, dict) else {}
             is_whole = content.pop("checksum", None) == _digest(content)
         except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing: {directory} is not a checkpoint, or an unfinished one") from None
+            raise CheckpointError(
+                f"{path} is missing: {directory} is not a checkpoint, or an unfinished one", code="manifest-missing"
+            ) from None
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+            raise CheckpointError(f"cannot read {path}: {error}", code="checkpoint-unreadable") from error
         version = content.pop("format", None)
         if not is_whole:
-            raise CheckpointError(f"{path} was damaged: its checksum does not match its content")
+            raise CheckpointError(f"{path} was damaged: its checksum does not match its content", code="checkpoint-damaged")
+        # The version is compared after the checksum: damage must not look like another version.
         if isinstance(version, int) and version > FORMAT:
             raise NewerFormatError(
-                f"{path} has format {version}, and this lockstep knows format {FORMAT}: it was written by a newer "
-                "lockstep. Use that version."
+                f"{path} has format {version}, but this lockstep reads format {FORMAT}. Use the newer version that wrote it.",
+                code="checkpoint-format-newer",
             )
         if version != FORMAT:
-            raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows format {FORMAT}")
+            raise CheckpointError(
+                f"{path} has format {version!r}, but this lockstep reads format {FORMAT}", code="checkpoint-format"
+            )
         try:
             return check(Manifest(**content))
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} was damaged: {error}") from error
+            raise CheckpointError(f"{path} was damaged: {error}", code="checkpoint-damaged") from error
 
 
 def _digest(content: Mapping[str, Any]) -> str:
+    # Sorted and without spaces, so that the digest depends on the values alone, not on the layout.
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def verify(directory: Path, *, sizes_only: bool = False) -> Manifest:
-    """Verify the checksums of a checkpoint.
+    """Verifies the checksums of a checkpoint.
 
     Args:
         sizes_only: check only that all files exist, with the right sizes.
 
     Raises:
-        CheckpointError: a file is missing, or its content is not what was written.
+        CheckpointError: a file is missing or damaged.
     """
     manifest = Manifest.read(directory)
     for name in manifest.files:
@@ -153,19 +165,23 @@ def verify(directory: Path, *, sizes_only: bool = False) -> Manifest:
 
 
 def verify_file(directory: Path, manifest: Manifest, name: str, *, sizes_only: bool = False) -> None:
-    """Verify one file of a checkpoint; with ``sizes_only`` it is not read.
+    """Verifies one file of a checkpoint. With ``sizes_only`` the file is not read.
 
     Raises:
-        CheckpointError: it is missing, or its content is not what was written.
+        CheckpointError: the file is missing or damaged.
     """
     path, entry = directory / name, manifest.files[name]
     try:
         size = size_of(path)
         if size != entry["bytes"]:
-            raise CheckpointError(f"{path} was damaged: it has {size} bytes, and {entry['bytes']} were written")
+            raise CheckpointError(
+                f"{path} was damaged: it has {size} bytes, and {entry['bytes']} were written", code="checkpoint-damaged"
+            )
         if not sizes_only and checksum(path) != entry["sha256"]:
-            raise CheckpointError(f"{path} was damaged: its content is not what was written (SHA-256)")
+            raise CheckpointError(
+                f"{path} was damaged: its content is not what was written (SHA-256)", code="checkpoint-damaged"
+            )
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+        raise CheckpointError(f"{path} is missing", code="checkpoint-damaged") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"cannot read {path}: {error}", code="checkpoint-unreadable") from error

@@ -1,11 +1,22 @@
-"""Deciding when to save a checkpoint: at the same step on every rank, whatever their clocks say.
+"""Decides when to save a checkpoint: at the same step on every rank, although clocks differ.
 
-All ranks know at which steps one falls due by an interval in steps. They do not if the interval is
-in time, or if one of them still writes the last checkpoint, has failed to, or was asked to stop
-(see ``lockstep._base.stopping``): so about twice a second, and when one falls due, they exchange a
-few numbers.
-Each exchange also determines the step of the next one: the very next step while a checkpoint waits
-for an earlier one to be written. Checkpoints that fall due meanwhile are merged into it.
+::
+
+    rank 0    rank 1    rank 2
+    its clock, a signal received, a writer that is busy or has failed
+       |         |         |
+       +-- maximum of 5 numbers: one collective, at a step known to all --+
+       |         |         |
+    the same decision on every rank: save now? / next exchange at step n
+
+With an interval in steps, all ranks know at which steps a checkpoint is due. They do not know
+whether it may be saved: another rank may still be writing the last one, may have failed to, or may
+have received a signal (see ``_base/stopping.py``). An interval in seconds depends on each clock. So
+the ranks exchange a few numbers about twice a second, and when a checkpoint is due.
+
+An exchange on every step would cost a collective per step, which small models would notice. So each
+exchange also determines the step of the next one. While a checkpoint waits for an earlier one to be
+written, that is the very next step. Checkpoints that are due in the meantime are merged into it.
 """
 
 from __future__ import annotations
@@ -15,20 +26,22 @@ from collections.abc import Callable
 
 _EXCHANGE_EVERY_S = 0.5
 _MOST_STEPS = 64
-"""The largest number of steps between exchanges: fast steps may become slow."""
+"""The largest number of steps between exchanges. Steps may become slow after the last estimate,
+and a signal must be noticed in the grace period of a cluster (often 30 s)."""
 
 Exchange = Callable[[list[int]], list[int]]
-"""Returns the maximum of each number over all ranks. A collective if there are several."""
+"""A function that returns the maximum of each number over all ranks. A collective if there are
+several."""
 
 
 class CheckpointSchedule:
-    """Decides after which steps a checkpoint is saved.
+    """The schedule by which checkpoints are saved.
 
     Args:
         every: a number of steps, or of seconds followed by ``s``, or ``off`` (never), as in
             ``RunConfig.interval``.
-        exchange: see above.
-        is_alone: whether there is only one process, which may read its clock after every step.
+        exchange: the exchange between the ranks, as described above.
+        is_alone: whether there is only one process. It reads its clock after every step.
         clock: returns the time in seconds.
     """
 
@@ -51,19 +64,20 @@ class CheckpointSchedule:
         rank."""
 
     def tick(self, step: int, *, is_busy: bool, stop_request: int = 0) -> tuple[bool, bool]:
-        """Decide after a step. Every rank must call it.
+        """Decides after a step. Every rank must call it.
 
         Args:
             is_busy: whether this rank is still writing the last checkpoint.
-            stop_request: greater than 0 if this rank was asked to stop: then a checkpoint is saved
-                whatever the interval.
+            stop_request: greater than 0 if this rank was asked to stop. A checkpoint is then saved
+                at any interval.
 
         Returns:
-            Whether to save now, and whether any rank failed to write the last one: the same on
-            every rank.
+            Whether to save now, and whether any rank failed to write the last checkpoint. Both are
+            the same on every rank.
         """
         if self._every_steps is not None and step % self._every_steps == 0:
             self._due = True
+        # Both conditions are the same on every rank: either all enter the collective, or none does.
         elif step < self._next_exchange and not self._is_alone:
             return False, False
         now = self._clock()
@@ -71,30 +85,33 @@ class CheckpointSchedule:
         if self._is_alone and not wants and not self._failed and not stop_request:
             return False, False
         numbers = [wants, is_busy, self._failed, self._steps_ahead(step, now), stop_request]
+        # The maximum is "any rank" for the flags, and for the steps ahead the estimate of the
+        # fastest rank. All ranks step together, so their estimates are close.
         due, busy, failed, num_steps, self.stop_request = self._exchange(numbers)
         self._failed = False
         self._due = bool(due)
-        # One that falls due while the last one is being written is saved after the first step at
-        # which all have finished.
+        # A checkpoint that is due while the last one is being written is saved after the first step
+        # at which all ranks have finished: the writer still reads the copies of the last one.
         self._next_exchange = step + (1 if due and busy else num_steps)
+        # A stop does not wait for the writer: the caller waits for it before it saves.
         return self.stop_request > 0 or (self._due and not busy), bool(failed)
 
     def exchange_stop(self, stop_request: int) -> bool:
-        """Whether any rank was asked to stop. Every rank must call it, between steps."""
+        """Returns whether any rank was asked to stop. Every rank must call it, between steps."""
         (self.stop_request,) = self._exchange([stop_request])
         return self.stop_request > 0
 
     def begin_save(self) -> None:
-        """Record that a checkpoint is about to be saved."""
+        """Records that a checkpoint is about to be saved."""
         self._due = False
         self._saved_at = self._clock()
 
     def written(self, *, well: bool) -> None:
-        """Record whether this rank has written its part of the last checkpoint."""
+        """Records whether this rank has written its part of the last checkpoint."""
         self._failed = self._failed or not well
 
     def acknowledge(self) -> None:
-        """Record that all ranks know the outcome of the last checkpoint without another
+        """Records that all ranks know the outcome of the last checkpoint without another
         exchange."""
         self._failed = False
 
@@ -104,9 +121,9 @@ class CheckpointSchedule:
         return self._failed
 
     def _steps_ahead(self, step: int, now: float) -> int:
-        """Number of steps until the next exchange."""
+        """Returns the number of steps until the next exchange."""
         before, self._last_exchange = self._last_exchange, (step, now)
         if before is None or step <= before[0]:
-            return 1
+            return 1  # no estimate of a step's time yet
         step_s = (now - before[1]) / (step - before[0])
         return max(1, min(_MOST_STEPS, int(_EXCHANGE_EVERY_S / max(step_s, 1e-9))))

@@ -1,19 +1,20 @@
 """State as JSON and named tensors: nothing is pickled, so reading a checkpoint runs no code.
 
-A plain value stands for itself, and so does a dict whose keys are all strings that do not begin
-with ``$``. Everything else is an object with one tag, and further fields beside the tag::
+A plain value is stored unchanged, and so is a dict whose keys are all strings that do not begin
+with ``$``. Any other value is an object with one tag and optional further fields::
 
     {"$tuple": [0.9, 0.999]}
     {"$dict": [[0, "the value of the key 0"], ...]}
     {"$deque": [1, 2], "maxlen": 3}
     {"$tensor": "optimizer-1.state.0.exp_avg", "device": "cuda", "strides": [1, 4]}
 
-A tensor's ``device`` is the kind of device that it was on. Of a process with several, ``place`` is
-the device's number in the process, unless that is 0: the numbers that PyTorch gives devices are
-others on every process.
+A tensor's ``device`` is the kind of device that it was on. In a process with several devices,
+``place`` is the number of the device in the process, unless that is 0. PyTorch's own numbers differ
+from process to process, and a resumed run may have other devices.
 
 Only the types in ``kinds.py`` can be written and read, by exact type, since a subclass may have
-more state than its base."""
+more state than its base.
+"""
 
 from __future__ import annotations
 
@@ -42,38 +43,40 @@ _IN_FILES = {  # dtypes that safetensors supports; complex numbers are stored as
 
 
 def take_apart(tree: Any, name: str, devices: Sequence[torch.device] = ()) -> tuple[Json, dict[str, Tensor]]:
-    """Split a tree into a JSON value and named tensors.
+    """Splits a tree into a JSON value and named tensors.
 
-    The tensors are detached but not copied (arrays are), so they change with the tree. They may be
-    on a GPU, with any strides; ``put_together`` requires them to be contiguous and on the CPU.
+    The tensors are detached but not copied (arrays are copied), so they change with the tree. They
+    may be on a GPU, with any strides. ``put_together`` requires them to be contiguous and on the
+    CPU.
 
     Args:
         tree: tensors, arrays, plain values, and containers of them.
         name: the name in messages, and the prefix of the tensors' names.
-        devices: those of this process.
+        devices: the devices of this process.
 
     Raises:
-        ConfigError: the tree contains something else.
+        ConfigError: the tree contains a value of another type.
     """
     taker = _Taker(devices)
     return taker.take(tree, name), taker.tensors
 
 
 def put_together(value: Json, tensors: Mapping[str, Tensor], devices: Sequence[torch.device] = ()) -> Any:
-    """Rebuild a tree from the results of ``take_apart``. Its tensors are in newly allocated memory:
-    in that of a file they would not be aligned, which can change the bits of results computed from
-    them.
+    """Rebuilds a tree from the results of ``take_apart``. Its tensors are in newly allocated
+    memory: in the mapped memory of a file they would not be aligned, and vectorized kernels can
+    round differently at other alignments.
 
     Args:
-        tensors: by name, on the CPU.
-        devices: those of this process. What was on an accelerator goes to that of the same number.
-            None: all stays on the CPU.
+        tensors: the tensors by name, on the CPU.
+        devices: the devices of this process. A tensor of an accelerator goes to the one with the
+            same number. None: all tensors stay on the CPU.
     """
     return _Putter(tensors, devices).put(value)
 
 
 class _Taker:
-    """Splits a tree. ``name`` is a location in the tree, for messages and the names of tensors."""
+    """The splitting of a tree. ``name`` is a location in the tree, for messages and the names of
+    tensors."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -84,6 +87,7 @@ class _Taker:
         if is_plain(value):
             return value
         kind = type(value)
+        # A tensor that occurs twice is stored once and restored as one: tied weights stay tied.
         if kind in _TENSORS or is_dtensor(value):
             if id(value) not in self._shared:
                 self._shared[id(value)] = self._tensor(value, name)
@@ -100,7 +104,7 @@ class _Taker:
             _refuse(name, str(error))
         content = self._content(parts, name)
         if tag in ("$set", "$frozenset"):
-            content.sort(key=json.dumps)  # texts in a set are in another order in every process
+            content.sort(key=json.dumps)  # the order of strings in a set differs between processes
         place = self._place(value) if tag == "$device" else {}
         return {tag: content, **place, **{key: self.take(item, f"{name}.{key}") for key, item in options.items()}}
 
@@ -113,6 +117,7 @@ class _Taker:
         pairs = []
         for i, (key, item) in enumerate(value.items()):
             taken = self.take(key, f"{name}.keys.{i}")
+            # Part of a tensor's name in the file, so without spaces and slashes.
             step = re.sub(r"[^\w.-]+", "_", str(key)) if is_plain(key) else str(i)
             pairs.append([taken, self.take(item, f"{name}.{step}")])
         if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
@@ -125,17 +130,18 @@ class _Taker:
             if value.dtype.name not in IN_NUMPY:
                 _refuse(name, f"a numpy array of {value.dtype}")
             value = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="K"))
-        if name in self.tensors:  # another key with the same text
+        if name in self.tensors:  # two keys with the same text: 1 and "1"
             name = next(free for i in count(2) if (free := f"{name}~{i}") not in self.tensors)
         dtype = str(value.dtype).removeprefix("torch.")
         if value.layout is not torch.strided or value.is_nested or value.is_meta or dtype not in _IN_FILES:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
             _refuse(name, f"a {layout} tensor of {dtype} on the device {value.device}")
         node = {tag: name, "device": value.device.type, **self._place(value.device)}
-        if is_dtensor(value):  # gathered before it is written
+        if is_dtensor(value):  # cut or gathered before it is written, so its strides do not matter
             self.tensors[name] = value.detach()
             return node
-        # those of clone(): without gaps, in the same order
+        # The strides of clone(): without gaps, in the same order of dimensions. Kernels choose
+        # their order of summation by strides (channels_last), so they are restored.
         strides = torch.empty_like(value, device="meta").stride()
         if strides != torch.empty(value.shape, device="meta").stride():
             node["strides"] = list(strides)
@@ -154,14 +160,15 @@ class _Taker:
 
 def _refuse(name: str, description: str) -> NoReturn:
     raise ConfigError(
-        f"{name} is {description}, which a checkpoint cannot hold: it holds tensors, numpy arrays, plain values and "
-        "containers of them, so that reading one runs no code. Without it the run could not resume as if it had never "
-        "stopped. Give the object that it belongs to a state_dict() and load_state_dict() of tensors and plain values, or "
-        "leave it out."
+        f"cannot save {name} ({description}): checkpoints contain only tensors, numpy arrays, plain values and containers "
+        "of them. Give its object a state_dict() and load_state_dict() of such values, or remove it.",
+        code="value-not-savable",
     )
 
 
 class _Putter:
+    """The rebuilding of a tree."""
+
     def __init__(self, tensors: Mapping[str, Tensor], devices: Sequence[torch.device]) -> None:
         self._tensors = tensors
         self._devices = devices
@@ -203,13 +210,14 @@ class _Putter:
             tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
         if tag == "$array":
             return tensor.numpy()
-        if self._devices and not is_dtensor(tensor):  # (those are where the rest of their rows are)
+        # A DTensor is already on the device of this rank's rows.
+        if self._devices and not is_dtensor(tensor):
             tensor = tensor.to(self._here(torch.device(device), place))
         return Parameter(tensor, requires_grad) if tag == "$parameter" else tensor.requires_grad_(requires_grad)
 
     def _here(self, device: torch.device, place: int = 0) -> torch.device:
-        """The device of this process that takes the place of one of the process that saved the
-        checkpoint."""
+        """Returns the device of this process for a device of the process that saved the
+        checkpoint. With fewer devices, the last one takes the rest."""
         if device.type == "cpu" or not self._devices:
             return device
         return self._devices[min(place, len(self._devices) - 1)]

@@ -1,4 +1,4 @@
-"""Reading the weights in a checkpoint, which have the names of the user's model."""
+"""Reads the weights in a checkpoint, which have the names of the user's model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lockstep._state.checkpoint.store import find_checkpoint
 from lockstep._world.comm.dtensors import cut_like, is_cut, own_rows
 
 Form = Callable[[str], Tensor | None]
-"""Returns the tensor whose form the named one will have, whole or cut over the ranks; None: it is
-not known."""
+"""A function that returns the tensor whose form the named tensor will have, whole or cut over the
+ranks; None: unknown."""
 
 
 def load_weights(path: str | Path, model: str = "model", device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """Load the weights of a model from a checkpoint: a state dict for ``model.load_state_dict``. No
-    code is executed.
+    """Loads the weights of a model from a checkpoint: a state dict for ``model.load_state_dict``.
+    Reading runs no code of the checkpoint.
 
-    Any process may call it, whether or not it has joined a run.
+    Any process may call it, with or without ``join``.
 
     Args:
         path: a checkpoint directory; a run directory, for its newest checkpoint; ``<run>/best``; or
@@ -37,7 +37,7 @@ def load_weights(path: str | Path, model: str = "model", device: str | torch.dev
         device: the device of the returned tensors.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or it has no such model.
+        CheckpointError: there is no checkpoint, it is damaged, or the model is not in it.
     """
     path = Path(path)
     try:
@@ -48,10 +48,12 @@ def load_weights(path: str | Path, model: str = "model", device: str | torch.dev
         files = weights_files(weights_name(model), manifest.files)
         if not files:
             names = [record["name"] for record in manifest.objects if "file" in record]
-            raise CheckpointError(f"{directory} has no weights of {model!r}: there is {', '.join(names) or 'no model'}")
+            raise CheckpointError(
+                f"{directory} has no weights of {model!r}; available: {', '.join(names) or 'no model'}", code="model-unknown"
+            )
         return {name: tensor.to(device) for name, tensor in Tensors([directory / file for file in files]).items()}
     except SafetensorError as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+        raise CheckpointError(f"cannot read {path} as safetensors: {error}", code="safetensors-unreadable") from error
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -59,14 +61,16 @@ class Tensors(Mapping[str, Tensor]):
 
     Args:
         files: the files, in the order of the ranks that wrote them. A tensor in several of them
-            consists of all their rows.
+            consists of the rows in all of them.
     """
 
     def __init__(self, files: list[Path]) -> None:
         try:
             self._open: list[Any] = [safe_open(file, framework="pt") for file in files]
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{', '.join(map(str, files))} cannot be read as safetensors: {error}") from error
+            raise CheckpointError(
+                f"cannot read {', '.join(map(str, files))} as safetensors: {error}", code="safetensors-unreadable"
+            ) from error
         self._files_of: dict[str, list[Any]] = {}
         for file in self._open:
             for name in file.keys():  # noqa: SIM118 - no mapping
@@ -75,9 +79,13 @@ class Tensors(Mapping[str, Tensor]):
         self._prefix = ""
 
     def formed(self, form: Form, prefix: str = "") -> Tensors:
-        """The same tensors, in the form that they will have: of those that are cut over the ranks,
-        only this rank's rows are read. ``prefix``: what their names begin with, and ``form`` does
-        not know."""
+        """Returns a mapping of the same tensors in the form that they will have. If a tensor will
+        be cut over the ranks, only this rank's rows are read.
+
+        Args:
+            form: the forms, by names without the prefix.
+            prefix: the beginning of the names in the files.
+        """
         formed = copy.copy(self)
         formed._form, formed._prefix = form, prefix
         return formed
@@ -95,6 +103,9 @@ class Tensors(Mapping[str, Tensor]):
         return [sum(shape[0] for shape in shapes), *shapes[0][1:]] if shapes[0] else []
 
     def _rows(self, name: str, wanted: range) -> Tensor:
+        # The files are of the ranks that saved, and ``wanted`` is of a rank now. So a rank may need
+        # parts of several files: with 10 rows, rank 1 of 2 reads rows 5 to 9 from the files of
+        # ranks 1 and 2 of 3 (rows 4 to 7 and 8 to 9).
         slices, begin = list[Tensor](), 0
         for file in self._files_of[name]:
             part = file.get_slice(name)
@@ -103,9 +114,11 @@ class Tensors(Mapping[str, Tensor]):
             if low < high:
                 slices.append(part[low:high])
             begin += num_rows
+        # A rank without rows still gets a tensor with the right dtype and columns.
         return torch.cat(slices) if slices else self._files_of[name][0].get_slice(name)[0:0]
 
-    def __contains__(self, name: object) -> bool:  # without reading it
+    # Mapping's own __contains__ calls __getitem__, which reads the tensor.
+    def __contains__(self, name: object) -> bool:
         return name in self._files_of
 
     def __iter__(self) -> Iterator[str]:

@@ -1,9 +1,18 @@
-"""Writing a checkpoint while training continues: one thread per rank, coordinated through the file
+"""Writes a checkpoint while training continues: one thread per rank, coordinated through the file
 system.
 
-Each rank writes its part into the unfinished directory, followed by a note that lists its files.
-Rank 0 waits for all notes, builds the manifest from them, and commits. The threads issue no
-collectives, which would be matched with those of the training loop in the wrong order.
+::
+
+    rank 1 thread    write state-1.safetensors, fsync, write the note rank-1.json
+    rank 0 thread    write its files, wait for all notes, build the manifest, commit
+                     (see ``store.py`` for the order of writes in the commit)
+
+A note is renamed into its place after the files that it lists are on disk. So a note that exists
+means a complete part.
+
+The threads call no collectives. A collective of this thread and one of the training loop could be
+matched in different orders on different ranks, and then add or copy the wrong data. The file system
+is shared by all ranks anyway, and a poll every 20 ms costs nothing compared with the write.
 """
 
 from __future__ import annotations
@@ -34,7 +43,8 @@ from lockstep._world.devices import on_this_device
 STATE = "state.json"
 _LOOK_EVERY_S = 0.02
 _NICE = 10
-"""Gives training priority if cores are scarce. (On Linux, niceness is per thread.)"""
+"""The niceness of the thread, which gives training priority if cores are scarce. (On Linux,
+niceness is per thread.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +52,18 @@ class Job:
     """One rank's part in writing one checkpoint."""
 
     manifest: Manifest
-    """Complete except for ``files``."""
+    """The manifest, complete except for ``files``."""
     token: str
     rank: int
     world_size: int
     keep: int
-    """See ``Store.commit``."""
+    """The number of checkpoints to keep."""
     tensors: Mapping[str, Mapping[str, Tensor]]
     """This rank's files, each with its tensors by name."""
     state: Any = None
     """The JSON value for ``state.json``, on rank 0."""
     copied: Sequence[torch.Event] = ()
-    """Events after which the tensors are complete."""
+    """The events after which the copies from GPUs are complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +75,9 @@ class Written:
     path: Path | None = None
     """The path of the checkpoint, on rank 0, on success."""
     num_writers: int = 1
-    """The number of ranks that each had a part."""
+    """The number of ranks that wrote a part."""
     error: str = ""
-    """Why this rank's part was not written; empty: success."""
+    """The error that prevented this rank's part; empty: success."""
 
 
 class Writer:
@@ -78,7 +88,7 @@ class Writer:
         self.job: Job | None = None
         """The job in progress. Any thread may read it."""
         self.ended: list[Written] = []
-        """The results since the last call of ``results``."""
+        """The results of jobs since the last call of ``results``."""
         self._gives_up = self._is_closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -90,12 +100,12 @@ class Writer:
 
     @property
     def step(self) -> int | None:
-        """The step of the job in progress; None: there is none. Any thread may ask."""
+        """The step of the job in progress; None: there is none. Any thread may read it."""
         job = self.job
         return None if job is None else job.manifest.step
 
     def submit(self, job: Job) -> None:
-        """Start a job. None may be in progress."""
+        """Starts a job. No other may be in progress: its copies are in the same memory."""
         with self._changed:
             assert self.job is None
             self.job, self._gives_up = job, False
@@ -105,23 +115,23 @@ class Writer:
             self._changed.notify_all()
 
     def results(self) -> list[Written]:
-        """The results of the jobs that have ended since the last call."""
+        """Returns the results of the jobs that finished since the last call."""
         with self._changed:
             results, self.ended = self.ended, []
             return results
 
     def give_up(self) -> None:
-        """Stop waiting for the parts of other ranks, one of which has failed."""
+        """Stops waiting for the parts of other ranks, because one of them has failed."""
         with self._changed:
             self._gives_up = True
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until no job is in progress. Returns False after the timeout."""
+        """Waits until no job is in progress. Returns False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self.job is None, timeout_s)
 
     def close(self) -> None:
-        """Let the thread end after the current job. No other may be submitted."""
+        """Ends the thread after the current job. No other may be submitted."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -140,7 +150,7 @@ class Writer:
                 self.ended.append(result)
                 self.job = None
                 self._changed.notify_all()
-            del job
+            del job  # its tensors would stay alive until the next job
 
     def _write(self, job: Job) -> Written:
         began = time.perf_counter()
@@ -150,19 +160,21 @@ class Writer:
             for event in job.copied:
                 event.synchronize()
             if job.rank == 0:
+                # Now, when no rank writes another checkpoint: all waited for the last one to end.
                 self._store.clear_failed(directory)
             files = _write_part(directory, job, self._store.run_dir)
             if job.rank == 0:
                 path = self._finish(directory, job, files)
-        except Exception as problem:  # of any kind: if this thread ended, all ranks would wait for it
+        except Exception as problem:  # any: if this thread ended, all ranks would wait for it forever
             error = f"{type(problem).__name__}: {problem}"
+            # Other ranks do not delete: rank 0 and its files may still be in that directory.
             if job.rank == 0 or job.world_size == 1:
                 remove(directory, within=self._store.run_dir)  # frees space on a full disk
         wall_s = time.perf_counter() - began
         return Written(manifest=job.manifest, wall_s=wall_s, path=path, num_writers=job.world_size, error=error)
 
     def _finish(self, directory: Path, job: Job, files: dict[str, File]) -> Path:
-        """On rank 0: wait for the other parts, and commit."""
+        """Waits for the parts of the other ranks, and commits. On rank 0."""
         waiting = set(range(1, job.world_size))
         while waiting:
             for rank in sorted(waiting):
@@ -173,7 +185,7 @@ class Writer:
                     waiting.discard(rank)
             with self._changed:
                 if waiting and (self._gives_up or self._changed.wait_for(lambda: self._gives_up, _LOOK_EVERY_S)):
-                    raise CheckpointError(f"rank {min(waiting)} could not write its part")
+                    raise CheckpointError(f"rank {min(waiting)} could not write its part", code="checkpoint-part-missing")
         manifest = replace(job.manifest, files=dict(sorted(files.items())))
         if manifest.kind == "weights":
             return self._store.commit_best(directory, manifest)
@@ -181,7 +193,7 @@ class Writer:
 
 
 def _write_part(directory: Path, job: Job, run_dir: Path) -> dict[str, File]:
-    """Write this rank's files, and flush them; returns their entries for the manifest."""
+    """Writes this rank's files, and flushes them. Returns their entries for the manifest."""
     make_directory(directory, within=run_dir)
     files: dict[str, File] = {}
     for name, tensors in job.tensors.items():
@@ -190,6 +202,7 @@ def _write_part(directory: Path, job: Job, run_dir: Path) -> dict[str, File]:
     if job.rank == 0:
         text = write_json(directory / STATE, job.state, within=run_dir)
         files[STATE] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    # Last, and by a rename: rank 0 reads a note as soon as it exists.
     if job.rank > 0:
         write_json(_note(directory, job.rank), files, within=run_dir)
     return files
