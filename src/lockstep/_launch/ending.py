@@ -11,6 +11,8 @@ def mark(private_dir: str, *, is_stopped: bool = False) -> None:
 
     ``is_stopped``: because the launcher was stopped, which then reports no failures.
     """
+    # A file, since it must be seen by processes that have no connection to the launcher: loader
+    # workers look for it before they report an exception.
     Path(private_dir, "ending").touch()
     if is_stopped:
         Path(private_dir, "stopped").touch()

@@ -191,6 +191,7 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
         except ValueError:
             kind = f"signal {-status}"
         message = _SIGNAL_WORDS.get(-status, "ended by a signal")
+        # As a shell reports it: 128 plus the signal, of which the status is the negative.
         exit_status = 128 - status
         fault = fault_path(private_dir, rank)
         text = _without_ours(fault.read_text(encoding="utf-8", errors="replace")) if fault.exists() else ""
@@ -260,6 +261,8 @@ def early_end(
         return None
     if len(ends) == num_ranks:  # all programs ended; the failures are of exit handlers
         return None
+    # Programs that ended after the first failure are no cause of it. A process without a report of
+    # its program's end (os._exit) is, whenever its end was noticed.
     known = {rank: end for rank, end in ends.items() if end.time_s < reported[0].time_s}
     known.update({rank: end for rank, end in without_failure.items() if rank not in ends})
     if not known:

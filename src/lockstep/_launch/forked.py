@@ -101,6 +101,7 @@ class ForkedWorkers:
             return None
         if "error" in message:
             raise LaunchError(f"rank {rank} of {self._spec.world_size} could not be started: {message['error']}")
+        # Its last messages may still be in the pipe: the server's message comes by another way.
         self._receivers[rank].read()
         return rank, message["status"]
 

@@ -30,6 +30,7 @@ def forget_shadowed(directory: str) -> None:
         beside = {entry.partition(".")[0] for entry in os.listdir(directory)}  # noqa: PTH208
     for name in beside & sys.modules.keys() - at_start - _SHARED:
         module, spec = sys.modules[name], importlib.machinery.PathFinder.find_spec(name, [directory])
+        # Python looks for these before it looks in any directory, so a file cannot shadow them.
         is_first = name in sys.builtin_module_names or importlib.machinery.FrozenImporter.find_spec(name) is not None
         if is_first or spec is None or not spec.has_location or spec.origin == getattr(module, "__file__", None):
             continue

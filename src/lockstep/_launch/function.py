@@ -143,6 +143,8 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
     why = "it is defined where a new process cannot import it from (a notebook, or the interactive prompt)"
     try:
         payload = pickle.dumps((fn, args))
+        # A pickle names a function by its module and name. (An argument with this text only causes
+        # an import that is not needed.)
         needs_main = b"__main__" in payload
     except Exception as error:
         why = str(error)

@@ -95,6 +95,8 @@ class _SureCalls:
                 self._make(*statement.items)
                 self._follow(statement.body)
                 continue
+            # A `with` that may suppress an error makes no call certain: an error may skip the rest
+            # of its block, and the program continues after it.
             if not isinstance(statement, ast.With):
                 self._make(statement)
             inside = list(_inside(statement))

@@ -1,4 +1,19 @@
-"""A launch on this machine: the checks before it, and its starts."""
+"""A launch on this machine: the checks before it, and its starts.
+
+::
+
+    run_workers: all starts                          run_once: one start
+      start-0, a port ---> workers ---> failure        Streams    where output goes
+         |                                             supervise  until all workers have exited
+         | restarts.follows: some are left, and        drain      what they have written last
+         | the failure would not recur                 append     failures, to the logs of ranks
+         v
+      start-1, a port ---> workers ---> success
+
+Each start has a separate directory: the workers meet in a file there, in which the entries of
+earlier ranks would be taken for theirs. The fork server stays, so a restart does not wait for an
+import of torch. Restarted workers run the same program; ``lockstep.join`` finds the newest
+checkpoint."""
 
 from __future__ import annotations
 

@@ -98,6 +98,7 @@ class Receiver:
         except BlockingIOError:
             return True
         self._rest += data
+        # Not for each piece: splitting a long message again with every piece takes quadratic time.
         if b"\n" in data:
             *lines, self._rest = self._rest.split(b"\n")
             for line in lines:

@@ -232,7 +232,9 @@ def log_path(log_dir: Path, rank: int) -> Path:
 
 def _to_terminal(rank: int, is_error: bool, line: bytes) -> None:
     text = line.rstrip(b"\r\n")
+    # A progress bar writes carriage returns in a row: what is empty between them is no line.
     if text or line == b"\n":
+        # In one write with its newline, so that lines of other writers do not get into it.
         data = b"[rank %d] %s\n" % (rank, text)
         target = 2 if is_error else 1
         while data:

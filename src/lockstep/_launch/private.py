@@ -67,6 +67,8 @@ def _launches(parent: str) -> Iterator[tuple[int, Path]]:
             named = _NAME.fullmatch(entry.name)
             if named is not None and named[1] == _processes_here():
                 with contextlib.suppress(OSError):  # gone meanwhile
+                    # The parent is usually /tmp, where another user may put a directory, or a link
+                    # to one, under such a name.
                     is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
                     if is_own and entry.is_dir(follow_symlinks=False):
                         yield int(named[2]), Path(entry.path)

@@ -13,6 +13,7 @@ from pathlib import Path
 def kill_worker(pid: int) -> None:
     """Kills a worker and its process group immediately; other processes that it started are left to
     ``sweep``."""
+    # Also by itself, since a worker that has just been forked leads no group yet.
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
@@ -43,6 +44,7 @@ def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *
     Processes still there after ``timeout_s`` are blocked in the kernel, and cannot be ended.
     """
     deadline = time.monotonic() + timeout_s
+    # Again until there are none: a process may have forked another one while it was being found.
     while pids := _find(sessions, None if succeeded else private_dir):
         if time.monotonic() > deadline:
             return

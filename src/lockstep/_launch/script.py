@@ -138,6 +138,8 @@ def run_script(
             outcome.spec,
             attached=plan.attach,
             stopped_by=outcome.stopped_by,
+            # With --fresh the same command starts over, so the error must not promise that it
+            # resumes.
             joined=None if settings.get("fresh") else outcome.joined,
         )
     return interruption(outcome)

@@ -54,6 +54,8 @@ class Secret:
 
     def _signature(self, name: str, value: bytes) -> bytes:
         begin = name.encode()
+        # With the length of the name, so that no other split into name and value has this
+        # signature.
         message = len(begin).to_bytes(8, "big") + begin + value
         return hmac.new(self.key, message, hashlib.sha256).hexdigest().encode()
 
@@ -74,6 +76,8 @@ class SharedSecret:
             return self.given
         try:
             with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as file:
+                # Of the open file: by its name, another file could be examined than the one that is
+                # read.
                 status, key = os.fstat(file.fileno()), file.read()
         except OSError:
             return None

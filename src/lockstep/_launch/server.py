@@ -84,6 +84,8 @@ class ForkServer:
             ours.close()
             raise LaunchError(f"the fork server could not be started: {error}") from error
         finally:
+            # The server alone must have its end: only then does its death close the connection, for
+            # which `receive` waits.
             theirs.close()
         self._socket = ours
         self._next_key = 0

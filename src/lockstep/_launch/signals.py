@@ -39,11 +39,14 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         with self._lock:
             self._read_fd, self._write_fd = os.pipe()
+            # A handler must not wait for room in the pipe: it runs in the thread that would make
+            # room.
             os.set_blocking(self._write_fd, False)
             if self.received:  # by ``tell``, before the context was entered
                 os.write(self._write_fd, b"!")
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
+                # None: a handler that Python has not installed, and so could not restore.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._previous[number] = signal.signal(number, self._note)
         return self

@@ -184,10 +184,12 @@ def _options_in(node: ast.AST) -> Iterator[str]:
 
 
 def _has_rank(call: ast.Call) -> bool:
+    # `rank` is the fifth parameter of init_process_group. (`join` takes it by name only.)
     return any(keyword.arg == "rank" for keyword in call.keywords) or len(call.args) >= 5
 
 
 def _asks(tree: ast.Module) -> bool:
+    # A script that assigns RANK sets it for processes that it starts, and reads no launcher's.
     written = {
         id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
     }

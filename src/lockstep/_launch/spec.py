@@ -199,6 +199,7 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": node.run_id if node else spec.name,
         "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        # No agent keeps a store for env://: rank 0 opens it, on the port that is reserved for it.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         # Deterministic products of cuBLAS need it, before the first of them: without it they are
         # refused.

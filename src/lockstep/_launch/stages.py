@@ -113,12 +113,17 @@ def transition(
     if state.was_cut_short:
         return state, None
     if event is Event.ECHOED:
+        # Only the first echo sets the time: further ones, which follow it, must not postpone the
+        # end.
         if now + ECHO_S < state.until:
             state = replace(state, stage=Stage.ECHO, until=now + ECHO_S)
         return state, None
     if event not in (Event.ASKED_TO_SAVE, Event.SAVED):
         return replace(state, stage=Stage.ENDING, until=now + end_s), Action.END
+    # After an echo a rank is lost, so the end is due in any case, and a save does not postpone it.
     if stage is not Stage.ECHO:
+        # Once one rank has saved, the others have saved the same step or are about to. They get
+        # less time then, and never more than they had.
         until = now + save_s if event is Event.ASKED_TO_SAVE else min(state.until, now + saved_s)
         state = replace(state, stage=Stage.SAVING, until=until)
     return state, Action.SAVE if event is Event.ASKED_TO_SAVE else None

@@ -90,6 +90,8 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
             succeeded = not (watch.failures.by_rank or interrupts.received or watch.stopped_with)
         except BaseException as error:
             server.close()  # and with it every worker, also those that have not reported yet
+            # For the process ids of workers that have just been forked: `sweep` finds sessions by
+            # them.
             watch.workers.read()
             if not isinstance(error, _StoppedEarlyError):
                 raise
@@ -118,6 +120,8 @@ class _Watch:
         self._state = State()
         self._verdicts: list[Failure] = []
         """The failures by which observers end the launch: the first one counts."""
+        # A socket, since observers call from their own threads, and the main loop waits in
+        # `select`.
         self._verdict, self._verdict_in = socket.socketpair()
         """Readable once there is one."""
         self._observers = Observers[Observer](
@@ -203,6 +207,8 @@ class _Watch:
         if rank not in self.workers.ranks:
             return
         if before.pid is None and sent.pid is not None:
+            # Forked after the others were killed or asked to end: its process id was not known
+            # then.
             if self._state.stage is Stage.KILLED:
                 kill_worker(sent.pid)
             elif self._state.stage is Stage.ENDING:
@@ -297,6 +303,8 @@ class _Watch:
             self._interrupts.may_save
             and self.workers.are_all_forked
             and all(
+                # The kernel is asked, too: the script may have removed the handler that its rank
+                # has reported.
                 number in self.workers.messages_of(rank).watches and catches(pid, number)
                 for rank, pid in self.workers.pids.items()
             )

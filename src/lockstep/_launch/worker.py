@@ -1,4 +1,22 @@
-"""A worker, from the fork to the end of the user's program."""
+"""A worker, from the fork to the end of the user's program.
+
+::
+
+    fork server          os.fork(), signals blocked (serve)
+        |
+    run_worker           _settle    session, streams, environment, hooks: as if freshly started
+        |                unblock signals, since a handler can report to the launcher now
+        |                run the script as __main__, or the function of a launch
+        |
+        +- returns       {"end": ...}           then exit handlers, which may wait for other ranks
+        +- Stopped       {"stopped_with": ...}  the run has saved itself
+        +- sys.exit(n)   {"failure": ...}       SIGINT ignored from here, traces for exit handlers
+        +- exception     {"failure": ...}       the same, then the script's own excepthook
+
+The message is sent before exit handlers run, since these may hang: the launcher then knows the
+cause, and ends the other ranks. Without a message (the worker was killed, or called ``os._exit``),
+the exit status is all that is known.
+"""
 
 from __future__ import annotations
 
@@ -206,6 +224,8 @@ def _settle(request: Request) -> LaunchSpec:
         os.dup2(fd, target)
         os.close(fd)
     spec = LaunchSpec.load(request.spec_path)
+    # The server's own has values for libraries that it loads (see `_server_environ`), not for
+    # workers.
     os.environ.clear()
     os.environ.update(environ := worker_environ(spec, request.rank))
     os.chdir(spec.cwd)
@@ -257,6 +277,7 @@ def _become_program(script: Script, local_rank: int) -> NoReturn:
 
 def _run_script(script: Script, local_rank: int) -> None:
     if not getattr(sys.flags, "safe_path", False):
+        # Like python: the directory of the real file, if the script is a link.
         first = str(Path.cwd()) if script.is_module else os.path.dirname(os.path.realpath(script.target))  # noqa: PTH120
         sys.path.insert(0, first)
         forget_shadowed(first)
@@ -266,6 +287,7 @@ def _run_script(script: Script, local_rank: int) -> None:
         _exec_as_main(loader.get_code(spec.name), script, local_rank, path=spec.origin or script.target, spec=spec)
     else:
         path = os.path.abspath(script.target)  # noqa: PTH100  (resolving links would change __file__)
+        # Without the `from __future__` of this module, which `compile` would apply to the script.
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         _exec_as_main(code, script, local_rank, path=path, spec=None)
 

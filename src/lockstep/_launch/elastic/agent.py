@@ -153,6 +153,8 @@ class NodeAgent:
 
     def _begin(self) -> None:
         """Meets the other nodes, and starts the workers."""
+        # First: it ends the heartbeats of the round before, and frees the port, if this node had
+        # reserved one.
         self._in_round.close()
         connection = self._connection
         address, keeps_store = connection.endpoint.local_address, connection.server is not None
@@ -170,6 +172,8 @@ class NodeAgent:
             store=f"tcp://{where}/{quote(f'{connection.prefix}/start-{place.count}')}",
             run_id=connection.nodes.run_id,
             interface="lo" if is_loopback(address) else interface_with(address) or "",
+            # A separate key, since it is in the environment of the user's program. The launchers'
+            # key cannot be computed from it.
             secret=connection.secret.derived(b"ranks").key.hex(),
         )
         self._introduce(node)
@@ -217,12 +221,16 @@ class NodeAgent:
             round_.done(self.stopped_with)
             if round_.num_done == round_.num_nodes and not round_.has_stopped:
                 return True
+            # All are done otherwise, and some because the run was asked to stop: only their reports
+            # show with which status, so all nodes judge these.
             if round_.num_done < round_.num_nodes and not round_.silent(self.lost_s):
                 return False  # others have not finished
         if is_running:
             if not self._must_end():
                 return False
             workers.end()
+        # Announced before the wait, which lasts until the workers here have ended: the other nodes
+        # end theirs meanwhile.
         is_first = round_.end()
         workers.wait()
         return self._settle(is_first=is_first)
@@ -299,6 +307,7 @@ class NodeAgent:
         if self._signal:
             raise StoppedError  # the others continue
         say(self.verdict.text if self.is_reporter else self.verdict.brief)
+        # One node adds for all: the number is the run's, in the store.
         if self.is_reporter and self.verdict.counts:
             self._connection.run_store.add(_USED, 1)
         self._begin()

@@ -84,6 +84,7 @@ class Connection:
     @property
     def beat_s(self) -> float:
         """Seconds between two heartbeats of a node."""
+        # The limit applies above 500 nodes: four beats a second of 500 are 2,000.
         return max(_BEAT_S, self.nodes.most / _BEATS_PER_S)
 
     def waiter(self, remedy: str, timeout_s: float | None = None) -> Waiter:
@@ -93,6 +94,7 @@ class Connection:
             self.timeout_s if timeout_s is None else timeout_s,
             self.stop,
             remedy,
+            # The limit applies above 200 nodes: ten requests a second of 200 are 2,000.
             pause_s=max(PAUSE_S, self.nodes.most / _ASKED_PER_S),
         )
 
@@ -158,6 +160,7 @@ def _greeted(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waite
         nonce = None if secret is None else secret.open(_GREETING, signed)
         if secret is not None and nonce is not None:
             return secret, nonce
+        # A secret that the user has passed does not change, but the file may still become visible.
         if shared.given is not None or time.monotonic() > deadline:
             raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
         waiter.pause(f"the secret of the run, in {shared.path}, up to {_SEEN_S:g} s", ends=False)

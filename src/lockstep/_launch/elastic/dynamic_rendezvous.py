@@ -48,6 +48,7 @@ class DynamicRendezvous:
         self._is_first = True
         self._waiter: Waiter | None = None
         self._is_spare = False  # all places were taken when the state was last read
+        # torchelastic truncates its timeouts to whole seconds, and refuses 0.
         self._join_s = max(1, int(connection.timeout_s))
         parameters = RendezvousParameters(
             "c10d",
@@ -163,6 +164,7 @@ class DynamicRendezvous:
         try:
             self._await_enough(store, num_here, waiter)
         except (StoppedError, LaunchError):
+            # Taken back, or the others would count this node among the ones that are here.
             with contextlib.suppress(DistError):
                 store.add("arrived", -1)
             raise
@@ -191,6 +193,7 @@ class DynamicRendezvous:
         if len(here) < nodes.least:
             self._waiter.tell(f"more nodes: {told}")
         elif self._waiter.waited_s < OTHERS_S:  # torchelastic's last call
+            # No message for so short a wait; the call only raises if this launcher was stopped.
             self._connection.stop.sleep(0)
         else:  # all places are taken until a node is lost; or the others must end their processes first
             self._waiter.tell(f"its turn: {told}", ends=not self._is_spare)

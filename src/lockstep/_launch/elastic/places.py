@@ -104,8 +104,11 @@ def place_all(store: SignedStore, num_nodes: int, count: int, start: Start) -> N
     """
     nodes = range(num_nodes)
     machines = [read_machine(text) for text in store.multi_get([machine_key(node) for node in nodes])]
+    # Nodes with 2, 2 and 1 ranks begin at ranks 0, 2 and 4, and the last sum, 5, is the world size.
     *firsts, world_size = accumulate((each.num_ranks for each in machines), initial=0)
     placed = [replace(each, first_rank=first) for each, first in zip(machines, firsts, strict=True)]
+    # Created empty: nodes read all of them in one request, which waits for a name that does not
+    # exist.
     values = {f"{name}/{node}": "" for name in ("beat", "done") for node in nodes}
     values[_MACHINES] = json.dumps([asdict(each) for each in placed])
     for node, each in enumerate(placed):

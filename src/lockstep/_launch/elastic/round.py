@@ -128,6 +128,7 @@ class Round:
         """The other nodes without a heartbeat for longer than this, while the store did answer."""
         if self._heartbeat.silence_s() > limit_s:
             return []
+        # As of the store's last answer: its own silence is no silence of the nodes.
         now = self._heartbeat.answered_at
         watched = {number: now - at for number, (_, at) in self._beats.items() if self.number}
         # the first node, too, acts on what it has told: so all do
@@ -137,6 +138,8 @@ class Round:
     def done(self, stopped_with: int | None) -> None:
         """Announces that this node's processes exited successfully, or with this status because
         they were asked to stop."""
+        # 0 means that the script finished. Any other status is of a run that was asked to stop,
+        # which the other nodes must learn before they take the run as finished.
         self._store.set(f"done/{self.number}", str(stopped_with or 0))
 
     def end(self) -> bool:

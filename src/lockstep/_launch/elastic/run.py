@@ -57,6 +57,8 @@ def run_on_nodes(
     stopped_with, verdict, was_cut_short = None, None, False
     if agent is not None:
         stopped_with, verdict, was_cut_short = agent.stopped_with, agent.verdict, agent.was_cut_short
+    # The workers here have saved the run. That its store is lost afterwards changes nothing: the
+    # node that kept it may have left first.
     if stopped_with is not None and (stopped_by or error is None or isinstance(error, (StoreLostError, DistError))):
         return LaunchResult(failures=(), stopped_by=stopped_by, stopped_with=stopped_with, spec=spec)
     if stopped_by is not None and (

@@ -124,6 +124,8 @@ class StaticRendezvous:
             found = store.compare_set(key, "", mine).decode()
             if found == mine:
                 return store
+            # Another announcement is of another launcher, as when a machine is replaced twice while
+            # this one waits: its silence counts from now.
             if holder is None or (holder.announced, holder.count) != (found, self._count):
                 holder = _Holder(found, self._count, self._rank)
             is_lost = holder.silence_s(store) > self._lost_s
@@ -134,6 +136,8 @@ class StaticRendezvous:
             if is_lost:
                 if store.check([answer_key(self._rank)]):
                     raise self._end_round_of(holder.machine, store)
+                # Two launchers may wait for the number. The one that still finds the old entry gets
+                # it.
                 if store.compare_set(key, found, mine).decode() == mine:
                     say(f"took over --node-rank {self._rank} from {_called(holder.machine)}, which was lost")
                     return store
@@ -149,6 +153,8 @@ class StaticRendezvous:
     def _lost_s(self) -> float:
         """Seconds of silence after which the launcher that has this node's number counts as
         lost."""
+        # Half of the timeout at most: this launcher gives up at the timeout, and must have taken
+        # the number over before. With many nodes, signs are rarer: every 10 s of 5,000, so 30 s.
         return max(min(_LOST_S, self._connection.timeout_s / 2), _LOST_SIGNS * self._sign_every_s)
 
     def _end_round_of(self, machine: Machine, store: SignedStore) -> LaunchError:
@@ -239,5 +245,7 @@ def _absent(store: SignedStore, numbers: Sequence[int]) -> list[int]:
         return []
     if len(numbers) == 1:
         return list(numbers)
+    # A request asks for many names, and is answered by whether all exist. So a few missing nodes
+    # are found by halving: one of 1,024 in about 20 requests, and not in 1,024.
     half = len(numbers) // 2
     return _absent(store, numbers[:half]) + _absent(store, numbers[half:])

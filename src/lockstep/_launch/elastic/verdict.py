@@ -56,10 +56,13 @@ def judge(
     world_size = sum(machine.num_ranks for machine in machines)
     lost = [machine for number, machine in enumerate(machines) if number not in reports]
     reported = _in_order(reports)
+    # Consequences alone (distance 2) say only that another rank was lost, not why.
     has_cause = any(failure.distance < 2 for failure in reported)
     stopped = [number for number, report in reports.items() if report.signal]
     joins = any(report.joins for report in reports.values())
     remaining = [number for number in reports if number not in stopped]
+    # Computed from the reports, so that all nodes agree on it without a message. A node that was
+    # stopped does not report for the others if one remains: its launcher may be about to exit.
     reporter = min(remaining or reports)
 
     def end(text: str, status: int, brief: str = "", *, code: str) -> Verdict:
@@ -73,6 +76,8 @@ def judge(
     statuses = [report.stopped_with for report in reports.values() if report.stopped_with]
     if statuses and not has_cause:
         hosts = ", ".join(machines[number].host for number in stopped)
+        # The others can continue if they are enough, and their store does not leave with its
+        # keeper.
         stay = len(reports) - len(stopped) >= least and not any(machines[node].keeps_store for node in stopped)
         text, continues, code = (
             f"stopped on {hosts or 'no machine, but by a signal to a process'}: all nodes exit",
@@ -84,6 +89,8 @@ def judge(
         elif is_elastic and stopped and stay and set(statuses) <= {REQUEUE_STATUS, INTERRUPTED_STATUS}:
             text, continues = f"checkpoint saved, and {hosts} leaves: the other nodes join a new rendezvous", True
             code = "node-left"
+        # UNSAVED_STATUS (74) is less than REQUEUE_STATUS (75) and INTERRUPTED_STATUS (130): if any
+        # node could not save, that is the result.
         status = min(statuses)
         return Verdict(
             continues=continues,
@@ -105,7 +112,10 @@ def judge(
         return again(f"{host} was stopped and leaves: the other nodes join a new rendezvous", code="node-left")
     if joins and not has_cause:
         return again("a node joined: restarting all workers", code="node-joined")
+    # With no failure and no lost node, a node was silent for long enough to end the round, and has
+    # reported after all.
     whole = brief = _lost_words(lost) or "a node that was silent for too long is back"
+    # Next to a lost node, mere consequences explain nothing: the loss is the cause.
     if reported and (has_cause or not lost):
         first = reported[0]
         whole = failures.report(reported, world_size) + (f"\n\n{_lost_words(lost)}" if lost else "")

@@ -29,6 +29,8 @@ class Workers:
         self.spec = spec
         self._server = server
         self._plan = plan
+        # Of no signals: the launcher's main thread handles them, and the agent passes them on by
+        # `tell`.
         self._interrupts = Interrupts(())
         self.outcome = LaunchResult(failures=(), stopped_by=None, spec=spec)
         """The result of their launch; before they exit, a result without failures."""
