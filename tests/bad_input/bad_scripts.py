@@ -40,13 +40,12 @@ def train(model, loader, team, loss_of=None, after=None, **backward):
 
 
 def told(script, *args):
-    """The kind and text of the error that ``script(team, *args)`` ends with, and how many ranks
-    came that far."""
+    """The type, code and message of the error that ``script(team, *args)`` ends with."""
     with lockstep.join() as team:
         try:
             script(team, *args)
         except LockstepError as error:
-            return type(error).__name__, str(error)
+            return type(error).__name__, error.code, str(error)
         return None
 
 

@@ -35,7 +35,7 @@ BLOWS = (
     "a launcher is killed",
     "the power of a host is lost",
     "a link is cut for a moment",
-    "a link is cut until that is noticed",
+    "a link is cut until noticed",
     "SIGTERM to a launcher",
     "SIGUSR1 to a launcher",
 )
@@ -238,7 +238,7 @@ class Launched:
             host.cut()
             time.sleep(blow.lasts_s)
             host.restore()
-        elif blow.what == "a link is cut until that is noticed":
+        elif blow.what == "a link is cut until noticed":
             host.cut()
             self._wait_for_end(blow.host)
             host.restore()

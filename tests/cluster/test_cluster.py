@@ -192,7 +192,7 @@ def test_a_killed_host_leaves_no_process_says_no_goodbye_and_the_others_go_on(cl
     assert reaches(first, third)
     assert second.processes() == []
     for deed in (second.kill, second.cut, second.restore, lambda: second.run(["true"])):
-        with pytest.raises(HostError, match="host1 is off: revive it first"):
+        with pytest.raises(HostError, match="host1 is off"):
             deed()
 
 
@@ -206,7 +206,7 @@ def test_a_host_that_comes_back_has_its_name_its_address_and_its_disk(cluster):
     assert second.run(["hostname"]).stdout == "host1\n"
     assert second.run(["ls", LOCAL, "/dev/shm"]).stdout.split() == ["/dev/shm:", f"{LOCAL}:", "kept"]
     assert becomes_quick(first, second, 1_000_000)  # it would take eight seconds
-    with pytest.raises(HostError, match="host1 is on: kill it first"):
+    with pytest.raises(HostError, match="host1 is on"):
         second.revive()
 
 
@@ -249,7 +249,7 @@ def test_a_test_that_leaves_a_process_fails_and_the_next_gets_the_cluster_whole(
     first.environment["LEFT"] = "1"
     second.kill()
     third.cut()
-    with pytest.raises(pytest.fail.Exception, match=r"left on the hosts:\n  process \d+: sleep 600"):
+    with pytest.raises(pytest.fail.Exception, match=r"process \d+: sleep 600"):
         loan.__exit__(None, None, None)
     assert cluster.processes() == []
     assert first.run(["sh", "-c", "echo $LEFT"]).stdout == "\n"

@@ -120,7 +120,7 @@ def test_what_a_killed_run_has_left_is_named_and_the_next_runs_without_it(crew, 
     "url", ["localhost:29500", "tcp://localhost", "tcp://h:99999", "tcp://h:1/x", "file://x/y", "file://", ""]
 )
 def test_a_place_that_cannot_be_meant_is_refused(url):
-    with pytest.raises(ConfigError, match=r"init_method=.*tcp://HOST:PORT"):
+    with raises(ConfigError, "init-method-invalid"):
         RunConfig(init_method=url)
 
 

@@ -92,7 +92,7 @@ CORPUS = {
         f"two losses {how}": special(features.train_two_losses, how)
         for how in (
             *("by weights", "with a forward pass between them", "in phases"),
-            *("through a shared layer", "with one model frozen for the second"),
+            *("through a shared layer", "with one model frozen"),
         )
     },
     "a GAN": special(whole_steps.train_gan, num_steps=10),
@@ -144,7 +144,7 @@ ROUNDED = {
         for name in (
             *("plain", "stream by tokens", "many dtypes", "tied weights", "channels last", "a code book", "averages"),
             *("frozen at first", "a GAN", "two losses by weights", "two losses in phases"),
-            *("two losses through a shared layer", "two losses with one model frozen for the second"),
+            *("two losses through a shared layer", "two losses with one model frozen"),
             *("looked at after the update, with gradients", "looked at evaluation"),
         )
     },

@@ -389,7 +389,7 @@ def train_two_losses(how):
                     two = functional.mse_loss(model(inputs + 1), judge(inputs))
                     team.backward(two, weight=len(targets) / 7)
                     batch.add(one=one, two=two)
-            elif how == "with one model frozen for the second":
+            elif how == "with one model frozen":
                 for inputs, targets, indices in batch.shards:
                     outputs = model(inputs)
                     one = functional.mse_loss(judge(inputs), outputs.detach())

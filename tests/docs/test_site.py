@@ -1,6 +1,8 @@
 """The documentation site is built strictly, has the whole interface, and loads nothing from
 elsewhere."""
 
+import html
+import inspect
 import json
 import re
 import subprocess
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from browser import browse
+
+from lockstep import Team
 
 __all__ = ["browse"]
 
@@ -49,7 +53,8 @@ def test_the_interface_is_told_from_docstrings(site):
         "lockstep.integrations.transformers.Trainer",
     ):
         assert f'id="{name}"' in page
-    assert "Add an object of the script to the run's state" in page.replace("&#39;", "'")
+    described = inspect.getdoc(Team.register).partition(".")[0].partition(",")[0]
+    assert described in html.unescape(page)
 
 
 @pytest.mark.long

@@ -52,9 +52,9 @@ def test_an_error_in_a_library_names_the_place_in_one_line():
     error = fails(nn.Linear(3, 2), rand(1, 2))
     *_, last = excerpt(error).splitlines()
     assert functions_of(error) == ["fails"]
-    assert "raised at torch/nn/modules/linear.py:" in last
+    assert "torch/nn/modules/linear.py:" in last
     assert "LOCKSTEP_TRACEBACK=full" in last
-    assert "raised at json/decoder.py:" in excerpt(fails(json.loads, "{"))
+    assert "json/decoder.py:" in excerpt(fails(json.loads, "{"))
 
 
 def test_where_a_line_of_the_script_raises_it_is_pointed_at_as_by_python():
@@ -73,7 +73,9 @@ def test_an_error_of_a_loaders_worker_is_shown_with_the_lines_of_the_data_set():
     error = fails(list, from_workers(DataLoader(Samples(), num_workers=1)))
     assert plain_message(error) == "'no label 0' (in DataLoader worker process 0)"
     assert functions_of(error) == ["fails", "__getitem__"]
-    assert "\ncaused in DataLoader worker process 0 by KeyError\n" in excerpt(error)
+    [cause] = [line for line in excerpt(error).splitlines() if line.startswith("caused ")]
+    assert "worker process 0" in cause
+    assert cause.endswith("KeyError")
     assert excerpt(error).count("no label") == 1  # the line that raises it
 
 

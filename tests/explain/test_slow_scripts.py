@@ -130,6 +130,6 @@ def test_the_place_of_a_thread_is_the_scripts_line_with_the_call_that_writes(tmp
         save(file)
     seen.append(place_of(sys._getframe()))
     assert seen[0][1::3] == ("save", "os.fsync")
-    assert seen[1][1] == "test_the_place_of_a_thread_is_the_scripts_line_with_the_call_that_writes"
+    assert seen[1][1] == sys._getframe().f_code.co_name
     assert seen[1][4] == ""
     assert place_of(None) == WAITING

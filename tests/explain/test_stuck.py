@@ -67,7 +67,9 @@ def test_ranks_that_wait_in_different_collectives_are_told_in_which():
     assert report.kind == MISMATCH
     assert {number: report.calls[number] for number in (0, 1)} == {0: "all_reduce number 7", 1: "all_gather number 7"}
     assert set(report.places.values()) == {"/home/me/train.py:20 in <module>"}
-    assert report.text.splitlines()[1] == "  rank 0: all_reduce number 7, at /home/me/train.py:20 in <module>"
+    line = report.text.splitlines()[1]
+    assert line.startswith("  rank 0: all_reduce number 7")
+    assert "/home/me/train.py:20" in line
     assert who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=reduce)], "run") is None
 
 

@@ -78,7 +78,8 @@ def left_in(files):
 def test_a_script_runs_as_so_many_ranks_with_the_answer_of_lockstep_run(mpirun, run_here, tmp_path, files):
     four = mpirun(4, TRAIN)
     assert [one[:3] for one in told(four)] == [(str(rank), "4", "mpirun") for rank in range(4)]
-    assert "on 4 processes, 1 thread each, gloo on lo" in four.stdout
+    assert "4 processes, 1 thread" in four.stdout
+    assert "gloo on lo" in four.stdout
     assert not re.search(r"[\x1b\b]|\r(?!\n)", four.stdout)
     shutil.rmtree(tmp_path / "runs")
     one = told(run_here(TRAIN, "--nproc-per-node", "1"))

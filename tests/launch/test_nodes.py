@@ -120,7 +120,7 @@ def test_a_name_that_does_not_resolve_yet_is_waited_for(records, capfd, where):
     records["pod-0.train"] = [None, None, "192.0.2.7"]
     endpoint = find(nnodes="2", **where)
     assert endpoint.listener is None
-    assert capfd.readouterr().err.count("waiting for the host name 'pod-0.train'") == 1
+    assert capfd.readouterr().err.count("'pod-0.train'") == 1
 
 
 def test_a_name_that_does_not_resolve_in_time_is_an_error(records):
@@ -134,7 +134,7 @@ def test_node_0_waits_while_its_own_name_still_means_another_machine(records, ca
     records["pod-0.train"] = ["192.0.2.7"] * 6 + [now]
     with find(nnodes="2", node_rank=0, master_addr="pod-0.train", master_port=free_port()).listener as listener:
         assert listener.getsockname()[0] in ("::", "0.0.0.0")
-    assert capfd.readouterr().err.count("waiting for the host name 'pod-0.train', which means 192.0.2.7") == 1
+    assert capfd.readouterr().err.count("'pod-0.train', which means 192.0.2.7") == 1
 
 
 def test_a_name_whose_address_leads_here_from_elsewhere_is_listened_to_on_all_addresses(records):
@@ -174,10 +174,12 @@ def test_it_is_told_who_listens_where_and_that_there_is_no_password(capfd):
     with endpoint.listener:
         introduce(endpoint)
     told = capfd.readouterr().err
-    assert f"listens at 127.0.0.1:{port}, which only this machine can reach" in told
+    assert f"listens at 127.0.0.1:{port}" in told
     assert "no password" in told
     introduce(find(**{**HERE, "node_rank": 1}, master_port=port))
-    assert f"is node 1 of 2, and joins the rendezvous at 127.0.0.1:{port}" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "node 1 of 2" in told
+    assert f"127.0.0.1:{port}" in told
 
 
 @pytest.fixture

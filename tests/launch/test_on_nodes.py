@@ -167,7 +167,7 @@ def hurry(tmp_path):
 def test_two_nodes_come_to_the_weights_of_one_process_in_any_order_of_starting(numbered, alone, tmp_path):
     options = ("--shards", "4", "--rdzv-id", "job#1?a=b/c d%20")  # a name with any letters
     second = numbered(TRAIN, 1, "--nproc", "2", *options, args=(1, "0.0"))
-    until(lambda: f"waiting at 127.0.0.1:{numbered.port} for node 0, which keeps the store" in second.err)
+    until(lambda: f"waiting at 127.0.0.1:{numbered.port} for node 0" in second.err)
     first = numbered(TRAIN, 0, "--nproc", "1", *options, args=(1, 0))
     both(first, second)
     assert "3 processes on 2 nodes: " in first.err
@@ -235,10 +235,7 @@ def test_a_failure_is_shown_whole_once_and_starts_all_nodes_again_as_often_as_th
 @pytest.mark.long
 def test_who_waits_says_for_whom_and_until_when_and_ctrl_c_ends_it(numbered):
     lone = numbered(TALK, 0, nnodes=3)
-    line = until(
-        lambda: re.search(r"waiting at 127\.0\.0\.1:\d+ for nodes 1, 2 of 3 \(\d s so far, until [\d:]{8}, 600 s", lone.err)
-    )
-    assert line
+    assert until(lambda: re.search(r"127\.0\.0\.1:\d+ for nodes 1, 2 of 3 \(\d s .* [\d:]{8}, 600 s", lone.err))
     lone.process.send_signal(signal.SIGINT)
     assert lone.wait() == 130
     assert "stopped by Ctrl-C" in lone.err
@@ -366,7 +363,7 @@ def test_a_spare_node_says_that_it_waits_for_its_turn_and_takes_a_lost_ones_plac
     second = coming(TRAIN, *options, args=(8, 0.4))
     until(lambda: any(size == 2 for _, size, _ in read_steps(tmp_path)))
     spare = coming(TRAIN, *options, args=(8, 0.4))
-    until(lambda: "for its turn: 2 of 1 to 2 are here" in spare.err)
+    until(lambda: "its turn: 2 of 1 to 2" in spare.err)
     seen = len(read_steps(tmp_path))
     second.kill()
     until(lambda: any(size == 2 and rank == 1 for rank, size, _ in read_steps(tmp_path)[seen + 4 :]))
@@ -411,7 +408,7 @@ def test_a_launcher_that_is_lost_between_meeting_and_start_is_left_behind(coming
     wait_for_no_more(coming.port)
     where = f"127.0.0.1:{coming.port}"
     subprocess.run([sys.executable, "-c", MEETS_AND_IS_LOST, where], cwd=tmp_path, check=True, timeout=100)
-    until(lambda: "did not start with the others within 10 s" in first.err)
+    until(lambda: re.search("did not start .* 10 s", first.err))
     second = coming(TALK, "--timeout", "100", nnodes="2:3")
     both(first, second)
     assert [json.loads(node.out)["WORLD_SIZE"] for node in (first, second)] == ["2", "2"]

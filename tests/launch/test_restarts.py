@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 
 import pytest
@@ -50,7 +51,8 @@ def test_after_a_failure_at_any_place_all_start_again_from_the_same_server(
     lines = ended.err.splitlines()
     assert lines[0].startswith(f"rank {victim} of 3 on {os.uname().nodename} failed:"), told
     assert words in lines[0], told
-    assert lines[-1] == "lockstep: restart 1 of 2: all 3 processes start again", told
+    assert lines[-1].startswith("lockstep: restart 1 of 2: "), told
+    assert "3 processes" in lines[-1], told
     assert len(read_pids(tmp_path)) == 6, told
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)], told
 
@@ -80,15 +82,11 @@ def test_with_no_restart_left_the_last_failure_ends_the_run(start_own):
     )
     _, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 7
-    found = [line for line in err.splitlines() if line]
-    assert [line.partition("failed: ")[2] or line for line in found] == [
-        "SystemExit: the script ended itself with sys.exit(5)",
-        "lockstep: restart 1 of 2: the process starts again",
-        "SystemExit: the script ended itself with sys.exit(6)",
-        "lockstep: restart 2 of 2: the process starts again",
-        "SystemExit: the script ended itself with sys.exit(7)",
-        "lockstep: not started again: all restarts were used (2)",
-    ]
+    *found, last = re.findall(r"SystemExit: .*(sys\.exit\(\d\))$|^lockstep: (restart \d of \d): |^(lockstep: .*)", err, re.M)
+    restarts = [("sys.exit(5)", "restart 1 of 2"), ("sys.exit(6)", "restart 2 of 2"), ("sys.exit(7)", "")]
+    assert [exit_ or restart for exit_, restart, _ in found] == [each for both in restarts for each in both if each]
+    assert last[2].endswith("(2)")
+    assert len([line for line in err.splitlines() if line]) == 6
 
 
 def test_an_error_that_would_only_come_again_does_not_restart(start_own, tmp_path):
@@ -99,7 +97,9 @@ def test_an_error_that_would_only_come_again_does_not_restart(start_own, tmp_pat
     _, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 1
     assert len(read_pids(tmp_path)) <= 2
-    assert err.splitlines()[-1] == "lockstep: not started again: a ConfigError would occur again"
+    last = err.splitlines()[-1]
+    assert last.startswith("lockstep: not started again: ")
+    assert "ConfigError" in last
     assert "restart 1" not in err
 
 

@@ -1,7 +1,10 @@
 """lockstep on the simulated device: the bits of the CPU, and no access that nothing orders."""
 
+import re
+
 import pytest
 import scripts
+from codes import raises
 
 from lockstep._base.errors import LaunchError
 
@@ -111,21 +114,25 @@ def test_ddp_which_promises_no_bits_leaves_kernels_alone(crew, capfd):
 
 
 def test_another_product_or_version_of_cudnn_is_refused_among_ranks_and_on_a_resume_and_may_be_allowed(crew):
-    with pytest.raises(LaunchError, match="different settings: rank 0 has `gpu='H100'`, rank 1 has `gpu='A100'`"):
+    with raises(LaunchError, "ranks-differ") as caught:
         crew(2, scripts.train_on, [("H100", 91000), ("A100", 91000)], shards=2)
-    with pytest.raises(LaunchError, match="different settings: rank 0 has `cudnn=91000`, rank 1 has `cudnn=92000`"):
+    assert re.search("rank 0 .*`gpu='H100'`.* rank 1 .*`gpu='A100'`", str(caught.value))
+    with raises(LaunchError, "ranks-differ") as caught:
         crew(2, scripts.train_on, [("H100", 91000), ("H100", 92000)], shards=2)
+    assert re.search("rank 0 .*`cudnn=91000`.* rank 1 .*`cudnn=92000`", str(caught.value))
     crew(1, scripts.train_on, [("H100", 91000)], 1, shards=2, run_dir="run")
-    with pytest.raises(LaunchError, match="gpu is 'A100' now, and was 'H100'"):
+    with raises(LaunchError, "ZZZ") as caught:
         crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run")
+    assert re.search("gpu .*'A100'.* 'H100'", str(caught.value))
     crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run", allow=["numerics"])
 
 
 @pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":16:8"), ("NVIDIA_TF32_OVERRIDE", "0")])
 def test_a_variable_by_which_libraries_choose_other_algorithms_is_refused_on_a_resume(crew, name, value):
     crew(1, scripts.train, 1, shards=2, run_dir="run")
-    with pytest.raises(LaunchError, match=f"the variable {name} is {value!r} now, and was "):
+    with raises(LaunchError, "ZZZ") as caught:
         crew(1, scripts.train_with, {name: value}, 2, shards=2, run_dir="run")
+    assert re.search(f"{name} .*{value!r}", str(caught.value))
     crew(1, scripts.train_with, {name: value}, 2, shards=2, run_dir="run", allow=["numerics"])
 
 

@@ -8,7 +8,7 @@ import pytest
 import sync_scripts
 import test_sync_conformance as conformance
 import torch
-from codes import refusal_of
+from codes import raises, refusal_of
 from horovod_helpers import horovod, under_horovodrun
 
 from lockstep._base.errors import ConfigError, LaunchError
@@ -104,12 +104,13 @@ def test_an_error_in_a_backward_pass_that_is_caught_ends_the_shard_as_an_error(c
 
 def test_without_horovod_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    with pytest.raises(ConfigError, match=r"not installed .*make horovod.*docs/horovod.md.*strategy='ddp'"):
+    with raises(ConfigError, "horovod-missing") as caught:
         find_horovod()
+    assert "make horovod" in str(caught.value)
 
 
 def test_a_horovod_of_another_pytorch_is_named(monkeypatch):
     # a module that has no init(): what Horovod leaves then
     monkeypatch.setitem(sys.modules, "horovod.torch", sys)
-    with pytest.raises(ConfigError, match="built for another PyTorch"):
+    with raises(ConfigError, "horovod-not-loadable"):
         find_horovod()

@@ -24,7 +24,8 @@ import lockstep
 
 
 def part(how, at_step, num_steps=12):
-    """Train, and let rank 1 do something else behind a step. The message of what came of it."""
+    """Train, and let rank 1 do something else behind a step. The steps taken, the code and message
+    of the error, and the run directory."""
     team = lockstep.join(checkpoint_every=1)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -42,8 +43,8 @@ def part(how, at_step, num_steps=12):
                 _go_astray(how, model, optimizer, table, generator)
         team.close()
     except lockstep.MismatchError as error:
-        return team.step, str(error), str(team.run_dir)
-    return team.step, "", str(team.run_dir)
+        return team.step, error.code, str(error), str(team.run_dir)
+    return team.step, "", "", str(team.run_dir)
 
 
 def _go_astray(how, model, optimizer, table, generator):
@@ -61,8 +62,8 @@ def _go_astray(how, model, optimizer, table, generator):
 
 
 def part_after_training(how):
-    """Train two epochs, and then do something else on each rank, or on rank 0 alone. The message of
-    what came of it."""
+    """Train two epochs, and then do something else on each rank, or on rank 0 alone. The code
+    and message of the error, and the run directory."""
     team = lockstep.join()
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -88,8 +89,8 @@ def part_after_training(how):
             team.best(1.0)
         team.close()
     except lockstep.MismatchError as error:
-        return str(error), str(team.run_dir)
-    return "", str(team.run_dir)
+        return error.code, str(error), str(team.run_dir)
+    return "", "", str(team.run_dir)
 
 
 def draw(seed, where):
@@ -178,19 +179,19 @@ USES = {
 
 
 def use_gradients(how):
-    """Use gradients inside the shards, and train on. The message of the error, and the gradient in
-    the end."""
+    """Use gradients inside the shards, and train on. The code of the error, and the gradient in the
+    end."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
-        message = ""
+        code = ""
         for batch in loader:
             for (inputs,) in batch.shards:
                 team.backward(model(inputs).mean())
                 try:
                     USES[how](model)
                 except lockstep.UsageError as error:
-                    message = str(error)
-        return message, model.weight.grad.item(), type(model.weight.grad)
+                    code = error.code
+        return code, model.weight.grad.item(), type(model.weight.grad)
 
 
 class Split(IterableDataset):
@@ -248,7 +249,7 @@ UNLIKE = {
 
 def read_data(name, by_rank=True):
     """Train on data that each rank makes or splits in its own way (or not). Steps taken, and the
-    message that came."""
+    code and message that came."""
     with lockstep.join() as team:
         data = UNLIKE[name](team.rank, team.world_size) if by_rank else UNLIKE[name](0, 1)
         if not isinstance(data, (DataLoader, list)):
@@ -260,8 +261,8 @@ def read_data(name, by_rank=True):
                     for inputs in batch.shards:
                         team.backward(model(inputs[0] if isinstance(inputs, (tuple, list)) else inputs).mean())
         except lockstep.MismatchError as error:
-            return team.step, str(error)
-        return team.step, ""
+            return team.step, error.code, str(error)
+        return team.step, "", ""
 
 
 class UnlikeLater:

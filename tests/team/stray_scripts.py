@@ -22,7 +22,7 @@ class Two(nn.Module):
 
 
 def told(script, *args):
-    """The text of the error in which ``script(team, ...)`` ends; None: it does not."""
+    """The code and message of the error in which ``script(team, ...)`` ends; None: it does not."""
     with lockstep.join() as team:
         model = Two()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -30,7 +30,7 @@ def told(script, *args):
         try:
             script(team, *team.prepare(model, optimizer, loader), *args)
         except lockstep.LockstepError as error:
-            return str(error)
+            return error.code, str(error)
         return None
 
 

@@ -99,8 +99,9 @@ def test_a_function_that_shows_nothing_is_refused(check_same, fn, args, more):
 
 
 def test_a_rank_that_fails_is_shown_with_its_line(check_same):
-    with pytest.raises(LaunchError, match=r"(?s)2 processes.*rank 1 of 2.*ValueError: boom.*tested_trainings\.py"):
+    with pytest.raises(LaunchError, match="ValueError: boom") as caught:
         check_same((1, 2), train, "raise")
+    assert [name for name in ("2 processes", "rank 1 of 2", "tested_trainings.py") if name not in str(caught.value)] == []
 
 
 def test_a_test_that_hangs_ends_in_time_and_says_where_each_rank_stands(check_same):

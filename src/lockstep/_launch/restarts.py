@@ -57,7 +57,7 @@ def last_error(
         words = joined.as_words()
         text += f"\n\n{words[0].upper()}{words[1:]}."
     text += why_not(reported[0], spec.max_restarts, stopped_by)
-    return LaunchError(text, reported[0].exit_status or 1, reported[0].summary())
+    return LaunchError(text, reported[0].exit_status or 1, reported[0].summary(), code=reported[0].code)
 
 
 def why_not(cause: Failure | None, max_restarts: int, stopped_by: signal.Signals | None = None) -> str:

@@ -120,15 +120,20 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
             raise ModelError(
                 f"layer {name!r} is SyncBatchNorm, which takes its statistics over the processes: with strategy 'exact', the "
                 "default, the answer must not depend on how many there are, so every shard has its own statistics. Use "
-                "BatchNorm (over a shard's samples) or GroupNorm, or strategy='ddp' on GPUs with a process for each shard."
+                "BatchNorm (over a shard's samples) or GroupNorm, or strategy='ddp' on GPUs with a process for each shard.",
+                code="sync-batchnorm-exact",
             )
         if on_cpu:
-            raise ModelError(f"layer {name!r} is SyncBatchNorm, which works on GPUs only: use BatchNorm on the CPU")
+            raise ModelError(
+                f"layer {name!r} is SyncBatchNorm, which works on GPUs only: use BatchNorm on the CPU",
+                code="sync-batchnorm-on-cpu",
+            )
         if num_shards != world_size:
             raise ModelError(
                 f"layer {name!r} is SyncBatchNorm, which takes its statistics over processes: with {num_shards} shards on "
                 f"{world_size} processes they would depend on how many there are. Use BatchNorm, or as many processes as "
-                "shards."
+                "shards.",
+                code="sync-batchnorm-uneven",
             )
 
 

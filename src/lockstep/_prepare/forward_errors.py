@@ -17,7 +17,8 @@ def raise_better(error: Exception, model: nn.Module) -> None:
         raise ModelError(
             f"{_where(error, model)} met a shard of one sample, which has no variance to normalize by. "
             "A shard has batch_size / shards samples (the run's first line has both), and fewer in the last global batch of an "
-            "epoch: use a larger batch_size, fewer shards (shards= in join()), or DataLoader(..., drop_last=True)."
+            "epoch: use a larger batch_size, fewer shards (shards= in join()), or DataLoader(..., drop_last=True).",
+            code="shard-of-one-sample",
         ) from error
 
 

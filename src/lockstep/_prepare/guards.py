@@ -103,7 +103,8 @@ class ShardWeights:
                     "to another. Do that once a step, after the loop over batch.shards: averages such as MoCo's or an EMA "
                     "after optimizer.step(). For a loss with other weights (adversarial ones, say) pass moved copies to "
                     "torch.func.functional_call. (Embedding(max_norm=...) changes its weight in the forward pass: leave "
-                    "max_norm out, and clip the rows after that loop.)"
+                    "max_norm out, and clip the rows after that loop.)",
+                    code="weights-changed-inside",
                 )
 
     def contents(self) -> tuple[list[int], list[Any]]:
@@ -149,7 +150,8 @@ def _refuse_option(now: list[dict[str, Any]], before: list[dict[str, Any]], step
     what = "a learning rate" if not names or names[0] == "lr" else f"the option {names[0]!r} of an optimizer"
     raise UsageError(
         f"schedule.step() inside batch.shards in step {step} (or {what} that was changed there by hand): it would act once a "
-        "shard. Call it once a step, after the loop over batch.shards."
+        "shard. Call it once a step, after the loop over batch.shards.",
+        code="options-changed-inside",
     )
 
 
@@ -261,7 +263,8 @@ class ShardGradients:
             "team.backward(loss) in place of loss.backward(). For a gradient by something else (an adversarial example, a "
             "penalty) call torch.autograd.grad(loss, inputs), or loss.backward(inputs=[...]), which leave .grad of the weights "
             "alone. (optimizer.zero_grad() is not needed inside batch.shards. torch.utils.swap_tensors() takes a prepared "
-            "parameter out of the exchange, too: copy values into it instead, with torch.no_grad(): parameter.copy_(...).)"
+            "parameter out of the exchange, too: copy values into it instead, with torch.no_grad(): parameter.copy_(...).)",
+            code="gradient-by-script",
         )
 
     def check_first_step(self, call: str, step: int) -> None:
@@ -279,7 +282,8 @@ class ShardGradients:
             raise UsageError(
                 f"{call} in step {step}: no team.backward(loss) in this step has given any parameter of a prepared model a "
                 "gradient, so it would do nothing. Call team.backward(loss) in the loop over batch.shards, and step after that "
-                "loop. (If the step has left out all of its shards on purpose, skip this call too.)"
+                "loop. (If the step has left out all of its shards on purpose, skip this call too.)",
+                code="step-without-gradients",
             )
 
 
@@ -301,7 +305,8 @@ class IncompleteGrad(Tensor):
         raise UsageError(
             "a gradient was used inside batch.shards (clipped, scaled, printed?): it is incomplete there, the sum over this "
             "process's shards so far. Use gradients after the loop over batch.shards, where they are those of the whole "
-            "global batch, and the same on every rank."
+            "global batch, and the same on every rank.",
+            code="gradient-used-inside",
         )
 
 

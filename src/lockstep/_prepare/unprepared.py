@@ -114,7 +114,8 @@ def refuse(shape: torch.Size, where: str = "") -> UsageError:
         "has anything. Prepare the model that it is part of with the others: `model, head, optimizer, loader = "
         "team.prepare(model, head, optimizer, loader)`; make a lone tensor an nn.Parameter of such a model; and build models "
         "whole before that, since a layer that is added or replaced later does not take part. (If it is not to be trained by "
-        "this loss, detach() it there.)"
+        "this loss, detach() it there.)",
+        code="gradient-of-unprepared",
     )
 
 

@@ -86,7 +86,10 @@ class Waiter:
 
     def timed_out(self) -> LaunchError:
         """The error for a wait that timed out."""
-        return LaunchError(f"timed out: waited {self._timeout_s:g} s at {self._endpoint} for {self._whom}. {self._remedy}")
+        return LaunchError(
+            f"timed out: waited {self._timeout_s:g} s at {self._endpoint} for {self._whom}. {self._remedy}",
+            code="rendezvous-timeout",
+        )
 
     def pause(self, whom: str, *, ends: bool = True) -> None:
         """Reports, if it is due, that this node waits for ``whom``, then sleeps briefly.

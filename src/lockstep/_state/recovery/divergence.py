@@ -22,7 +22,7 @@ import torch
 from typing_extensions import override
 
 from lockstep._base.errors import MismatchError
-from lockstep._base.stopping import say
+from lockstep._base.reports import warn
 from lockstep._listener import Listener, Stage
 from lockstep._state.recovery.fingerprint import Fingerprint, Sums
 from lockstep._world.comm.collectives import Collectives
@@ -126,9 +126,9 @@ class DivergenceCheck(Listener):
             return False
         if self._collectives.rank == 0:
             changed = next(name for name, value in {**others[0][0], **mine[0]}.items() if others[0][0].get(name) != value)
-            say(
-                f"WARNING: after the last epoch rank 0 alone has changed {changed}: the other ranks still have the trained "
-                "values."
+            warn(
+                f"after the last epoch rank 0 alone has changed {changed}: the other ranks still have the trained values.",
+                code="changed-by-rank-0",
             )
         return True
 
@@ -162,7 +162,8 @@ class DivergenceCheck(Listener):
                     f"{name_ranks(usual)}{self._which(name)} (it was the same after {since}). Outside of batch.shards every "
                     "rank must do the same with the same numbers: look for code there that depends on the rank, on one "
                     "shard's values (the loss of the last shard, say: use batch['loss']), on the time, or on a generator of "
-                    "its own. `lockstep verify` shows where. This state is not saved."
+                    "its own. `lockstep verify` shows where. This state is not saved.",
+                    code="ranks-diverged",
                 )
 
 

@@ -131,7 +131,8 @@ class Restorer:
         raise MismatchError(
             f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was saved: the run "
             f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
-            + allowed
+            + allowed,
+            code="run-changed",
         )
 
     def script_has_restored(self) -> bool:

@@ -126,11 +126,13 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
         return None
     except (UnfitFileError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"{file} cannot be read as the initial settings of a run ({error}): use another run directory"
+            f"{file} cannot be read as the initial settings of a run ({error}): use another run directory",
+            code="birth-unreadable",
         ) from error
     raise ConfigError(
         f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
-        "Use that one, or another run directory."
+        "Use that one, or another run directory.",
+        code="birth-of-other-format",
     )
 
 
@@ -161,7 +163,8 @@ def reconcile(
             raise ConfigError(
                 f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was started, so the answer would change. "
                 f"Leave {name} as it was, or start a new run: --fresh, or in another directory."
-                + (f" To resume anyway, with a different answer: --allow {name}." if name in ALLOWABLE else "")
+                + (f" To resume anyway, with a different answer: --allow {name}." if name in ALLOWABLE else ""),
+                code="setting-changed",
             )
     return dataclasses.replace(birth, **changed)
 
@@ -172,5 +175,6 @@ def _check_promise(path: Path, birth: FixedSettings, wanted: bool, explicit: Map
         born = "with strategy 'exact', the default, which promises bit-identical answers" if birth.exact else "with another"
         raise ConfigError(
             f"strategy is {strategy!r} now, and the run in {path} was started {born}: gradients would be added up in a "
-            "different order. Leave strategy out, or start a new run in another directory."
+            "different order. Leave strategy out, or start a new run in another directory.",
+            code="setting-changed",
         )
