@@ -18,9 +18,9 @@ class Causes:
     def __init__(self) -> None:
         self._kills_before = oom_kills()
 
-    def name(self, failure: Failure) -> Failure:
-        """The failure, with the likely cause and a remedy added if they are known and its own
-        message does not have them."""
+    def name(self, failure: Failure) -> Failure | None:
+        """Returns the failure with its likely cause and a remedy; None: the failure's own message
+        has them, or they are unknown."""
         if failure.kind == "SIGBUS":
             return replace(
                 failure,
@@ -35,7 +35,7 @@ class Causes:
                 f"Use smaller batches, fewer loader workers or fewer processes on this machine{_limit()}"
             )
             return replace(failure, message="killed by the kernel because memory ran out", remark=remark)
-        return failure
+        return None
 
 
 def _limit() -> str:

@@ -77,7 +77,8 @@ class Explainer(Observer):
         self._publish(self._alone.ended(rank, status))
 
     def with_cause(self, failure: Failure) -> Failure | None:
-        """Adds the cause that this machine's memory and the failure's text show."""
+        """Returns the failure with the cause that this machine's memory and the failure's text
+        show."""
         return self._causes.name(failure)
 
     def last_seen(self, rank: int) -> str:
