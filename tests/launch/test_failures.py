@@ -46,7 +46,7 @@ def test_the_first_failure_is_shown_once_first_and_with_the_users_frames(run_war
     assert text.count("boom") == 2  # and in the line that raises it
     whole = failures.logs(ended.outcome.failures)[1]
     assert whole.startswith("Traceback (most recent call last):\n")
-    assert "lockstep/launch" not in whole
+    assert "lockstep/_launch" not in whole
     assert ended.err == ""  # the launcher tells; nobody else
 
 

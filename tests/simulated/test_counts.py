@@ -46,7 +46,7 @@ def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bi
 def test_a_scaled_loss_costs_one_wait_more_and_two_after_an_overflow(crew, nproc):
     for one in crew(nproc, scripts.count, 8, 6, True, True, shards=2, checkpoint_every="off", precision="16-mixed"):
         waits = by_file(one["step"])
-        assert waits.pop("prepare/scaling.py") in (1, 2)
+        assert waits.pop("_prepare/scaling.py") in (1, 2)
         assert waits == {"_data/values.py": 1}
         assert one["step"]["reports"] == []
 
