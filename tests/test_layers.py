@@ -58,6 +58,7 @@ ASIDE = {
     "tools.trials": (*OUTSIDE, "joining.instrument", "listener"),
     "tools.watch": (*OUTSIDE, "state.rundir", "journal.measure.pass_progress"),
     "options": ("base",),  # of other packages' tools
+    "observers": ("base", "launch"),  # of other packages
     "testing": ("base", "launch", "tools", *EVENTS),  # of users' tests: a ring around the tools
     "cli": ("",),
     # outermost: what puts the engine beneath other libraries, which nothing imports
@@ -82,6 +83,7 @@ NO_TORCH_DISTRIBUTED = (
     "tools.verify.trace",
     "tools.watch",
     "testing",
+    "observers",
     "options",
     "cli",
 )
@@ -141,6 +143,7 @@ WITHOUT_TORCH = (
     "tools.runs.inventory",
     "tools.slurm",
     "testing",
+    "observers",
     "options",
     "base.exports",
     "world.job",

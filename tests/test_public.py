@@ -67,6 +67,7 @@ def test_the_public_modules_are_these():
         "lockstep.integrations.lightning",
         "lockstep.integrations.transformers",
         "lockstep.integrations.trl",
+        "lockstep.observers",
         "lockstep.options",
         "lockstep.testing",
     }
@@ -91,7 +92,7 @@ def test_every_public_name_is_on_the_page_once(module):
     assert below <= set(wanted), f"on the page, but not in __all__: {below - set(wanted)}"
 
 
-@pytest.mark.parametrize("module", ["lockstep", "lockstep.testing", "lockstep.options"])
+@pytest.mark.parametrize("module", ["lockstep", "lockstep.testing", "lockstep.observers", "lockstep.options"])
 def test_every_public_name_can_be_imported(module):
     imported = importlib.import_module(module)
     assert sorted(imported.__all__) == sorted(names_of(MODULES[module]))

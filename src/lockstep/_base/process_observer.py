@@ -14,29 +14,31 @@ from lockstep._base.observers import Observers
 
 
 class ProcessObserver:
-    """Base class of observers, with methods that do nothing. They are called in the main thread,
-    and an ``Exception`` that one raises is dropped, so that it cannot stop the program.
+    """Base class of observers of a process. Its methods do nothing until you override them.
 
-    Under ``lockstep run`` an observer is created in the fork server, once for all workers. It must
-    therefore not start a thread, nor initialize CUDA, before ``begin``."""
+    lockstep calls them in the main thread. It drops an ``Exception`` that one raises, so that an
+    observer cannot stop the program. Under ``lockstep run``, the fork server creates an observer
+    once for all workers, so it must not start a thread or initialize CUDA before ``begin``.
+    """
 
     def begin(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
-        """A worker of ``lockstep run`` is about to run its program. Called once, after the fork.
+        """Receives the start of a program in a worker of ``lockstep run``. It is called once, after
+        the fork.
 
         Args:
             private_dir: the private directory of the launch, which the launcher's observers
-                (``launch.observer``) also know.
+                (``Launch.private_dir``) also receive.
             rank: the rank of this process.
             world_size: the number of processes of the launch.
             program: the program, as text for the user.
         """
 
     def end(self, how: str) -> None:
-        """The program has finished without a failure. Threads, exit handlers and children may still
-        run."""
+        """Receives how the program has finished without a failure. Threads, exit handlers and
+        children may still run."""
 
     def fail(self, traceback: str) -> None:
-        """The program has failed with this traceback."""
+        """Receives the traceback with which the program has failed."""
 
     def explain_error(self, error: BaseException) -> str:
         """Returns an explanation of an uncaught error, in one or more paragraphs; empty: none."""

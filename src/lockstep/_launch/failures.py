@@ -1,5 +1,5 @@
-"""Failures of workers: reported by workers (``messages``), and put in order and shown to the user
-by the launcher."""
+"""Failures of workers: workers report them (``_launch/messages.py``), and the launcher puts them in
+order and shows them to the user."""
 
 from __future__ import annotations
 
@@ -55,45 +55,46 @@ class Failure:
     rank: int
     host: str = field(default_factory=socket.gethostname)
     time_s: float = field(default_factory=time.time)
-    """The moment at which it ended, or at which that was noticed, in seconds since 1970."""
+    """The time at which the worker exited, or at which that was noticed, in seconds since 1970."""
     kind: str
-    """Name of the exception's type, or of the signal; empty: unknown."""
+    """The name of the exception's type, or of the signal; empty: unknown."""
     message: str
+    """The message of the exception; empty: unknown."""
     code: str = ""
-    """The error's code (``LockstepError.code``); empty: it has none."""
+    """The error's code (``LockstepError.code``); empty: no code."""
     text: str = ""
     """The traceback, by Python or faulthandler."""
     frames: str = ""
     """The part of the traceback that is shown, with the whole message above it; empty: all."""
     explanation: str = ""
-    """A plain explanation, if it is one of PyTorch's cryptic errors."""
+    """A plain explanation of an error of PyTorch; empty: none."""
     exit_status: int = 1
     """The exit status of the launcher if this is the first failure."""
     is_consequence: bool = False
-    """Whether it looks like a consequence of another rank's failure."""
+    """Whether another rank's failure seems to have caused it."""
     then: str = ""
-    """Where the rank met a consequence while it was handling its own failure, as a clause;
-    empty: it did not."""
+    """A clause on the consequence that the rank met while it handled its first failure; empty:
+    none."""
     would_recur: bool = False
     """Whether the same program would fail in the same way again."""
     ended_early: bool = False
-    """Whether its program ended successfully, but while other ranks still needed it."""
+    """Whether the program finished successfully while other ranks still needed it."""
     is_of_all: bool = False
-    """Whether all ranks end with it together, so that the reporting rank need not be the cause: the
-    message names that."""
+    """Whether all ranks end together, so that the reporting rank need not be the cause. The message
+    then names the cause."""
     waited: str = ""
-    """Who waited for whom when this rank timed out, and what the others did (``observer``)."""
+    """An observer's text on who waited for whom when this rank timed out."""
     remark: str = ""
-    """The likely cause and a remedy, if an observer knows them, and what the rank was last seen
-    doing."""
+    """An observer's text on the likely cause, a remedy, and what the rank was doing; empty:
+    unknown."""
 
     def summary(self) -> str:
-        """The failure in one line."""
+        """Returns the failure in one line."""
         return self._said(first_line(self.message))
 
     def whole(self) -> str:
-        """The message, which is one line where it is explained or a whole traceback follows; and
-        the user's frames."""
+        """Returns the message and the user's frames. The message is one line if an explanation or a
+        whole traceback follows."""
         said = self._said(self.message.strip()) if self.frames and not self.explanation else self.summary()
         return f"{said}\n{self.frames}" if self.frames else said
 
@@ -102,9 +103,11 @@ class Failure:
 
     @property
     def distance(self) -> int:
-        """How far it is from the cause: 0: it may be that; 1: a consequence met while an own
-        failure was handled, which is the cause unless another rank has one of distance 0; 2: a mere
-        consequence."""
+        """The distance from the cause: 0, 1 or 2.
+
+        0: it may be the cause. 1: a consequence that the rank met while it handled its own failure,
+        which is the cause unless another rank has a failure of distance 0. 2: only a consequence.
+        """
         return 1 if self.then else 2 * self.is_consequence
 
 
