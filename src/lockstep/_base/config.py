@@ -120,7 +120,7 @@ class RunConfig:
     optimizer state). With ``16-mixed`` and ``16-master`` the loss is scaled, and a step whose
     gradients overflow is skipped by all ranks together."""
     shards: int | None = option(None, group=TRAINING, least=1, most=2**20, metavar="V")
-    """Number of parts that each global batch is split into; at least the number of processes.
+    """Number of shards that each global batch is split into; at least the number of processes.
     Results depend on V, so prefer to set it in the script: join(shards=8). [default: number of
     processes]
 

@@ -22,7 +22,7 @@ Examples:
   lockstep run --nproc-per-node 2 train.py
       two processes; the same result on any number up to the shards
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
-      a module; each rank's output goes to its own file
+      a module; the output of each rank goes to a separate file
   lockstep run --nproc-per-node 2 --attach 1 train.py
       breakpoint() works on rank 1
   lockstep run --nproc-per-node 2 --max-restarts 3 train.py
@@ -50,8 +50,10 @@ Exit status:
   74   stopped by a signal; the checkpoint could not be saved
   75   stopped by a signal; saved. Repeat the command to resume
   76   --audit found a wrong result
+  129  stopped because the terminal was closed (SIGHUP); nothing was saved
   130  stopped by Ctrl-C
-  143  stopped by SIGTERM; nothing was saved
+  138, 143
+       stopped by SIGUSR1 or SIGTERM; nothing was saved
   other: the exit status of the first failed process (the script's,
        128 + the signal that killed it, or 1)
 

@@ -84,12 +84,13 @@ class LaunchOptions:
     """Accepted for torchrun compatibility; no effect: processes on one machine need no rendezvous
     options."""
     role: str | None = option(None, group=TORCHRUN, metavar="NAME")
-    """Accepted for torchrun compatibility; no effect: all workers have one role."""
+    """Accepted for torchrun compatibility; no effect: all processes have one role."""
     monitor_interval: float | None = option(None, group=TORCHRUN, metavar="SECONDS")
-    """Accepted for torchrun compatibility; no effect: the exit of a worker is noticed
+    """Accepted for torchrun compatibility; no effect: the exit of a process is noticed
     immediately."""
     start_method: str | None = option(None, group=TORCHRUN, metavar="[spawn|fork|forkserver]")
-    """Accepted for torchrun compatibility; no effect: workers come from a fork server."""
+    """Accepted for torchrun compatibility; no effect: processes come from a fork
+    server."""
     local_addr: str | None = option(None, group=TORCHRUN, metavar="ADDRESS")
     """Accepted for torchrun compatibility; no effect: the address is detected."""
 

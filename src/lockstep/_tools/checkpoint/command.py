@@ -65,7 +65,7 @@ def command() -> None:
     checkpoint is never changed."""
 
 
-@command.command("inspect", context_settings=CONTEXT)
+@command.command("inspect", short_help="Print the contents of a checkpoint as JSON.", context_settings=CONTEXT)
 @click.argument("path", type=click.Path(path_type=Path))
 def inspect_command(path: Path) -> None:
     """Print the manifest of a checkpoint as JSON, and which of its files have the wrong size.
@@ -77,7 +77,7 @@ def inspect_command(path: Path) -> None:
     echo_json({**about, "damage": _damage(directory, manifest, sizes_only=True)})
 
 
-@command.command("verify", context_settings=CONTEXT)
+@command.command("verify", short_help="Compare a checkpoint with its checksums.", context_settings=CONTEXT)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--all", "all_of_run", is_flag=True, help="Verify all checkpoints of the run in PATH and its best weights.")
 def verify_command(path: Path, all_of_run: bool) -> None:
@@ -105,7 +105,12 @@ def verify_command(path: Path, all_of_run: bool) -> None:
         )
 
 
-@command.command("export", epilog=_EXPORT_EPILOG, context_settings=CONTEXT)
+@command.command(
+    "export",
+    short_help="Write the weights of a model to a .safetensors file.",
+    epilog=_EXPORT_EPILOG,
+    context_settings=CONTEXT,
+)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(

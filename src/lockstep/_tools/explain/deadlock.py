@@ -91,7 +91,7 @@ class _Holders:
         return False
 
     def _among_all(self, key: Hashable, condition: Callable[[RankReport], bool]) -> frozenset[int]:
-        """The ranks that fulfil a condition. ``key``: the same for the same condition."""
+        """The ranks that fulfill a condition. ``key``: the same for the same condition."""
         if key not in self._found:
             self._found[key] = frozenset(peer.rank for peer in self._reports if condition(peer))
         return self._found[key]

@@ -135,7 +135,7 @@ def find_slow_rank(window: Sequence[Phase]) -> SlowRank | None:
     for rows, busy in window:
         try:
             rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]
-        except ZeroDivisionError:  # no judgement where a rank has no samples
+        except ZeroDivisionError:  # no judgment where a rank has no samples
             continue
         ranked = sorted(rates)
         # The lower median: with two ranks it is the faster one, not a mean with the suspect itself.

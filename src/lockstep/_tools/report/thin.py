@@ -13,7 +13,7 @@ buckets, each drawn as its mean, minimum and maximum."""
 
 @dataclass(frozen=True)
 class Point:
-    """A value, or the summary of several neighbouring ones."""
+    """A value, or the summary of several neighboring ones."""
 
     x: float
     """The x of the last value."""

@@ -51,7 +51,7 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
             "--shards",
             type=click.IntRange(min=1),
             metavar="V",
-            help=f"Number of parts that each global batch is split into, in every {run}.  [default: {shards}]",
+            help=f"Number of shards that each global batch is split into, in every {run}.  [default: {shards}]",
         ),
         click.option(
             "--seed",
