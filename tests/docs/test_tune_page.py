@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.longest]  # (tests/tune is n
 def plain(text):
     """Without what differs from run to run: numbers, and how well workers keep up with them."""
     text = re.sub(r"[0-9][0-9.]*", "N", text)
-    text = re.sub(r"N workers (keep up|still let steps wait N ms)", "N workers", text)
+    text = re.sub(r"N workers (keep up|reduce the wait to N ms)", "N workers", text)
     return [line.strip() for line in text.splitlines()]
 
 
