@@ -5,8 +5,8 @@ processes.
 
     from lockstep.integrations.trl import SFTConfig, SFTTrainer  # and not: from trl import ...
 
-They are as ``lockstep.integrations.transformers`` says of Trainer. TRL's own metrics (entropy,
-rewards, ...) are means over shards: those that as many devices would have logged.
+The rules of ``lockstep.integrations.transformers`` apply. TRL's metrics (entropy, rewards, ...) are
+means over shards, as if each shard had a device.
 """
 
 from __future__ import annotations
@@ -27,41 +27,48 @@ from lockstep.integrations.transformers._trainer import Trainer
 __all__ = ["DPOConfig", "DPOTrainer", "SFTConfig", "SFTTrainer"]
 
 TESTED = ("1.16",)
-"""The minor versions of TRL for which the tests have passed."""
+"""The minor versions of TRL for which lockstep's tests pass."""
 
 if ".".join(version("trl").split(".")[:2]) not in TESTED:
     raise ConfigError(
-        f"trl {version('trl')} was not tested with this version of lockstep (tested: {', '.join(TESTED)}). Its trainers may "
-        "keep what they log elsewhere, and then log what one process has seen. Install a tested one: "
-        f'pip install "trl=={TESTED[-1]}.*"'
+        f"trl {version('trl')} is not tested with this version of lockstep (tested: {', '.join(TESTED)}). Its trainers may "
+        "log the values of one process only. Install a tested version: "
+        f'pip install "trl=={TESTED[-1]}.*"',
+        code="untested-version",
     )
 
 
 _TOKENS = "num_tokens"
-"""Of the metrics the one that is a total, and not a list of what shards had."""
+"""The only metric of TRL that is a total instead of a list of values."""
 _numbers = itertools.count(1)
 
 
-class OfShards(Trainer):
-    """Gives every rank what TRL notes of each shard: put it before one of TRL's trainers in the
-    bases.
+class SharedMetrics(Trainer):
+    """A trainer that gives every rank the metrics that TRL records for each shard. Put it before
+    one of TRL's trainers among the bases.
+
+    TRL's ``compute_loss`` appends metrics to a private list, on the rank that computes the shard.
+    After each shard, ``collect`` takes them out of that list; after the step, ``take`` adds the
+    metrics of all shards on every rank, in shard order.
 
     Raises:
         ConfigError: the arguments are not lockstep's.
     """
 
     arguments: type[OnLockstep]
-    """The class of its arguments."""
+    """The class of the trainer's arguments."""
     _metrics: Any
-    """TRL's: by mode and name, what was noted since the last log."""
+    """The values that TRL recorded since the last log, by mode and name."""
     _total_train_tokens: int
-    """TRL's."""
+    """The number of training tokens that TRL counted."""
 
     def __init__(self, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
         if not isinstance(args, self.arguments):
             raise ConfigError(
-                f"{type(self).__name__}(args={type(args).__module__}.{type(args).__name__}): with other arguments than "
-                f"{self.arguments.__name__} of lockstep.integrations.trl each process would train alone. Give it one."
+                f"{type(self).__name__}(args={type(args).__module__}.{type(args).__name__}): only arguments of lockstep join "
+                f"a run; with others, each process would train alone. Pass {self.arguments.__name__} of "
+                "lockstep.integrations.trl.",
+                code="arguments-of-trl",
             )
         super().__init__(model, args, *more, **named)
         self._keep()
@@ -69,7 +76,7 @@ class OfShards(Trainer):
 
     @override
     def collect(self) -> Any:
-        """What TRL has noted of this shard. It is taken out: ranks have run different shards."""
+        """Removes the values that TRL recorded for this shard from its lists, and returns them."""
         noted = {
             mode: {
                 name: values[len(self._known[mode].get(name, ())) :] for name, values in metrics.items() if name != _TOKENS
@@ -94,19 +101,20 @@ class OfShards(Trainer):
     @override
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
-        self._keep()  # TRL has emptied its lists
+        self._keep()  # TRL emptied its lists.
 
     def state_dict(self) -> dict[str, Any]:
-        """What the state of the run holds of TRL: equal on every rank between steps."""
+        """Returns TRL's metrics for the state of the run. Between steps, they are equal on every
+        rank."""
         return {"metrics": _plain(self._metrics), "num_tokens": self._total_train_tokens}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
+        """Restores TRL's metrics."""
         self._restore(state["metrics"], state["num_tokens"])
         self._keep()
 
     def _keep(self) -> None:
-        """What TRL has noted by now is known to every rank."""
+        """Marks TRL's values so far as known to every rank."""
         self._known, self._num_known_tokens = _plain(self._metrics), self._total_train_tokens
 
     def _restore(self, metrics: dict[str, dict[str, list[float]]], num_tokens: int) -> None:
@@ -121,23 +129,23 @@ def _plain(metrics: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, li
 
 @dataclass
 class SFTConfig(OnLockstep, sft_config.SFTConfig):
-    """TRL's ``SFTConfig`` with ``shards`` and ``lockstep``. Making it joins the run."""
+    """TRL's ``SFTConfig`` with ``shards`` and ``lockstep``. Creating it joins the run."""
 
 
 @dataclass
 class DPOConfig(OnLockstep, dpo_config.DPOConfig):
-    """TRL's ``DPOConfig`` with ``shards`` and ``lockstep``. Making it joins the run."""
+    """TRL's ``DPOConfig`` with ``shards`` and ``lockstep``. Creating it joins the run."""
 
 
-class SFTTrainer(OfShards, sft_trainer.SFTTrainer):
-    """TRL's ``SFTTrainer`` on lockstep. Every rank must make it and call its methods, in the same
+class SFTTrainer(SharedMetrics, sft_trainer.SFTTrainer):
+    """TRL's ``SFTTrainer`` on lockstep. Every rank must create it and call its methods, in the same
     order."""
 
     arguments = SFTConfig
 
 
-class DPOTrainer(OfShards, dpo_trainer.DPOTrainer):
-    """TRL's ``DPOTrainer`` on lockstep. Every rank must make it and call its methods, in the same
+class DPOTrainer(SharedMetrics, dpo_trainer.DPOTrainer):
+    """TRL's ``DPOTrainer`` on lockstep. Every rank must create it and call its methods, in the same
     order."""
 
     arguments = DPOConfig

@@ -114,4 +114,4 @@ def accumulate_by_hand(kill_at=0):
                         die(accelerator)
         except UsageError:
             return "UsageError", None
-    return None, sum("gradients are accumulated by a count" in str(one.message) for one in found)
+    return None, sum("accelerator.accumulate" in str(one.message) for one in found)

@@ -11,7 +11,8 @@ from trainer_features import PLACE, USUAL, Stream, accuracy, classifier, rows, r
 from transformers.utils import logging
 
 import lockstep
-from lockstep.integrations.transformers import Trainer, TrainingArguments, session
+from lockstep.integrations.transformers import Trainer, TrainingArguments
+from lockstep.integrations.transformers import _session as session
 from lockstep.integrations.transformers._versions import check_version
 
 

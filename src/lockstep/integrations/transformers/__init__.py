@@ -9,7 +9,7 @@ processes.
     Trainer(model, args, train_dataset=data).train()
 
 "Device" in the names of arguments means *shard*: the global batch is ``per_device_train_batch_size
-* shards * gradient_accumulation_steps``, as on so many devices, on any number of processes.
+* shards * gradient_accumulation_steps`` on any number of processes, as if each shard had a device.
 """
 
 from lockstep.integrations.transformers._versions import check_version

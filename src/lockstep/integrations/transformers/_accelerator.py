@@ -1,9 +1,8 @@
-"""accelerate's ``Accelerator`` for a process that finds itself alone, although it is one of
-several.
+"""accelerate's ``Accelerator`` for Trainer, which sees a single process on every rank.
 
-Each process runs the host's whole program, on data that is the same everywhere, so what other
-processes have is never asked for: gathering gives back what it is given. Only inside
-``batch.shards`` do processes differ, and there they call ``backward``."""
+Every rank runs Trainer's whole program, and all values outside the shard loop are equal on all
+ranks. So a call that gathers from other processes returns its argument. Ranks differ only inside
+``batch.shards``, where Trainer calls ``backward``."""
 
 from __future__ import annotations
 
@@ -22,29 +21,30 @@ from lockstep._joining.team import Team
 
 
 class LogicalAccelerator(Accelerator):
-    """Stands for the accelerator that the host has made, and whose state it shares.
+    """A replacement for the accelerator that Trainer created, whose state it shares.
 
     Args:
-        made: the host's.
-        team: the run.
+        made: Trainer's accelerator.
+        team: the team of this process.
     """
 
     def __init__(self, made: Accelerator, team: Team) -> None:
+        # Shared, not copied: Trainer and its callbacks keep references to the first object.
         self.__dict__ = made.__dict__
         self._team = team
         self.weight: Tensor | None = None
         """The running shard's weight in the gradient of the global batch; None: its number of
         samples."""
         self.losses: Tensor | None = None
-        """What the next gathering gives: the loss of an evaluation batch, once for each of its
-        samples. The host gathers the losses of a batch first, and repeats them by the size of full
-        batches. None: what is given."""
+        """The result of the next ``gather_for_metrics``: the loss of an evaluation batch, once per
+        sample; None: its argument. Trainer gathers the loss of a batch first, repeated by the size
+        of a full batch, which would give a smaller last batch too much weight."""
         self._last_norm: Tensor | None = None
 
     @override
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Models, optimizers and schedules join the run. Loaders are returned as they are: what
-        becomes of one depends on who iterates it."""
+        """Prepares models, optimizers and schedules. Returns loaders unchanged, since training and
+        evaluation prepare them in different ways."""
         prepared = tuple(
             self._team.prepare(each) if isinstance(each, (nn.Module, Optimizer, LRScheduler)) else each for each in objects
         )
@@ -56,11 +56,12 @@ class LogicalAccelerator(Accelerator):
 
     @override
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """``team.backward``, inside ``batch.shards``."""
+        """Calls ``team.backward`` with the shard's weight, inside ``batch.shards``."""
         if kwargs:
             raise UsageError(
-                f"accelerator.backward(loss, {', '.join(kwargs)}=...): only the loss reaches team.backward, so these would be "
-                "ignored. Leave them out."
+                f"accelerator.backward(loss, {', '.join(kwargs)}=...): only the loss is supported; other arguments would be "
+                "ignored. Remove them.",
+                code="backward-arguments",
             )
         self._team.backward(loss, weight=self.weight)
 
@@ -71,8 +72,7 @@ class LogicalAccelerator(Accelerator):
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the gradients of a scaled loss have overflowed, so that the step was left out by
-        all ranks together."""
+        """Whether gradients of a scaled loss overflowed, so that all ranks skipped the step."""
         is_scaled = self._team.config.precision in ("16-mixed", "16-master")
         return is_scaled and self._last_norm is not None and not bool(torch.isfinite(self._last_norm))
 
@@ -90,7 +90,8 @@ class LogicalAccelerator(Accelerator):
 
     @override
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """What is given, which is that of the whole batch already; but see ``losses``."""
+        """Returns ``losses``, if they are set, and otherwise the argument, which already covers the
+        global batch."""
         losses, self.losses = self.losses, None
         return input_data if losses is None else losses
 
@@ -104,5 +105,5 @@ class LogicalAccelerator(Accelerator):
 
     @override
     def free_memory(self, *objects: Any) -> Any:
-        """Nothing: what is prepared belongs to the run until it ends."""
+        """Does nothing: prepared objects belong to the run until it ends."""
         return list(objects)

@@ -1,4 +1,4 @@
-"""``TrainingArguments``: transformers', and those of the run, which they join."""
+"""``TrainingArguments`` with settings of lockstep. Creating them joins the run."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from lockstep.integrations.transformers._refusals import check_arguments
 from lockstep.integrations.transformers._session import join_with
 
 _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
-_FOLLOWING = {
+_ARGUMENT_OF = {
     "shards": "shards",
     "accumulate": "gradient_accumulation_steps",
     "seed": "seed",
     "precision": "bf16 or fp16",
     "device": "use_cpu",
 }
-"""Settings of the run that follow from arguments, and from which."""
+"""The argument of ``TrainingArguments`` that determines each of these settings of the run."""
 
 
 @dataclass
 class OnLockstep(HostArguments):
-    """What lockstep adds to a class of training arguments: put it before that in the bases of a
-    dataclass, as ``TrainingArguments`` below does. When they are made, they join the run: every
-    rank must make them, with equal values."""
+    """The fields that lockstep adds to training arguments.
+
+    To use it with another class of arguments, put it first among the bases of a dataclass, as
+    ``TrainingArguments`` below does. Creating the arguments joins the run, so every rank must
+    create them, with equal values."""
 
     shards: int | None = field(
         default=8,
         metadata={
-            "help": "Number of shards of each global batch: what 'device' means in per_device_train_batch_size. Results are "
-            "equal on any number of processes up to this. None: given by `lockstep run --shards`."
+            "help": "Number of shards of each global batch ('device' in per_device_train_batch_size means shard). Results "
+            "are equal on any number of processes up to this number. None: the value of `lockstep run --shards`."
         },
     )
     lockstep: dict[str, Any] | str | None = field(
@@ -48,26 +50,31 @@ class OnLockstep(HostArguments):
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*transformers.TrainingArguments._VALID_DICT_FIELDS, "lockstep"]
 
     def join(self) -> Team:
-        """Join the run, once in a process. Every rank must call it; made by transformers when it
-        asks for the device."""
+        """Joins the run, once per process. transformers calls it when it first needs the device.
+        Every rank must call it."""
         check_arguments(self)
-        return join_with(self.settings(), _FOLLOWING)
+        return join_with(self.settings(), _ARGUMENT_OF)
 
     def settings(self) -> dict[str, Any]:
-        """The settings of ``lockstep.join`` that follow from the arguments.
+        """Returns the settings of ``lockstep.join`` that result from the arguments.
 
         Raises:
-            ConfigError: ``lockstep`` has one that is an argument of its own, or is not a dict.
+            ConfigError: ``lockstep`` is not a dict, or has a setting that another argument
+                determines.
         """
         own = self.lockstep or {}
         if not isinstance(own, dict):
             raise ConfigError(
-                f"lockstep={own!r}: give a dict of settings of lockstep.join(), or one in JSON: '{{\"keep\": 3}}'"
+                f"lockstep={own!r} is not a dict of settings of lockstep.join(). Pass a dict, or a dict in JSON: "
+                "'{\"keep\": 3}'.",
+                code="settings-not-a-dict",
             )
-        for name in own.keys() & _FOLLOWING.keys():
+        for name in own.keys() & _ARGUMENT_OF.keys():
             if name not in ("precision", "device"):
                 raise ConfigError(
-                    f"lockstep={{{name!r}: {own[name]!r}}}: it follows from the argument {_FOLLOWING[name]}. Set that."
+                    f"lockstep={{{name!r}: {own[name]!r}}}: this setting is determined by {_ARGUMENT_OF[name]}. Set "
+                    f"{_ARGUMENT_OF[name]} instead.",
+                    code="setting-of-argument",
                 )
         settings: dict[str, Any] = {"seed": self.seed}
         if self.shards is not None:
@@ -79,7 +86,7 @@ class OnLockstep(HostArguments):
         if self.use_cpu:
             settings["device"] = "cpu"
         if not self.disable_tqdm and "progress" not in read_environment().settings:
-            settings["progress"] = "off"  # there is the host's
+            settings["progress"] = "off"  # Trainer displays a progress bar itself.
         if self.ddp_timeout != type(self).ddp_timeout:
             settings["timeout_s"] = float(self.ddp_timeout)
         if self.ddp_backend is not None:
@@ -87,36 +94,37 @@ class OnLockstep(HostArguments):
         for name in settings.keys() & own.keys():
             if own[name] != settings[name] and name != "progress":
                 raise ConfigError(
-                    f"lockstep={{{name!r}: {own[name]!r}}} conflicts with the argument {_FOLLOWING.get(name, name)}, from "
-                    f"which {name}={settings[name]!r} follows. Set it in one place."
+                    f"lockstep={{{name!r}: {own[name]!r}}} conflicts with the argument {_ARGUMENT_OF.get(name, name)}, which "
+                    f"means {name}={settings[name]!r}. Set only one of them.",
+                    code="setting-of-argument",
                 )
         return {**settings, **own}
 
     @property
     def train_batch_size(self) -> int:
-        """Samples of a global batch, less gradient accumulation."""
+        """The number of samples of a global batch, without gradient accumulation."""
         return int(self.per_device_train_batch_size * (self.shards or self.team.num_shards))
 
     @property
     def eval_batch_size(self) -> int:
-        """Samples of an evaluation batch: whole batches are dealt to the processes, and so their
-        size is that of a device."""
+        """The number of samples of an evaluation batch. It is not multiplied by the shards, since
+        one process evaluates each batch."""
         return int(self.per_device_eval_batch_size)
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run the block on rank 0 first, then on the others. Every rank must enter it."""
+        """Runs the block on rank 0 first, then on the others. Every rank must enter it."""
         with self.team.main_first():
             yield
 
 
 @dataclass
 class TrainingArguments(OnLockstep, transformers.TrainingArguments):
-    """transformers' ``TrainingArguments`` with ``shards`` and ``lockstep``. Making them joins the
+    """transformers' ``TrainingArguments`` with ``shards`` and ``lockstep``. Creating them joins the
     run."""
 
 
 @dataclass
 class Seq2SeqTrainingArguments(OnLockstep, transformers.Seq2SeqTrainingArguments):
-    """transformers' ``Seq2SeqTrainingArguments`` with ``shards`` and ``lockstep``. Making them
+    """transformers' ``Seq2SeqTrainingArguments`` with ``shards`` and ``lockstep``. Creating them
     joins the run."""

@@ -1,5 +1,5 @@
-"""The host's loop over evaluation batches: each is computed by one process, and its results are on
-all."""
+"""Trainer's loop over evaluation batches. One process computes each batch, and all processes get
+its results."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lockstep._base.errors import ConfigError
 
 
 class Inputs(dict[str, Any]):
-    """An evaluation batch in the host's loop: empty but for what metrics ask for.
+    """An evaluation batch in Trainer's loop: empty, except for the inputs that metrics need.
 
     Args:
-        batch: the run's, whose samples one process has.
+        batch: lockstep's batch, whose samples are on one process.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -25,15 +25,16 @@ class Inputs(dict[str, Any]):
         self.batch = batch
 
 
-class Dealt(DataLoaderStateMixin):
-    """An evaluation loader in the host's loop. It can be iterated several times.
+class EvaluationBatches(DataLoaderStateMixin):
+    """An evaluation loader in Trainer's loop. It can be iterated several times.
 
-    ``len()`` is the number of batches. Other attributes are those of the loader.
+    ``len()`` is the number of batches. Other attributes are forwarded to Trainer's loader. By
+    ``end_of_dataloader`` of the base class, accelerate recognizes the last batch.
 
     Args:
-        team: the run.
-        model: as the run has prepared it.
-        loader: the host's.
+        team: the team of this process.
+        model: the prepared model.
+        loader: Trainer's loader.
     """
 
     def __init__(self, team: Any, model: Any, loader: Any) -> None:
@@ -67,10 +68,10 @@ class Dealt(DataLoaderStateMixin):
 
 
 class Predictions:
-    """The steps of one evaluation. Takes the place of ``prediction_step``, whose results it shares.
+    """The steps of one evaluation. ``step`` replaces ``prediction_step`` and shares its results.
 
     Args:
-        trainer: a ``HostTrainer``.
+        trainer: the ``HostTrainer``.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -78,25 +79,27 @@ class Predictions:
         self._preprocess: Callable[..., Any] | None = trainer.preprocess_logits_for_metrics
         self._shares_inputs = "inputs" in trainer.args.include_for_metrics
         self.num_samples = 0
-        """Those of all batches."""
+        """The number of samples of all batches so far."""
 
     def check(self, loader: Any) -> None:
-        """Refuse what needs to know the last batch where that is unknown.
+        """Checks that the last batch can be recognized if metrics need it.
 
         Raises:
-            ConfigError: it does.
+            ConfigError: metrics are computed per batch, and the loader has no length.
         """
         if self._trainer.args.batch_eval_metrics:
             try:
                 len(loader)
             except TypeError:
                 raise ConfigError(
-                    "batch_eval_metrics=True with an evaluation set that has no len(): compute_metrics is told which batch is "
-                    "the last one, which is not known here. Give the set a length, or leave batch_eval_metrics out."
+                    "batch_eval_metrics=True needs an evaluation dataset with a length, because compute_metrics must know "
+                    "which batch is the last. Define __len__ in the dataset, or remove batch_eval_metrics.",
+                    code="batch-metrics-without-length",
                 ) from None
 
     def step(self, model: Any, inputs: Inputs, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
-        """``prediction_step`` of a batch, on every rank: loss, logits and labels."""
+        """Runs ``prediction_step`` on the rank of the batch. Returns its loss, logits and labels on
+        every rank."""
         trainer, batch = self._trainer, inputs.batch
         for samples in batch.shards:
             with trainer.team.autocast():
@@ -106,7 +109,8 @@ class Predictions:
                 logits = self._preprocess(logits, labels)
             asked_for = dict(samples) if self._shares_inputs else {}
             collected = trainer.collect() if trainer.collects else None
-            # (the first tensor of the samples may count patches, or tokens)
+            # The batch knows its number of samples. transformers guesses it from the first tensor,
+            # whose rows may be patches or tokens.
             _, num_samples = batch.running
             num_samples = find_batch_size(samples) if num_samples is None else num_samples
             batch.share((loss, logits, labels, num_samples, asked_for, collected))

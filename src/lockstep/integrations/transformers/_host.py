@@ -1,30 +1,34 @@
-"""Everything that this package uses of transformers' Trainer, and that transformers does not
-promise to keep.
+"""All private parts of transformers' Trainer that this package uses, in one place.
 
-The order of calls in ``Trainer.train``, of which only the names with a ``>`` are replaced here::
+Trainer has no public interface below its loop: no hook replaces the body of a step. So this module
+overrides private methods, which transformers may change in any version (``_versions.py`` lists the
+tested ones).
+
+The order of calls in ``Trainer.train``; ``>`` marks the methods that are replaced here::
 
     _inner_training_loop
         get_train_dataloader
-        set_initial_training_values    > the loader is prepared
-      > _init_training_state           > prepare and register all, restore the run: the first epoch
-      > _prepare_for_training          > (was called by the one before)
+      > set_initial_training_values      prepares the loader
+      > _init_training_state             prepares the rest, restores the run: the first epoch
+      > _prepare_for_training            (already called by the method before)
         on_train_begin
         for each epoch:
-            on_epoch_begin             (Handler)
+            on_epoch_begin               (Handler)
           > _run_epoch
-                get_batch_samples      > one global batch
+              > get_batch_samples        returns one global batch
                 on_step_begin
-              > training_step          > one phase: the class's own training_step for each shard
+              > training_step            one phase: the class's training_step once per shard
               > floating_point_ops, _track_num_input_tokens
-                _clip_grad_norm, on_pre_optimizer_step, optimizer.step, on_optimizer_step, lr_scheduler.step
-                on_step_end            (Handler)
+                _clip_grad_norm, on_pre_optimizer_step, optimizer.step
+                on_optimizer_step, lr_scheduler.step
+                on_step_end              (Handler)
               > _maybe_log_save_evaluate
-                on_epoch_end           (Handler)
+                on_epoch_end             (Handler)
               > _maybe_log_save_evaluate
       > _finalize_training
 
-``tests/integrations/transformers/test_host.py`` fails first where another version calls them
-otherwise."""
+``tests/integrations/transformers/test_transformers_host.py`` fails first if a version of
+transformers calls the methods in another order."""
 
 from __future__ import annotations
 
@@ -48,12 +52,15 @@ from lockstep.integrations.transformers._accelerator import LogicalAccelerator
 from lockstep.integrations.transformers._session import team as joined_team
 
 OWN = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
-"""What Trainer itself holds of a training: sums since the last log, and where it began."""
+"""The private attributes of Trainer that belong to a training: the loss since the last log, and the
+first step."""
 
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments as _Arguments
-else:  # a mixin: the defaults of the class beside it are to hold
+else:
+    # A mixin at run time: with TrainingArguments as a base, its fields would override the defaults
+    # of the class that the mixin is combined with.
     _Arguments = object
 
 
@@ -61,14 +68,15 @@ class HostArguments(_Arguments):
     """The private part of ``TrainingArguments``."""
 
     join: ClassVar[Callable[[Any], Team]]
-    """Joins the run."""
+    """The method that joins the run."""
 
     @cached_property
     def _setup_devices(self) -> torch.device:
-        """Join the run, and let accelerate find a single process, whose index is the rank: so rank
-        0 alone prints and saves."""
+        """Joins the run, and makes accelerate see a single process whose index is the rank, so that
+        only rank 0 prints and saves."""
         team = self.join()
         is_on_cpu = team.device.type == "cpu"
+        # accelerate's state is a singleton, which an earlier import may have filled.
         AcceleratorState._reset_state(reset_partial_state=True)
         with team.hide_launcher():
             state = PartialState(cpu=is_on_cpu)
@@ -79,77 +87,75 @@ class HostArguments(_Arguments):
 
     @property
     def team(self) -> Team:
-        """The run's."""
+        """The team of this process."""
         self._setup_devices  # noqa: B018 -- joins
         return joined_team()
 
 
 class Stages(ABC):
-    """What a training on lockstep does at the stages of the host's loop. Implemented by
-    ``training.Training``."""
+    """The work of lockstep at the stages of Trainer's loop, implemented by ``Training``."""
 
     loader: Any
-    """Stands for the prepared loader in the host's loop."""
+    """The prepared loader in Trainer's loop."""
 
     @abstractmethod
     def begin(self, num_epochs: int) -> int:
-        """All is made: prepare the rest, and restore the run. Returns the first epoch to run."""
+        """Prepares the remaining objects and restores the run. Returns the first epoch to run."""
 
     @abstractmethod
     def reapply(self) -> None:
-        """Restore what the host has reset since ``begin``."""
+        """Restores the attributes that Trainer reset after ``begin``."""
 
     @abstractmethod
     def begin_epoch(self) -> bool:
-        """An epoch begins. Whether this is its beginning, and not where an earlier launch was
-        interrupted."""
+        """Begins an epoch. Returns False if an earlier launch was interrupted inside it."""
 
     @property
     @abstractmethod
     def epoch(self) -> float:
-        """How many epochs were trained."""
+        """The number of epochs that were trained."""
 
     @abstractmethod
     def end_pass(self) -> None:
-        """The host has taken the steps of an epoch that it wants."""
+        """Ends a pass after the steps that Trainer wants of an epoch."""
 
     @abstractmethod
     def step(self, model: Any, batch: Any) -> torch.Tensor:
-        """Compute the gradient of a global batch; returns its mean loss."""
+        """Computes the gradient of a global batch. Returns its mean loss."""
 
     @abstractmethod
     def floating_point_ops(self, batch: Any) -> float:
-        """Those of the newest global batch."""
+        """Returns the number of floating-point operations of the newest global batch."""
 
     @abstractmethod
     def track_tokens(self, batch: Any) -> None:
-        """Count the input tokens of the newest global batch."""
+        """Counts the input tokens of the newest global batch."""
 
     @abstractmethod
     def end(self) -> None:
-        """The loop over epochs is over."""
+        """Ends the loop over epochs."""
 
 
 class HostTrainer(transformers.Trainer):
-    """Trainer with its private stages handed to ``Stages``."""
+    """A Trainer whose private stages call ``Stages``."""
 
     training: Stages | None = None
-    """The training under way."""
+    """The current training; None: there is none."""
 
     is_past = False
-    """Whether the run was interrupted in a later training, and resumes there: the weights are not
-    as they were behind this."""
+    """Whether the run resumes in a later training, so that the weights after this training are not
+    available."""
 
     @property
     def team(self) -> Team:
-        """The run's."""
+        """The team of this process."""
         return joined_team()
 
     def check_start(self, *, is_resumed: bool) -> None:
-        """The run has been restored, or is new.
+        """Checks the start of a training, after the run was restored.
 
         Raises:
-            UsageError: it is new, and the script wants it to resume.
+            UsageError: the run is new, although the script passes a checkpoint to resume from.
         """
 
     @override
@@ -172,7 +178,8 @@ class HostTrainer(transformers.Trainer):
         assert self.training is not None
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
         self._made = super()._prepare_for_training(max_steps, self.training.loader, None)
-        # Callbacks look at batches of it, and would otherwise begin, and leave, a pass of the run.
+        # Callbacks may fetch a batch from it. From the prepared loader, they would begin a pass of
+        # the run and leave it.
         self.callback_handler.train_dataloader = self.training.loader.wrapped
         return self.training.begin(num_train_epochs), 0
 
@@ -182,7 +189,7 @@ class HostTrainer(transformers.Trainer):
 
     @override
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], None]:
-        """The next global batch. (Its items are counted shard by shard.)"""
+        """Returns the next global batch, whose items ``Training.step`` counts per shard."""
         batch = next(epoch_iterator, None)
         return [] if batch is None else [batch], None
 
@@ -210,8 +217,8 @@ class HostTrainer(transformers.Trainer):
         self.training.reapply()
         self.training.end()
         with contextlib.ExitStack() as stack:
-            # Rank 0 removes checkpoints, while others would look at them in vain. So would all,
-            # where a later training has.
+            # Rank 0 removes old checkpoints here, so the others must not look for them. If the run
+            # resumes in a later training, an earlier launch has removed them already.
             if self.is_past or not self.args.should_save:
                 stack.enter_context(standing_in(self, _get_output_dir=lambda trial: self.args.output_dir + "/none"))
             if self.is_past:
@@ -220,8 +227,10 @@ class HostTrainer(transformers.Trainer):
 
     @contextlib.contextmanager
     def accumulating(self, steps: int) -> Iterator[None]:
-        """Within the block, the host accumulates over so many batches. Its loop counts global
-        batches, of which each holds all parts; everything else is told the truth."""
+        """Sets the accumulation steps that Trainer sees inside the block.
+
+        A batch in Trainer's loop contains all micro-batches of a step, so the loop must see 1.
+        Callbacks, logs and saving see the number of the arguments."""
         args, before = self.args, self.args.gradient_accumulation_steps
         args.gradient_accumulation_steps = steps
         try:
@@ -230,12 +239,14 @@ class HostTrainer(transformers.Trainer):
             args.gradient_accumulation_steps = before
 
     def count_items(self, inputs: Any) -> Any:
-        """The number of items that a shard's loss is a mean over, a scalar tensor; None: its
-        samples."""
+        """Returns the number of items over which a shard's loss is a mean, as a scalar tensor;
+        None: its samples."""
         return self._get_num_items_in_batch([inputs], self.args.device)
 
     def count_tokens(self, inputs: Any) -> int:
-        """The number of input tokens of a shard."""
+        """Returns the number of input tokens of a shard."""
+        # Trainer adds to its total, so the number is the difference. The total is added later, for
+        # the global batch.
         before = self.state.num_input_tokens_seen
         try:
             type(self)._track_num_input_tokens(self, inputs)
@@ -243,26 +254,27 @@ class HostTrainer(transformers.Trainer):
         finally:
             self.state.num_input_tokens_seen = before
 
-    # For classes that collect values while they compute a shard or an evaluation batch
+    # For subclasses that collect values while they compute a shard or an evaluation batch
 
     def collect(self) -> Any:
-        """What was collected since the last call, a tree of tensors and plain values: called behind
-        each shard and evaluation batch, on the process that has computed it."""
+        """Returns the values that were collected since the last call, as a tree of tensors and
+        plain values. lockstep calls it after each shard and evaluation batch, on the process that
+        computed it."""
 
     def take(self, collected: list[Any]) -> None:
-        """Take what was collected for all shards of a step, or for an evaluation batch: in order,
-        and on every process."""
+        """Receives the collected values of all shards of a step, in order, or of one evaluation
+        batch. lockstep calls it on every process."""
 
     @property
     def collects(self) -> bool:
-        """Whether a class does."""
+        """Whether a subclass collects values."""
         return type(self).collect is not HostTrainer.collect
 
     # Evaluation
 
     @override
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
-        # eval_on_start, which an earlier launch has done
+        # eval_on_start: an earlier launch did this evaluation.
         if skip_scheduler and self.state.global_step > 0:
             return {}
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
@@ -273,7 +285,7 @@ class HostTrainer(transformers.Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         def save_model(output_dir: Any = None, _internal_call: bool = False) -> None:
             type(self).save_model(self, output_dir, _internal_call)
-            self.team.barrier()  # the host looks next, on every rank, whether the folder exists
+            self.team.barrier()  # Next, Trainer checks on every rank that the folder exists.
 
         with standing_in(self, save_model=save_model):
             super()._save_checkpoint(model, trial)
@@ -286,9 +298,9 @@ class HostTrainer(transformers.Trainer):
 
     @override
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        # a collective
         if state_dict is None and STRATEGIES[self.team.config.strategy].shards_parameters:
-            # by parameter: names that share one must share a tensor, which is then written once
+            # All ranks call full_tensor(), a collective. Tied names must share one tensor, which
+            # transformers then writes once.
             whole: dict[Any, Any] = {}
             of = dict(self.model.named_parameters(remove_duplicate=False))
             state_dict = {}
@@ -299,11 +311,11 @@ class HostTrainer(transformers.Trainer):
 
 
 class Handler(CallbackHandler):
-    """Stands for the callback handler that the host has made, and whose state it shares.
+    """A replacement for the callback handler that Trainer created, whose state it shares.
 
     Args:
-        made: the host's.
-        trainer: to which it belongs.
+        made: Trainer's callback handler.
+        trainer: the ``HostTrainer``.
     """
 
     def __init__(self, made: CallbackHandler, trainer: Any) -> None:
@@ -345,16 +357,18 @@ class Handler(CallbackHandler):
 
 @contextlib.contextmanager
 def standing_in(target: Any, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, these take the place of the target's methods of the same names.
+    """Replaces methods of one object inside the block.
 
     Raises:
-        UsageError: the script has assigned one to the target, which would not be called.
+        UsageError: the script assigned one of these methods to the object, and it would not be
+            called.
     """
     if assigned := vars(target).keys() & methods.keys():
         (name, *_) = sorted(assigned)
         raise UsageError(
-            f"trainer.{name} = ... was assigned to this trainer, and would not be called: lockstep runs that of its class. "
-            f"Override {name} in a subclass."
+            f"trainer.{name} was assigned on this object, but lockstep calls the method of its class. Override {name} in a "
+            "subclass.",
+            code="method-on-object",
         )
     vars(target).update(methods)
     try:

@@ -1,5 +1,14 @@
-"""What of a training the run's state holds, besides model, optimizer, schedule and positions in
-data."""
+"""The state of a Trainer in lockstep's checkpoints, in addition to model, optimizer, schedule and
+the positions in data.
+
+Trainer, its subclasses and callbacks keep counters and lists in attributes. A resumed run is equal
+to an uninterrupted one only if these are restored. Four parts are registered with the run:
+
+- ``TrainingState``: Trainer's counters, log and control. Ranks compare them.
+- ``Attributes``: attributes of the script's subclass. Ranks compare them, and so find a subclass
+  that counts shards of one rank.
+- ``CallbackAttributes``: attributes of callbacks, which may be times. Rank 0's are saved.
+- ``Clocks``: times in the log. Rank 0's are saved."""
 
 from __future__ import annotations
 
@@ -27,25 +36,25 @@ from lockstep._state.checkpoint.kinds import IN_NUMPY, TAGS
 
 _OF_PROCESS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history", "trial_params")
 MOST_ITEMS = 1000
-"""Items of a container or array that may be a count or a log of the script's own; larger ones are
-data."""
+"""The largest number of items of a container or array that is saved as a count or log of the
+script. Larger ones are data, which every launch loads again."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, Counter, defaultdict)
 _FACTORIES = (None, int, float, list, dict, set, str)
 _CLOCKS = ("_runtime", "_per_second", "_preparation_time")
 
 
 def is_clock(name: str) -> bool:
-    """Whether a logged value of this name is measured by a clock, or of memory, and so is another
-    each time."""
+    """Returns whether a logged value of this name is a time or a size of memory, which differs in
+    each run."""
     return name.endswith(_CLOCKS) or "_mem_" in name
 
 
 class TrainingState:
-    """The host's counters, log, control and callbacks, without what clocks say.
+    """Trainer's counters, log, control and exportable callbacks, without times.
 
     Args:
-        trainer: whose training begins.
-        own: names of its attributes.
+        trainer: the trainer whose training begins.
+        own: the names of its private attributes to save.
     """
 
     def __init__(self, trainer: Any, own: tuple[str, ...]) -> None:
@@ -55,7 +64,7 @@ class TrainingState:
         self._restored: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state: plain values, the same on every rank."""
+        """Returns the state as plain values, which are equal on every rank."""
         trainer, state = self._trainer, self._state
         fields = [each.name for each in dataclasses.fields(state) if each.name not in _OF_PROCESS]
         return {
@@ -69,7 +78,7 @@ class TrainingState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
+        """Restores the state."""
         for name, value in state["state"].items():
             setattr(self._state, name, value)
         self._state.log_history = [dict(entry) for entry in state["log_history"]]
@@ -82,7 +91,7 @@ class TrainingState:
         self._restored = state["own"]
 
     def reapply(self) -> None:
-        """Restore the attributes of the trainer, which it has reset since."""
+        """Restores the private attributes, which Trainer resets after ``load_state_dict``."""
         restored, self._restored = self._restored, None
         for name, value in (restored or {}).items():
             is_tensor = isinstance(getattr(self._trainer, name, None), Tensor)
@@ -93,32 +102,31 @@ class TrainingState:
 
 
 class Attributes:
-    """What a subclass of the script counts: attributes that the classes of transformers do not
-    know.
+    """Attributes that the script's subclass adds to Trainer, such as counters.
 
-    What a script does to them in ``compute_loss``, say, happens once a shard. So they differ on
-    several processes, and the comparison of the ranks finds and names them. Each that exists when
-    training begins is registered by itself.
+    Code in ``compute_loss`` runs once per shard, so a counter in it differs between ranks. The
+    comparison of the ranks' states then finds it and prints its name. Therefore each attribute that
+    exists when training begins is registered separately.
 
     Args:
-        trainer: whose attributes.
-        chosen: whether an attribute is among them, by name.
+        trainer: the owner of the attributes.
+        chosen: returns whether an attribute of this name is included.
     """
 
     def __init__(self, trainer: Any, chosen: Callable[[str], bool]) -> None:
         self._values = _Values(trainer, chosen)
 
     def state_dict(self) -> dict[str, Any]:
-        """The attributes, by name."""
+        """Returns the attributes by name."""
         return self._values.take()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restores the attributes."""
         self._values.put(state)
 
 
 def attributes_of(trainer: Any) -> dict[str, Attributes]:
-    """Those of a trainer, by the names under which they are registered."""
+    """Returns the attributes of a trainer's subclass by the names under which to register them."""
     known = names_in(type(trainer))
     there = list(_Values(trainer, lambda name: name not in known).take())
     kind = type(trainer).__name__
@@ -127,64 +135,67 @@ def attributes_of(trainer: Any) -> dict[str, Attributes]:
 
 
 class CallbackAttributes:
-    """The plain attributes of callbacks: rank 0's, since clocks are among them. Restored before
-    ``on_train_begin``.
+    """The plain attributes of the script's callbacks. Rank 0's are saved, since they may be times.
+    They are restored before ``on_train_begin``.
 
     Args:
-        trainer: whose callbacks.
+        trainer: the trainer with the callbacks.
     """
 
     def __init__(self, trainer: Any) -> None:
         own = _named(each for each in trainer.callback_handler.callbacks if not _is_of_libraries(type(each)))
         self._callbacks = {key: _Values(callback) for key, callback in own.items()}
         self._restored: dict[tuple[str, str], str] = {}
-        """Digests of what was restored, by callback and attribute."""
+        """The digests of restored values, by callback and attribute."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The attributes, by the callback's class."""
+        """Returns the attributes by the callback's class."""
         return {key: values.take() for key, values in self._callbacks.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore those of callbacks that are there again."""
+        """Restores the attributes of callbacks that exist in this launch as well."""
         for key in self._callbacks.keys() & state.keys():
             self._callbacks[key].put(state[key])
             self._restored.update({(key, name): digest(value) for name, value in state[key].items()})
 
     def lost(self) -> list[str]:
-        """The attributes that are no longer as they were restored, such as ``Averaging.losses``."""
+        """Returns the attributes that changed after they were restored, such as
+        ``Averaging.losses``."""
         now = {(key, name): digest(value) for key, taken in self.state_dict().items() for name, value in taken.items()}
         lost = sorted(place for place, before in self._restored.items() if now.get(place) != before)
         return [f"{key.rpartition(' ')[0]}.{name}" for key, name in lost]
 
 
 class Clocks:
-    """What clocks said in the log: rank 0's. Added to the log that ``TrainingState`` has restored.
+    """The times in the log of rank 0, which are added to the log that ``TrainingState`` restored.
 
     Args:
-        state: the host's ``TrainerState``.
+        state: Trainer's ``TrainerState``.
     """
 
     def __init__(self, state: Any) -> None:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """The values, by the number of the entry."""
+        """Returns the times by the number of the log entry."""
         return {
-            str(number): said
+            str(number): times
             for number, entry in enumerate(self._state.log_history)
-            if (said := {name: value for name, value in entry.items() if is_clock(name)})
+            if (times := {name: value for name, value in entry.items() if is_clock(name)})
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Add them."""
-        for number, said in state.items():
+        """Adds the times to the log."""
+        for number, times in state.items():
             if int(number) < len(self._state.log_history):
-                self._state.log_history[int(number)].update(said)
+                self._state.log_history[int(number)].update(times)
 
 
 class Outcome:
-    """A file that tells later launches what has come of a training, should they resume behind it:
-    ``train`` then returns what it had returned.
+    """A file with the result of a finished training.
+
+    A script may train several times. If the run resumes in a later training, ``train`` of the
+    finished ones reads this file and returns the same result as before.
 
     Args:
         path: the file.
@@ -196,37 +207,38 @@ class Outcome:
         self._parts = parts
 
     def keep(self) -> None:
-        """Write the file."""
+        """Writes the file."""
         content = io.BytesIO()
         torch.save([part.state_dict() for part in self._parts], content)
         write_atomic(self._path, content.getvalue(), durable=True)
 
     def recall(self) -> None:
-        """Restore the parts from the file.
+        """Restores the parts from the file.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: the file cannot be read.
         """
         try:
             states = torch.load(self._path, weights_only=True)
         except (OSError, RuntimeError, UnpicklingError) as error:
             raise CheckpointError(
-                f"{self._path}, with the log of a training that this run has finished, cannot be read: {error}. Without it "
-                "train() would return other numbers than it has. Start over, with --fresh (fresh=True)."
+                f"cannot read {self._path}, the result of a finished training of this run: {error}. Without it, train() "
+                "would return different numbers. Start over with --fresh (fresh=True).",
+                code="unreadable-result",
             ) from error
         for part, state in zip(self._parts, states, strict=True):
             part.load_state_dict(state)
 
 
 class _Values:
-    """Those attributes of an object that a checkpoint can hold, and that are not data.
+    """The attributes of an object that a checkpoint can contain, except data.
 
-    Data is what is large when it is first looked at. What is small then is followed, however long
-    it becomes.
+    An attribute that is large at first is data. An attribute that is small at first is saved, also
+    after it has grown.
 
     Args:
         owner: the object.
-        chosen: whether an attribute is looked at, by name.
+        chosen: returns whether an attribute of this name is included.
     """
 
     def __init__(self, owner: Any, chosen: Callable[[str], bool] = lambda name: True) -> None:
@@ -235,20 +247,21 @@ class _Values:
         self._followed: set[str] = set()
 
     def take(self) -> dict[str, Any]:
-        """The values, by name."""
+        """Returns the values by name."""
         chosen = {name: value for name, value in vars(self._owner).items() if self._chosen(name)}
         taken = {name: value for name, value in chosen.items() if is_plain(value, is_small=name not in self._followed)}
         self._followed.update(taken)
         return taken
 
     def put(self, values: dict[str, Any]) -> None:
-        """Restore them. Containers stay the same objects, since others may hold them, too."""
+        """Restores the values. Containers stay the same objects, since the script may have other
+        references to them."""
         self._followed.update(values)
-        held = vars(self._owner)
+        attributes = vars(self._owner)
         for name, value in values.items():
-            now = held.get(name)
+            now = attributes.get(name)
             if type(now) is not type(value) or now is value or not isinstance(now, (list, deque, dict, set)):
-                held[name] = value
+                attributes[name] = value
                 continue
             now.clear()
             if isinstance(now, (list, deque)):
@@ -258,13 +271,15 @@ class _Values:
 
 
 def names_in(kind: type) -> set[str]:
-    """The attributes that the methods of a class's bases in transformers and lockstep set. (Other
-    names in their code, such as ``metrics``, may be those of a subclass's attributes.)"""
+    """Returns the names of attributes that methods of transformers and lockstep set on ``self``.
+
+    They are read from bytecode, since transformers does not list them. Names that the code only
+    reads, such as ``metrics``, are not included: a subclass may use them for its attributes."""
     names: set[str] = set()
     for base in kind.__mro__:
         if _is_of_libraries(base):
             for value in vars(base).values():
-                function = getattr(value, "fget", value)  # of a property
+                function = getattr(value, "fget", value)  # The function of a property.
                 code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
                 names.update(*(_names(code),) if code is not None else ())
     return names
@@ -282,12 +297,12 @@ def _names(code: CodeType) -> set[str]:
 
 
 def is_plain(value: Any, *, is_small: bool = True) -> bool:
-    """Whether a checkpoint can hold the value: a number, text, a tensor, an array, or a container
-    of them.
+    """Returns whether a checkpoint can contain the value: a number, text, a tensor, an array, or a
+    container of them.
 
     Args:
         value: the value.
-        is_small: whether it must be small, too.
+        is_small: whether the value must also be small.
     """
     kind = type(value)
     if kind in _CONTAINERS:
@@ -305,7 +320,7 @@ def _is_of_libraries(kind: type) -> bool:
 
 
 def _named(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """The callbacks, by their class, and the number among those of one class."""
+    """Returns the callbacks by class name and number among the callbacks of that class."""
     named: dict[str, Any] = {}
     for callback in callbacks:
         kind = type(callback).__qualname__

@@ -1,4 +1,4 @@
-"""One call of ``Trainer.train``, as the run sees it."""
+"""One call of ``Trainer.train``: its objects in the run, and its steps."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from lockstep.integrations.transformers._state import CallbackAttributes, Clocks
 
 
 class Passes:
-    """The prepared loader in the host's loop, which counts what the host is given.
+    """The prepared loader in Trainer's loop, which counts the steps of the current pass.
 
-    ``len()`` is the number of steps. Other attributes are those of the loader.
+    ``len()`` is the number of steps. Other attributes are forwarded to the prepared loader.
     """
 
     def __init__(self, loader: PreparedLoader) -> None:
         self.loader = loader
         self.num_done = 0
-        """Steps of the newest pass that were begun, in earlier launches too."""
+        """The number of steps of the newest pass so far, including earlier launches."""
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -47,18 +47,18 @@ class Passes:
 
 
 class Training(Stages):
-    """See ``Stages``.
+    """One training on lockstep, from ``begin`` to ``end``.
 
     Args:
-        trainer: a ``HostTrainer``.
+        trainer: the ``HostTrainer``.
         loader: its training loader.
     """
 
     def __init__(self, trainer: Any, loader: Any) -> None:
         self._trainer = trainer
         self._team: Team = trainer.team
-        # One that each process makes, by tempfile.mkdtemp(), say: the host looks for rank 0's files
-        # there.
+        # If each process creates a directory (tempfile.mkdtemp()), Trainer would look for the files
+        # of rank 0 in the wrong one.
         trainer.args.output_dir = self._team.all_gather_object(trainer.args.output_dir)[0]
         prepared = loader if isinstance(loader, PreparedLoader) else self._team.prepare(loader)
         self.loader: Passes = Passes(prepared)
@@ -66,7 +66,7 @@ class Training(Stages):
         self._epoch = 0
         self._num_epochs = 0
         self._is_cut = False
-        """Whether the newest pass was left before its end."""
+        """Whether the newest pass ended early."""
         self._state: TrainingState | None = None
         self._outcome: Outcome | None = None
         self._callbacks: CallbackAttributes | None = None
@@ -91,20 +91,20 @@ class Training(Stages):
         self._epochs = team.hosted_epochs(num_epochs)
         first, trainer.is_past = min(self._epochs.first, num_epochs), self._epochs.is_past
         if first >= num_epochs > 0 and trainer.state.global_step == 0:
-            # the run resumes behind this training, which an earlier launch has done
+            # An earlier launch finished this training, and the run resumes after it.
             self._outcome.recall()
         trainer.check_start(is_resumed=first > 0 or self._epochs.is_within)
         self._epoch = first - 1
         return first
 
     def check_callbacks(self) -> None:
-        """``on_train_begin`` was called: warn of what it has begun anew in a run that resumes."""
+        """Warns if ``on_train_begin`` reset attributes of a callback that were restored."""
         assert self._callbacks is not None
         if self._team.is_main and (lost := self._callbacks.lost()):
             warnings.warn(
-                f"lockstep: the run resumes, and on_train_begin has set {', '.join(lost)} anew, so what the launch before has "
-                "counted there is lost. Unless that is meant, as for a clock, set it in the callback's __init__: "
-                "on_train_begin is called in each launch, and attributes are restored before.",
+                f"lockstep: on_train_begin reset {', '.join(lost)} in a run that resumes, so the values of the earlier launch "
+                "are lost. on_train_begin runs in every launch, after attributes are restored. Unless this is intended (a "
+                "timer), set them in the callback's __init__.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -115,8 +115,7 @@ class Training(Stages):
         self._state.reapply()
 
     def begin_epoch(self) -> bool:
-        """An epoch begins. Whether this is its beginning, and not where an earlier launch was
-        interrupted."""
+        """Begins an epoch. Returns False if an earlier launch was interrupted inside it."""
         assert self._epochs is not None
         self._epoch += 1
         self._epochs.begin(self._epoch)
@@ -124,8 +123,8 @@ class Training(Stages):
 
     @property
     def epoch(self) -> float:
-        """How many epochs were trained, by the host's batches: the last step may have fewer than
-        others."""
+        """The number of epochs that were trained, counted in batches of Trainer, since the last
+        step of an epoch may have fewer batches."""
         num_batches = self._num_batches()
         num_done = self.loader.num_done * self._team.config.accumulate
         return self._epoch + min(num_done, num_batches) / num_batches
@@ -133,7 +132,8 @@ class Training(Stages):
     def _num_batches(self) -> int:
         try:
             return len(self.loader.wrapped)
-        except TypeError:  # of a stream: the host counts as if the epoch were all
+        except TypeError:
+            # A stream has no length. Trainer then counts all steps as one epoch.
             return int(self._trainer.state.max_steps) * self._team.config.accumulate
 
     @override
@@ -141,15 +141,15 @@ class Training(Stages):
         trainer, kind = self._trainer, type(self._trainer)
         counts_tokens = trainer.args.include_num_input_tokens_seen != "no"
         trainer.current_gradient_accumulation_steps = 1
-        # Here, on every rank, what the host does in training_step: ranks without samples in this
-        # step do not run that.
+        # Trainer does this in training_step, which a rank without samples in this step does not
+        # run. A schedule-free optimizer swaps its weights in train(), so all ranks must call it.
         model.train()
         if callable(change := getattr(trainer.optimizer, "train", None)):
-            change()  # of a schedule-free optimizer, which exchanges the weights
+            change()
         for inputs in batch.shards:
             num_items = trainer.count_items(inputs)
             trainer.accelerator.weight = num_items
-            # A shard without items has no weight, and no mean.
+            # A shard without items has weight 0. Its mean would be 0 / 0.
             at_least_one = num_items if num_items is None else num_items.clamp(min=1)
             loss = kind.training_step(trainer, model, inputs, at_least_one)
             batch.add(loss=loss)
@@ -175,7 +175,7 @@ class Training(Stages):
             self._trainer.state.num_input_tokens_seen += int(batch["tokens"])
 
     def end_pass(self) -> None:
-        """The host has taken the steps of an epoch that it wants."""
+        """Ends a pass after the steps that Trainer wants of an epoch."""
         self.loader.loader.finish()
         is_stream = self._num_epochs == sys.maxsize
         self._is_cut = not is_stream and self.loader.num_done * self._team.config.accumulate < self._num_batches()
