@@ -2,7 +2,8 @@
 
 from lockstep.integrations.lightning._versions import check_version
 
-check_version()  # before anything of Lightning is imported
+# First, since the imports below fail in other ways for other versions of Lightning.
+check_version()
 
 from lockstep.integrations.lightning._strategy import LockstepStrategy  # noqa: E402
 

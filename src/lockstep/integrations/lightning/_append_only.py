@@ -1,7 +1,7 @@
-"""Lists that a step of an evaluation may append to, and not read.
+"""Lists to which a step of an evaluation can append, but which it cannot read.
 
-As many batches as there are processes are evaluated at once. A step that reads what the batches
-before it have appended would see more or less of them, by the number of processes.
+W processes evaluate W batches at the same time. A step that reads a list of the module would see
+the items of more or fewer earlier batches, depending on W. Reading is therefore an error.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from lockstep._base.errors import UsageError
 
 
 class AppendOnly(list[Any]):
-    """An empty list in place of one of the module's.
+    """An empty list that replaces a list of the module during a step.
 
     Args:
-        name: how the script calls it.
-        step: the step in which it is.
+        name: the name of the list in the script.
+        step: the name of the step.
     """
 
     def __init__(self, name: str, step: str) -> None:
@@ -27,15 +27,15 @@ class AppendOnly(list[Any]):
         self._step = step
 
     def taken(self) -> list[Any]:
-        """What was appended."""
+        """Returns the items that were appended."""
         return list(super().__iter__())
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise UsageError(
-            f"{self._name} is read in {self._step}, where batches are evaluated on several processes at once: what "
-            "is in the list would "
-            "depend on their number. Only append to it there. Read it in on_validation_epoch_end (on_test_epoch_end), or "
-            "define on_validation_batch_end, and fill and read it there: then batches are evaluated one after another."
+            f"{self._step} reads {self._name}, but processes evaluate different batches at the same time, so its contents "
+            "would depend on the number of processes. Only append to it there, and read it in on_validation_epoch_end "
+            "(on_test_epoch_end). Or fill and read it in on_validation_batch_end.",
+            code="list-read-in-evaluation",
         )
 
     __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __reversed__ = _refuse
@@ -46,15 +46,15 @@ class AppendOnly(list[Any]):
 
 @contextlib.contextmanager
 def append_only(places: list[tuple[Any, Any, str]], step: str) -> Iterator[dict[int, list[Any]]]:
-    """Let lists be ones that can only be appended to, inside.
+    """Replaces lists by append-only ones inside the block.
 
     Args:
-        places: for each list, what holds it, its key there, and its name.
-        step: the step that runs inside.
+        places: for each list, its container, its key in the container, and its name.
+        step: the name of the step that runs inside.
 
     Yields:
-        A dict: what was appended to each list, by its number in ``places``, once the block has
-        ended.
+        A dict that is filled after the block: the items that were appended to each list, by its
+        number in ``places``.
     """
     own = [holder[key] for holder, key, _ in places]
     guards = [AppendOnly(name, step) for _, _, name in places]

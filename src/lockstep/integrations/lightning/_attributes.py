@@ -1,10 +1,15 @@
-"""The module's own attributes, and what a step does to them.
+"""The attributes that a script adds to its LightningModule, and the changes that a step makes to
+them.
 
-``self.outputs.append(loss)`` in ``validation_step`` is how Lightning's documentation collects
-values for the end of the epoch. The step runs for each shard or batch on one process, so such a
-list would hold that process's part only. What a step appends to a list is therefore taken off
-again, shared, and appended on every rank in the order of shards and batches. What a step assigns
-lasts until the step ends (see ``Local``), and any other change is an error."""
+Lightning's documentation collects values for the end of an epoch with
+``self.outputs.append(loss)`` in ``validation_step``. A step runs for each shard or batch on one
+process, so such a list would contain the items of one process only. Therefore, by kind of change:
+
+- **Items appended to a list** are removed after the step, shared, and appended on every rank, in
+  the order of shards and batches.
+- **An assigned attribute** is valid until the end of the step; any later use is an error
+  (``Local``).
+- **Any other change** is an error."""
 
 from __future__ import annotations
 
@@ -25,11 +30,12 @@ from lockstep.integrations.lightning._contents import MOST, is_plain_object
 from lockstep.integrations.lightning._local import Local
 
 Path = tuple[Any, ...]
-"""The name of an attribute, then keys and indices down to a list."""
+"""The place of a value: the name of an attribute, then keys and indices."""
 Growth = tuple[Path, list[Any]]
-"""A list, and what was appended to it."""
+"""The place of a list, and the items that were appended to it."""
 _MOST_BYTES = 1 << 20
-"""Of a NumPy array whose values are looked at."""
+"""The largest size of a NumPy array whose values are compared, by checksum, in bytes. A checksum of
+a larger one would slow down every step."""
 
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -37,19 +43,19 @@ _NUMBERS = (bool, int, float)
 
 
 class _Named(str):
-    """In a path: the name of an attribute of a plain object."""
+    """The name of an attribute of a plain object, as a part of a path."""
 
     __slots__ = ()
 
 
 _REMEDY = (
-    "To sum or average it, use self.log or a torchmetrics.Metric; to collect it, append it to a list that is an attribute; to "
-    "count steps, use batch_idx, self.global_step, or a hook such as on_train_batch_end, which runs once per step."
+    "To sum or average, use self.log or a torchmetrics.Metric; to collect, append to a list attribute; to count steps, use "
+    "batch_idx, self.global_step or on_train_batch_end."
 )
 
 
 class Attributes:
-    """Watches the attributes of a LightningModule.
+    """The attributes of a LightningModule, compared before and after each step.
 
     Args:
         module: the module.
@@ -61,19 +67,20 @@ class Attributes:
         self._warned: set[str] = set()
 
     def look(self) -> dict[Path, Any]:
-        """The attributes now. Each list, mapping, set or tensor in them stands with its size or
-        version."""
+        """Returns the present attributes. Each list, mapping, set or tensor comes with a mark: its
+        size or version."""
+        # Values themselves are not copied: a copy of each list per step would be slow.
         return dict(self._walk())
 
     def changes(self, before: dict[Path, Any], step: str) -> tuple[list[Growth], list[str]]:
-        """What has happened since, undone: lists are as long as before, and assigned attributes
-        raise errors when they are used.
+        """Finds the changes since ``look`` and undoes them: lists get their earlier length, and
+        assigned attributes raise errors when they are used.
 
         Returns:
-            What was appended to lists, and the names of attributes that were assigned.
+            The items that were appended to lists, and the names of attributes that were assigned.
 
         Raises:
-            UsageError: something else has changed.
+            UsageError: something changed in another way.
         """
         grown, assigned = list[Growth](), list[str]()
         replaced = set[Path]()
@@ -82,7 +89,7 @@ class Attributes:
             if any(path[: len(above)] == above for above in replaced):
                 continue
             if any(path[: len(above)] == above and path[len(above)] >= size for above, size in appended.items()):
-                continue  # part of what was appended
+                continue  # Inside an appended item.
             known = before.get(path)
             if known is not None and (known[0] is value or (isinstance(value, _PLAIN) and known[0] == value)):
                 if known[1] == mark:
@@ -94,25 +101,26 @@ class Attributes:
                     appended[path] = known[1]
                     continue
                 if isinstance(value, MutableMapping) and known[1] < mark <= MOST:
-                    continue  # its new values follow
+                    continue  # The walk visits its new items next.
                 self._refuse(path, step)
             elif len(path) == 1:
                 replaced.add(path)
                 assigned.append(path[0])
-            elif known is None and isinstance(value, MutableSequence) and _can_grow(path, value):  # of a defaultdict(list)
+            elif known is None and isinstance(value, MutableSequence) and _can_grow(path, value):
+                # A new list inside a container, for example of a defaultdict(list).
                 replaced.add(path)
                 grown.append((path, list(value)))
                 value.clear()
             elif known is None and _is_inside(path):
-                continue  # as by functools.cached_property. If it changes later, that is refused
+                continue  # For example by functools.cached_property. A later change is an error.
             else:
                 self._refuse(path, step)
         self.hide(assigned, step)
         return grown, assigned
 
     def look_inside(self, *, buffers: bool) -> dict[str, Any]:
-        """The numbers that are attributes of submodules now; ``buffers``: also the buffers, with
-        their versions."""
+        """Returns the present numbers among the attributes of submodules; with ``buffers``, also
+        the buffers with their versions."""
         inside = dict[str, Any]()
         for owner, module in self._module.named_modules():
             if module is self._module or isinstance(module, Metric | MetricCollection):
@@ -123,10 +131,10 @@ class Attributes:
         return inside
 
     def check_inside(self, before: dict[str, Any], step: str) -> None:
-        """Warn of numbers of submodules that the step has changed.
+        """Warns of numbers of submodules that the step changed.
 
         Raises:
-            UsageError: it has changed a buffer.
+            UsageError: the step changed a buffer.
         """
         buffers = any(isinstance(value, _Version) for value in before.values())
         for name, value in self.look_inside(buffers=buffers).items():
@@ -134,22 +142,22 @@ class Attributes:
                 continue
             if isinstance(value, _Version):
                 raise UsageError(
-                    f"{step} changes the buffer {name}. Batches are evaluated on several processes, each with a module of its "
-                    f"own, so every process would have a different value. {_REMEDY}"
+                    f"{step} changes the buffer {name}. Processes evaluate different batches, so each would have a different "
+                    f"value. {_REMEDY}",
+                    code="buffer-changed-in-evaluation",
                 )
             if name not in self._warned:
                 self._warned.add(name)
                 warnings.warn(
-                    f"{name} changes in {step}, from {before[name]!r} to {value!r}. A step runs once per shard or batch, each "
-                    "on one process, so every process has a different value, and none is in a checkpoint. If a result follows "
-                    "from it, as of a counter, it depends on the number of processes: use self.global_step of the "
-                    "LightningModule, a buffer, or a hook such as on_train_batch_start.",
+                    f"{step} changes {name} from {before[name]!r} to {value!r}. It runs once per shard or batch, each on one "
+                    "process, so processes have different values and no checkpoint contains them. If results depend on "
+                    "it, use self.global_step of the LightningModule, a buffer, or a hook such as on_train_batch_start.",
                     stacklevel=2,
                 )
 
     def lists(self) -> list[tuple[Path, Any, str]]:
-        """For each list: its path, what holds it (by the last part of the path), and how the script
-        calls it."""
+        """Returns for each list its path, its container (which contains it under the last part of
+        the path), and its name in the script."""
         return [
             (path, self._at(path[:-1]), _name(path))
             for path, (value, _) in self._walk()
@@ -165,16 +173,17 @@ class Attributes:
         return found
 
     def hide(self, names: list[str], step: str) -> None:
-        """Let attributes raise errors when they are used."""
+        """Makes attributes raise errors when they are used."""
         for name in names:
             vars(self._module)[name] = Local(f"self.{name}, which {step} sets,", _REMEDY)
 
     def append(self, path: Path, items: list[Any]) -> None:
-        """Append to a list."""
+        """Appends items to a list."""
         found: Any = vars(self._module)
         for index, key in enumerate(path):
             if isinstance(found, MutableMapping) and key not in found and index == len(path) - 1:
-                found[key] = []  # of a defaultdict(list), on a process that has not run the step
+                # A process that did not run the step lacks the new list of a defaultdict(list).
+                found[key] = []
             found = found[key]
         found.extend(items)
 
@@ -185,14 +194,14 @@ class Attributes:
 
     def _refuse(self, path: Path, step: str) -> None:
         raise UsageError(
-            f"{step} changes {_name(path)} in place. It runs once per shard (in an evaluation, once per batch), each "
-            "on one process, so "
-            f"every process would have a different value. {_REMEDY}"
+            f"{step} changes {_name(path)} in place. It runs once per shard (in an evaluation, once per batch), each on one "
+            f"process, so processes would have different values. {_REMEDY}",
+            code="attribute-changed-in-step",
         )
 
 
 class _Version:
-    """A buffer as it is now."""
+    """The version of a buffer at one moment."""
 
     def __init__(self, buffer: Tensor) -> None:
         self._buffer = buffer
@@ -209,13 +218,13 @@ def _name(path: Path) -> str:
 
 
 def _can_grow(path: Path, value: MutableSequence[Any]) -> bool:
-    """Whether what a step appends to a list can be appended elsewhere. (A deque with ``maxlen``
-    forgets items.)"""
+    """Returns whether items of a list can be appended on other ranks, unlike items of a deque with
+    ``maxlen``, which drops some."""
     return getattr(value, "maxlen", None) is None and not _is_inside(path)
 
 
 def _is_inside(path: Path) -> bool:
-    """Whether it leads into a plain object."""
+    """Returns whether a path leads into a plain object."""
     return any(isinstance(key, _Named) for key in path)
 
 
@@ -242,7 +251,7 @@ def _walk(path: Path, value: Any, depth: int) -> Iterator[tuple[Path, Any]]:
         for index, item in enumerate(value):
             yield from _walk((*path, index), item, depth - 1)
     elif is_plain_object(value):
-        # Not its mappings and sets: objects keep caches in them, which are no results.
+        # Mappings and sets of plain objects are usually caches, which do not change results.
         for name, item in list(vars(value).items()):
             if isinstance(item, (*_NUMBERS, Tensor, np.ndarray, MutableSequence)):
                 yield from _walk((*path, _Named(name)), item, depth - 1)

@@ -1,5 +1,5 @@
-"""Where Lightning's loops are, told to the engine: when epochs, passes and evaluations begin and
-end, and what resumes."""
+"""The position of Lightning's loops, which the engine follows: the begin and end of epochs, passes
+and evaluations, and the point at which a run resumes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Epochs:
     """The epochs of ``trainer.fit``.
 
     Args:
-        joined: the run.
-        evaluations: ended when a loop over evaluation batches is over.
+        joined: the run that this process joined.
+        evaluations: the evaluations, which end with a loop over evaluation batches.
     """
 
     def __init__(self, joined: Joined, evaluations: Evaluations) -> None:
@@ -32,8 +32,8 @@ class Epochs:
         self._start = 0
 
     def attach(self, trainer: Trainer) -> None:
-        """Follow a trainer, before all other callbacks. Every rank must call it, before each of its
-        loops."""
+        """Follows a trainer, before all other callbacks. Every rank must call it before each of the
+        trainer's loops."""
         self._trainer = trainer
         self._loader = None
         callbacks = host.callbacks(trainer)
@@ -41,23 +41,23 @@ class Epochs:
             callbacks.insert(0, self._turns)
 
     def set_loader(self, loader: TrainLoader) -> TrainLoader:
-        """Take the training loader.
+        """Sets the training loader.
 
         Raises:
-            UsageError: there is one already.
+            UsageError: there already is a training loader.
         """
         if self._loader is not None:
             raise UsageError(
-                "trainer.fit was given several training loaders: LockstepStrategy trains on one. Zip data sets into "
-                "one, or write "
-                "lockstep's own loop: docs/how-to/several-loaders.md."
+                "trainer.fit got several training loaders, but LockstepStrategy supports one. Zip the datasets into one, or "
+                "use lockstep's own loop: docs/how-to/several-loaders.md.",
+                code="several-loaders",
             )
         self._loader = loader
         return loader
 
     def start(self) -> None:
-        """Restore the run, if it resumes. Every rank must call it, after all hooks of the start and
-        before the first epoch."""
+        """Restores the run, if it resumes. Every rank must call it, after all ``on_train_start``
+        hooks and before the first epoch."""
         trainer = self._trainer
         assert trainer is not None
         team, joined = self._joined.team, self._joined
@@ -66,50 +66,50 @@ class Epochs:
         self._state = state = RunState(trainer, lambda callback: callback is self._turns)
         team.register(name, state)
         team.register(f"{name}, callbacks", state.callbacks(), compare=False)
-        self._start = trainer.current_epoch  # not 0 if the trainer goes on with a fit that is over
+        self._start = trainer.current_epoch  # Not 0 after an earlier fit of the same trainer.
         self._hosted = team.hosted_epochs(host.num_epochs(trainer) - self._start)
         joined.is_behind = self._hosted.is_past
         if state.is_restored:
             host.resume(trainer, within=self._hosted.is_within)
-        elif joined.is_behind:  # the run was interrupted in a later fit
+        elif joined.is_behind:
+            # An earlier launch completed this fit and was interrupted in a later one.
             host.skip(trainer, self._start + self._hosted.num_epochs)
         if self._hosted.is_within:
             self._hosted.begin(self._hosted.first)
 
     def check_evaluation(self, trainer: Trainer) -> None:
-        """Refuse to evaluate a module that is not as its training has left it.
+        """Checks that the module has the weights of its training.
 
         Raises:
-            UsageError: the run resumes in a later fit, and no file of weights is given.
+            UsageError: the run resumes in a later fit, and no file of weights was passed.
         """
         if self._joined.is_behind and trainer.ckpt_path is None:
             raise UsageError(
-                "an evaluation after trainer.fit number "
-                f"{self._joined.num_fits}, which an earlier launch has completed: the run resumes in a later fit, whose "
-                "checkpoint does not restore the weights that this one has come to, so the result would be of others. For "
-                "cross-validation, start a run for each fold (--run-dir), or evaluate by a file: trainer.validate(model, "
-                "ckpt_path=...). Or start this run from its beginning: --fresh."
+                f"cannot evaluate after fit number {self._joined.num_fits}: an earlier launch completed this fit, and the run "
+                "resumes in a later one, so the weights of this fit are not available. Start one run per fold (--run-dir), or "
+                "pass a file: trainer.validate(model, ckpt_path=...).",
+                code="evaluation-of-earlier-fit",
             )
 
     def begin(self, epoch: int) -> None:
-        """An epoch begins."""
+        """Begins an epoch."""
         if epoch - self._start >= self._hosted.num_epochs:
             raise UsageError(
-                f"epoch {epoch} begins, and by Trainer(max_epochs=..., max_steps=...) the training was to have "
-                f"{self._hosted.num_epochs} epochs when it began: accumulate_grad_batches or a limit has been changed in a "
-                "hook, or steps were left out. Change accumulate_grad_batches by GradientAccumulationScheduler, or give "
-                "max_epochs alone."
+                f"epoch {epoch} begins, but the training had {self._hosted.num_epochs} epochs when it started: a hook changed "
+                "accumulate_grad_batches or a limit, or steps were skipped. Use GradientAccumulationScheduler, or set "
+                "max_epochs without max_steps.",
+                code="more-epochs-than-planned",
             )
         self._hosted.begin(epoch - self._start)
 
     def finish_pass(self) -> None:
-        """The last batch of an epoch is done: Lightning counts them, and does not ask for the
-        end."""
+        """Ends the pass after the last batch of an epoch."""
+        # Lightning counts batches, and so never asks the loader for the end.
         if self._loader is not None:
             self._loader.prepared.finish()
 
     def end(self) -> None:
-        """The loop over epochs is over."""
+        """Ends the loop over epochs."""
         self.finish_pass()
         if self._state is not None:
             self._state.freeze()
@@ -117,7 +117,7 @@ class Epochs:
 
 
 class _Turns(Callback):
-    """Called before all other callbacks."""
+    """A callback that runs before all others, and follows epochs, batches and evaluations."""
 
     def __init__(self, epochs: Epochs, evaluations: Evaluations) -> None:
         self._epochs = epochs
@@ -148,5 +148,6 @@ class _Turns(Callback):
 def _note_size(trainer: Trainer, batch: HostBatch) -> None:
     try:
         host.note_batch_size(trainer, batch.inner.num_samples)
-    except UsageError:  # a ready-made batch of an evaluation: only its owner can count its samples
+    except UsageError:
+        # A batch that the loader yields ready-made: only the process that has it knows its size.
         host.note_batch_size(trainer, None)

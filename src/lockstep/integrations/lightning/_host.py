@@ -1,18 +1,21 @@
-"""What is private in Lightning, and how it is used: all of it stands here.
+"""All private parts of Lightning that lockstep uses, in one place.
 
-The order that training relies on, in ``lightning.pytorch``:
+A strategy is public in Lightning, but not the order in which Lightning's loops call it. lockstep
+depends on this order, in ``lightning.pytorch``:
 
 - ``strategy.training_step`` runs inside the closure that the optimizer's ``step`` calls. Between it
-  and ``strategy.backward``, at the first batch of an accumulation, gradients are zeroed.
-- ``strategy.on_train_start`` is called last of all hooks of that name, before the first epoch. The
-  fit loop then asks whether it is ``done``.
-- The epoch loop asks for a batch when validation, schedules and callbacks of the batch before are
-  done; there a checkpoint of the run may be saved.
-- Handlers of signals are registered by a method of the signal connector, after ``strategy.setup``.
-- ``fit_loop.on_advance_start`` leaves out the hooks of an epoch's begin in the stage
-  ``restarted_mid_epoch``; ``epoch_loop.reset`` puts the counts of the epoch to zero.
+  and ``strategy.backward``, Lightning zeroes gradients at the first batch of an accumulation.
+  Therefore, gradients are taken off in the first and put back in the second.
+- ``strategy.on_train_start`` runs after all other hooks of that name, before the first epoch. The
+  run is restored there, because no hook changes the state after it. The fit loop then checks
+  ``done``.
+- The epoch loop fetches a batch after validation, schedules and callbacks of the batch before. A
+  checkpoint of the run can be saved at that moment.
+- A method of the signal connector registers signal handlers, after ``strategy.setup``.
+- ``fit_loop.on_advance_start`` skips the hooks of an epoch's begin in the stage
+  ``restarted_mid_epoch``; ``epoch_loop.reset`` sets the counts of the epoch to zero.
 
-``missing()`` says what of it this version of Lightning has not.
+``missing()`` checks the source of the installed Lightning for this order.
 """
 
 from __future__ import annotations
@@ -62,14 +65,13 @@ _RELIED_ON: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (strategies.Strategy, "setup", ("convert_module", "model_to_device", "setup_optimizers", "setup_precision_plugin")),
     (result._ResultMetric, "update", ("self.value", "self.cumulated_batch_size", "value._forward_cache")),
 )
-"""Functions, and what stands in them, in this order."""
+"""Functions of Lightning, with texts that must occur in their source in this order."""
 _KEPT_OF_CHECKPOINT = ("current_score", "_last_global_step_saved", "_last_checkpoint_saved")
 _KEPT_OF_RESULT = ("value", "cumulated_batch_size", "has_reset", "_forward_cache", "_update_count")
 
 
 def missing() -> list[str]:
-    """What this version of Lightning does in another way than this file relies on. Empty:
-    nothing."""
+    """Returns the ways in which the installed Lightning differs from what this file depends on."""
     found = []
     for owner, name, parts in _RELIED_ON:
         function = getattr(owner, name, None)
@@ -78,9 +80,7 @@ def missing() -> list[str]:
         for part in parts:
             place = source.find(part, place)
             if place < 0:
-                found.append(
-                    f"{owner.__module__}.{owner.__qualname__}.{name}: {part} is not there, or comes in another order"
-                )
+                found.append(f"{owner.__module__}.{owner.__qualname__}.{name}: {part} is missing or in another order")
                 break
     return found
 
@@ -88,20 +88,20 @@ def missing() -> list[str]:
 # Batches
 
 
-def leave_batches_alone(module: LightningModule) -> None:
-    """Keep the loops from calling ``on_before_batch_transfer`` with a batch of all processes:
-    ``to_shard`` calls it."""
+def disable_batch_hook(module: LightningModule) -> None:
+    """Makes the loops skip ``on_before_batch_transfer`` for global batches, whose samples no
+    process has. ``to_shard`` calls the hook for each shard."""
     vars(module)["_on_before_batch_transfer"] = lambda batch, dataloader_idx=0: batch
 
 
-def restore_batches(module: LightningModule) -> None:
-    """Undo ``leave_batches_alone``."""
+def enable_batch_hook(module: LightningModule) -> None:
+    """Undoes ``disable_batch_hook``."""
     vars(module).pop("_on_before_batch_transfer", None)
 
 
 def to_shard(trainer: Trainer, samples: Any, device: torch.device, dataloader_idx: int) -> Any:
-    """Samples of one shard after all that Lightning does to a batch before a step: conversion, and
-    the hooks of transfers."""
+    """Returns the samples of one shard after all that Lightning does to a batch before a step:
+    conversion, the transfer and its hooks."""
     module = trainer.lightning_module
     samples = trainer.precision_plugin.convert_input(samples)
     samples = type(module)._on_before_batch_transfer(module, samples, dataloader_idx=dataloader_idx)
@@ -109,25 +109,27 @@ def to_shard(trainer: Trainer, samples: Any, device: torch.device, dataloader_id
 
 
 def note_batch_size(trainer: Trainer, num_samples: int | None) -> None:
-    """Tell ``self.log`` in hooks of a batch its number of samples, which Lightning would look for
-    in the batch."""
+    """Sets the number of samples for ``self.log`` in hooks of a batch. Lightning would search the
+    batch for it."""
     results = trainer._results
     if results is not None:
         results.batch_size = num_samples
 
 
 def noting_sampler(loader: Any) -> Any:
-    """The batch sampler by which Lightning knows the samples of each prediction: the engine reads a
-    copy of it, so it is to be iterated beside. None: the loader has none, or its order is not that
-    of the data set, and a second pass would have another."""
+    """Returns the batch sampler from which Lightning reads the indices of predictions; None: the
+    loader has none, or its order is random.
+
+    The engine iterates a copy of it, so the original must be iterated as well. In a random order, a
+    second iteration would yield other indices."""
     sampler = getattr(loader, "batch_sampler", None)
     in_order = type(getattr(loader, "sampler", None)) is SequentialSampler
     return sampler if isinstance(sampler, _IndexBatchSamplerWrapper) and in_order else None
 
 
-def leave_signals_alone(trainer: Trainer) -> None:
-    """Keep Lightning from acting on signals: by its own handlers a run would end without being
-    saved."""
+def disable_signal_handlers(trainer: Trainer) -> None:
+    """Keeps Lightning from registering signal handlers, which would end the run without saving
+    it."""
     vars(trainer._signal_connector)["register_signal_handlers"] = lambda: None
 
 
@@ -135,12 +137,12 @@ def leave_signals_alone(trainer: Trainer) -> None:
 
 
 def epoch_batch_idx(trainer: Trainer) -> int:
-    """Number of the running batch in its epoch, from 0."""
+    """Returns the number of the current batch in its epoch, from 0."""
     return int(trainer.fit_loop.batch_idx)
 
 
 def take_gradients(module: LightningModule) -> list[tuple[Tensor, Tensor | None]]:
-    """Take the gradients off the parameters."""
+    """Removes the gradients from the parameters and returns them."""
     taken: list[tuple[Tensor, Tensor | None]] = [(parameter, parameter.grad) for parameter in module.parameters()]
     for parameter, _ in taken:
         parameter.grad = None
@@ -148,7 +150,7 @@ def take_gradients(module: LightningModule) -> list[tuple[Tensor, Tensor | None]
 
 
 def put_gradients(taken: list[tuple[Tensor, Tensor | None]]) -> None:
-    """Put gradients back that ``take_gradients`` has taken."""
+    """Puts back the gradients that ``take_gradients`` returned."""
     for parameter, gradient in taken:
         parameter.grad = gradient
 
@@ -157,31 +159,32 @@ def put_gradients(taken: list[tuple[Tensor, Tensor | None]]) -> None:
 
 
 def num_epochs(trainer: Trainer) -> int:
-    """The epochs, from 0, until ``max_epochs`` or ``max_steps`` is reached, whichever is first.
-    Known when the training has started.
+    """Returns the number of epochs until ``max_epochs`` or ``max_steps`` is reached, whichever is
+    first. It is known once the training has started.
 
     Raises:
-        UsageError: neither is given.
+        UsageError: neither is set.
     """
     loop = trainer.fit_loop
     most = loop.max_epochs
     if trainer.max_steps == -1:
         if most is None or most < 0:
             raise UsageError(
-                "Trainer(max_epochs=-1) without max_steps: a run that can be resumed needs an end. Give max_epochs "
-                "or max_steps, and "
-                "stop earlier by EarlyStopping or trainer.should_stop."
+                "Trainer(max_epochs=-1) without max_steps is not supported: a resumable run needs an end. Set max_epochs or "
+                "max_steps; to stop earlier, use EarlyStopping or trainer.should_stop.",
+                code="endless-training",
             )
         return int(most)
     enough, steps = trainer.current_epoch, trainer.global_step
     while steps < trainer.max_steps:
+        # Rounded up: Lightning also steps after the last batch of an epoch.
         steps += max(1, -(-int(loop.max_batches) // _accumulated(trainer, enough)))
         enough += 1
     return enough if most is None or most < 0 else min(enough, int(most))
 
 
 def _accumulated(trainer: Trainer, epoch: int) -> int:
-    """The batches of a step in an epoch."""
+    """Returns the number of batches per step in an epoch."""
     for callback in callbacks(trainer):
         if isinstance(callback, GradientAccumulationScheduler):
             return callback.get_accumulate_grad_batches(epoch)
@@ -189,8 +192,8 @@ def _accumulated(trainer: Trainer, epoch: int) -> int:
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:
-    """The counts of Lightning's loops, the logged values that are not averaged yet, and those of
-    the newest averages."""
+    """Returns the counts of Lightning's loops, the logged values that are not averaged yet, and the
+    newest averages."""
     loop, connector = trainer.fit_loop, trainer._logger_connector
     epochs = loop.epoch_loop
     return {
@@ -208,14 +211,14 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
 
 
 def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Restore what ``loop_state`` has returned. Call it in ``on_train_start`` of the strategy, and
-    then ``resume``."""
+    """Restores the result of ``loop_state``. Call it in ``on_train_start`` of the strategy, before
+    ``resume``."""
     loop, connector = trainer.fit_loop, trainer._logger_connector
     epochs = loop.epoch_loop
     loop.load_state_dict(copy.deepcopy(state["counts"]))
     for each in (loop, epochs, epochs.val_loop, epochs.automatic_optimization, epochs.manual_optimization):
-        # Not by the flags of a restart, with which Lightning mends counts of its own checkpoints:
-        # these are exact.
+        # With these flags, Lightning would correct the counts, as it must for its own checkpoints.
+        # lockstep's counts are exact.
         each._restarting = each._loaded_from_state_dict = each._resuming_from_checkpoint = False
     epochs.val_loop._seen_batches_per_dataloader.update(state["seen"])
     trainer.should_stop = state["should_stop"]
@@ -234,8 +237,8 @@ def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
 
 
 def resume(trainer: Trainer, *, within: bool) -> None:
-    """Let the loops go on where the restored state was saved: within an epoch, between two batches,
-    or between epochs."""
+    """Makes the loops continue where the restored state was saved: inside an epoch between two
+    batches, or between epochs."""
     loop = trainer.fit_loop
     progress: Any = loop.epoch_progress
     if not within:
@@ -245,14 +248,15 @@ def resume(trainer: Trainer, *, within: bool) -> None:
     loop._restart_stage = fit_loop.RestartStage.RESTARTED_MID_EPOCH
     epochs: Any = loop.epoch_loop
 
-    def reset() -> None:  # once: the counts of this epoch are those that were restored
+    def reset() -> None:
+        # Skips one call, which would set the restored counts of this epoch to zero.
         del epochs.reset
 
     epochs.reset = reset
 
 
 def skip(trainer: Trainer, num_epochs: int) -> None:
-    """Let the loops find that all is done."""
+    """Makes the loops see a finished training."""
     loop = trainer.fit_loop
     progress: Any = loop.epoch_progress.current
     progress.ready = progress.started = progress.processed = progress.completed = num_epochs
@@ -290,26 +294,26 @@ def _to_result(trainer: Trainer, one: dict[str, Any]) -> Any:
 
 
 def explicit_devices(trainer: Trainer) -> int:
-    """The number of devices that ``Trainer(devices=...)`` asks for. On a machine with several GPUs,
+    """Returns the number of devices of ``Trainer(devices=...)``. On a machine with several GPUs,
     ``auto`` means all."""
     flag = trainer._accelerator_connector._devices_flag
     return len(flag) if isinstance(flag, list) else int(flag)
 
 
 def explicit_nodes(trainer: Trainer) -> int:
-    """The number that ``Trainer(num_nodes=...)`` asks for."""
+    """Returns the number of machines of ``Trainer(num_nodes=...)``."""
     return int(trainer._accelerator_connector._num_nodes_flag)
 
 
 def device_type(trainer: Trainer) -> str:
-    """The kind of device that Lightning's accelerator is for."""
+    """Returns the device type of Lightning's accelerator."""
     name = type(trainer.strategy.accelerator).__name__
     return {"CPUAccelerator": "cpu", "CUDAAccelerator": "cuda"}.get(name, name)
 
 
 def callback_state(callback: Callback) -> dict[str, Any]:
-    """The state of a callback. That of ModelCheckpoint is what it restores itself, and what it
-    leaves to be set at its next file."""
+    """Returns the state of a callback. For ModelCheckpoint, it includes attributes that its
+    ``state_dict`` lacks, since it sets them when it writes its next file."""
     state = copy.deepcopy(callback.state_dict())
     if isinstance(callback, ModelCheckpoint):
         kept = vars(callback)
@@ -318,11 +322,12 @@ def callback_state(callback: Callback) -> dict[str, Any]:
 
 
 def load_callback_state(callback: Callback, state: dict[str, Any]) -> None:
-    """Restore what ``callback_state`` has returned."""
+    """Restores the result of ``callback_state``."""
     state = copy.deepcopy(state)
     own = state.pop("lockstep", {})
     if isinstance(callback, ModelCheckpoint) and state.get("dirpath"):
-        # of the first launch: loggers of this one may have numbered another directory
+        # The directory of the first launch: a logger may have numbered another one in this launch,
+        # and ModelCheckpoint then ignores the restored list of best files.
         callback.dirpath = state["dirpath"]
     if state:
         callback.load_state_dict(state)
@@ -330,11 +335,11 @@ def load_callback_state(callback: Callback, state: dict[str, Any]) -> None:
 
 
 def callbacks(trainer: Trainer) -> list[Callback]:
-    """The trainer's callbacks: the list itself."""
+    """Returns the trainer's list of callbacks, which may be changed."""
     found: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return found
 
 
 def data_module(trainer: Trainer) -> LightningDataModule | None:
-    """The trainer's data module."""
+    """Returns the trainer's data module; None: it has none."""
     return getattr(trainer, "datamodule", None)

@@ -1,5 +1,5 @@
-"""The loaders and batches that Lightning's loops get: batches of all processes, whose samples are
-the steps' only."""
+"""The loaders and batches in Lightning's loops. The batches are global, and only steps get their
+samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.integrations.lightning import _host as host
 
 
 class HostBatch(GlobalBatch):
-    """A batch as Lightning hands it from its loops to hooks and steps. Only the strategy opens it.
+    """A batch that Lightning passes from its loops to hooks and steps. Only the strategy opens it.
 
     Args:
         inner: lockstep's batch.
@@ -31,10 +31,10 @@ class HostBatch(GlobalBatch):
     @override
     def refuse(self, use: str) -> NoReturn:
         raise UsageError(
-            f"{use}: hooks such as on_train_batch_start and on_validation_batch_end get the batch of all processes, "
-            "of which no "
-            "process has all samples. Use the samples in training_step, validation_step, test_step or predict_step, or in "
-            "on_before_batch_transfer and on_after_batch_transfer: these get one shard (in an evaluation, one batch)."
+            f"{use} is not supported in hooks such as on_train_batch_start and on_validation_batch_end: no process has all "
+            "samples of the global batch. Use samples in a step, on_before_batch_transfer or on_after_batch_transfer, which "
+            "get one shard (in an evaluation, one batch).",
+            code="samples-in-hook",
         )
 
     def __getitem__(self, key: Any) -> NoReturn:
@@ -45,21 +45,21 @@ class HostBatch(GlobalBatch):
 
 
 class TrainLoader:
-    """A prepared loader, for Lightning's training loop.
+    """A prepared loader for Lightning's training loop.
 
     Args:
-        prepared: the loader.
+        prepared: the prepared loader.
     """
 
     sampler = batch_sampler = None
-    """None: Lightning sets an epoch on these, which lockstep does itself."""
+    """No samplers, since Lightning would set their epoch, which lockstep does."""
 
     def __init__(self, prepared: PreparedLoader) -> None:
         self.prepared = prepared
 
     @property
     def dataset(self) -> Any:
-        """The script's data set."""
+        """The script's dataset."""
         wrapped: Any = self.prepared.wrapped
         return wrapped.dataset
 
@@ -71,11 +71,11 @@ class TrainLoader:
 
 
 class EvaluationLoader:
-    """A loader of an evaluation, for Lightning's evaluation loops.
+    """A loader for Lightning's evaluation loops.
 
     Args:
         loader: the script's loader.
-        evaluations: begins an evaluation when the first batch is asked for.
+        evaluations: the evaluations, of which one begins with each iteration.
     """
 
     sampler = None
@@ -83,12 +83,13 @@ class EvaluationLoader:
     def __init__(self, loader: Any, evaluations: Evaluations) -> None:
         self.loader = loader
         self.batch_sampler = host.noting_sampler(loader)
-        """Lightning reads the indices of predictions from it; None: they are unknown."""
+        """The sampler from which Lightning reads the indices of predictions; None: they are
+        unknown."""
         self._evaluations = evaluations
 
     @property
     def dataset(self) -> Any:
-        """The script's data set."""
+        """The script's dataset."""
         return self.loader.dataset
 
     def __len__(self) -> int:
@@ -97,57 +98,56 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[HostBatch]:
         indices = iter(()) if self.batch_sampler is None else iter(self.batch_sampler)
         for batch in self._evaluations.begin(self.loader):
-            next(indices, None)  # notes them
+            next(indices, None)  # The sampler records the indices for Lightning.
             yield HostBatch(batch)
 
 
 class Evaluations:
-    """The evaluation that is under way, if any.
+    """The current evaluation, if there is one.
 
     Args:
-        team: of the run.
+        team: the team of this process.
     """
 
     def __init__(self, team: Team) -> None:
         self.model: Any = None
         """The model of the next evaluation."""
-        self.at_once = True
-        """Whether as many batches as there are processes are evaluated at once, in the next
-        evaluation. Else they are evaluated one after another, for hooks that run between two
-        batches."""
+        self.concurrent = True
+        """Whether the processes evaluate different batches at the same time in the next evaluation.
+        Otherwise, batches are evaluated one after another, because a hook runs between them."""
         self._team = team
         self._open: Any = None
 
     def begin(self, loader: Any) -> Iterator[Any]:
-        """Begin an evaluation of a loader, and end the one before. Every rank must call it."""
+        """Ends the current evaluation and begins one of a loader. Every rank must call it."""
         self.end()
-        evaluation = self._team.evaluate(self.model, loader, share=self.at_once)
+        evaluation = self._team.evaluate(self.model, loader, share=self.concurrent)
         self._open = evaluation.__enter__()
         return iter(evaluation)
 
     def run(self, batch: Any) -> Iterator[tuple[int, int | None, Any]]:
-        """The batch that this process has to run now, if any: its number, its number of samples
-        (None: unknown), its samples."""
+        """Yields the batch that this process must evaluate now, if any: its number, its number of
+        samples (None: unknown), its samples."""
         for samples in batch.shards:
             yield (*batch.running, samples)
 
     def exchange(self, batch: Any, mine: Any) -> Any:
-        """What the process that has run a batch has noted of it, on every rank. Every rank must
-        call it, after ``run``.
+        """Returns, on every rank, the record of the process that evaluated a batch. Every rank must
+        call it after ``run``.
 
         Args:
             batch: the batch.
-            mine: what this process has noted in ``run``; None: it had no batch. (With ``at_once``
-                it has shared it by ``share``.)
+            mine: the record of this process from ``run``; None: it had no batch. If ``concurrent``,
+                the process has passed it to ``batch.share`` already.
         """
-        if self.at_once:
+        if self.concurrent:
             [noted] = batch.shared()
             return noted
         [noted] = [each for each in self._team.all_gather_object(mine) if each is not None]
         return noted
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the evaluation, if one is under way. Every rank must call it, unless there is an
+        """Ends the current evaluation, if there is one. Every rank must call it, unless there is an
         error."""
         evaluation, self._open = self._open, None
         if evaluation is None:
@@ -155,5 +155,5 @@ class Evaluations:
         if error is None:
             evaluation.__exit__(None, None, None)
             return
-        with contextlib.suppress(Exception):  # the error itself is what the user is to see
+        with contextlib.suppress(Exception):  # The user must see the first error.
             evaluation.__exit__(type(error), error, error.__traceback__)

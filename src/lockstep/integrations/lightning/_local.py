@@ -1,4 +1,5 @@
-"""What is left outside of a step of a value that the step made of one shard or batch."""
+"""The placeholder that remains, after a step, of a value that the step computed from one shard or
+batch."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from lockstep._base.errors import UsageError
 
 
 class Local:
-    """Stands for a value of one shard or batch where no process has those of all: any use of it is
-    an error.
+    """A placeholder for a value of one shard or batch. Any use of it is an error, since the value
+    would differ between processes.
 
     Args:
-        what: what is used, for the message.
-        remedy: what to do instead.
+        what: the name of the value, for the message.
+        remedy: the remedy, for the message.
     """
 
     __slots__ = ("_remedy", "_what")
@@ -24,13 +25,14 @@ class Local:
 
     def _refuse(self, *_: object) -> NoReturn:
         raise UsageError(
-            f"{self._what} was read outside of the step that set it. The step runs once per shard (in an evaluation, once per "
-            "batch), each on one process, so the value belongs to one of them, and processes have different ones. "
-            f"{self._remedy}"
+            f"{self._what} was read outside the step that set it. The step runs once per shard (in an evaluation, once per "
+            f"batch), each on one process, so processes have different values. {self._remedy}",
+            code="value-of-one-shard",
         )
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # copy, pickle and inspect ask for these
+        if name.startswith("__"):
+            # copy, pickle and inspect look for these without using the value.
             raise AttributeError(name)
         self._refuse()
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 Log = tuple[str, Any, dict[str, Any]]
-"""The name, the value (a number, a scalar tensor; None for a metric object, whose name is among the
-options) and the options."""
+"""A call of ``self.log``: the name, the value (a number or a scalar tensor; None for a metric
+object, whose name is among the options) and the options."""
 _REDUCTIONS: dict[Any, str] = {
     torch.mean: "mean",
     torch.sum: "sum",
@@ -25,8 +25,8 @@ _REDUCTIONS: dict[Any, str] = {
 
 
 def as_plain(value: Any, options: dict[str, Any], metric_names: dict[int, str]) -> tuple[Any, dict[str, Any]] | None:
-    """A logged value and its options as they are shared; None: Lightning is to say what is wrong
-    with them."""
+    """Returns a logged value and its options in the form in which ranks share them; None: they are
+    invalid, and Lightning must raise its error."""
     options = {
         name: given for name, given in options.items() if name not in ("sync_dist", "sync_dist_group", "enable_graph")
     }
@@ -44,14 +44,14 @@ def as_plain(value: Any, options: dict[str, Any], metric_names: dict[int, str]) 
 
 
 def combine(shards: list[tuple[list[Log], int]]) -> list[Log]:
-    """One call of ``self.log`` for the calls of all shards of a batch, with the same name and place
-    among the calls of its shard.
+    """Combines the calls of ``self.log`` of all shards of a batch. Calls with the same name and the
+    same place among the calls of their shards become one call.
 
-    A mean is weighted by ``batch_size``, or else by the shard's number of samples. All sums run in
-    shard order and in double precision, so that the result does not depend on where shards ran.
+    A mean is weighted by ``batch_size``, or without it by the shard's number of samples. All sums
+    are computed in shard order and double precision, so they do not depend on where shards ran.
 
     Args:
-        shards: for each shard, in order, what it logged, and its number of samples.
+        shards: for each shard, in order, its calls and its number of samples.
     """
     calls: dict[tuple[str, int], list[tuple[Any, dict[str, Any], int]]] = {}
     for logs, num_samples in shards:
@@ -79,7 +79,8 @@ def _mean(numbers: list[float], sizes: list[int]) -> float:
 
 
 def _largest(numbers: list[float], _: list[int]) -> float:
-    return math.nan if any(map(math.isnan, numbers)) else max(numbers)  # as torch.max
+    # Like torch.max. Python's max() would depend on the order of the numbers.
+    return math.nan if any(map(math.isnan, numbers)) else max(numbers)
 
 
 def _smallest(numbers: list[float], _: list[int]) -> float:

@@ -1,5 +1,8 @@
-"""torchmetrics objects of the module: what a step gives them reaches every rank, in the order of
-shards and batches."""
+"""The torchmetrics objects of a module, updated on every rank in the order of shards and batches.
+
+A step updates a metric with the samples of one shard. During a step, updates are only recorded
+(``shadow``). After the step, all ranks share the updates and apply them in the order of the shards
+(``replay``), so that metrics are equal on every rank and need no communication."""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from lockstep._data.batches import map_tensors
 from lockstep.integrations.lightning._contents import items_of
 
 Update = tuple[str, bool, tuple[Any, ...], dict[str, Any]]
-"""The metric's name, whether it was called (else updated), and the arguments."""
+"""An update of a metric: its name, whether the metric was called (instead of ``update``), and the
+arguments."""
 _SHADOWED = ("forward", "update", "compute", "reset")
 
 
 def metrics_of(module: LightningModule) -> dict[str, Metric | MetricCollection]:
-    """The metrics and collections of a module, by name, those inside of others included."""
+    """Returns the metrics and collections of a module by name, including metrics inside others."""
     return {name: part for name, part in module.named_modules() if isinstance(part, Metric | MetricCollection)}
 
 
 class Metrics:
-    """The metrics of a module. Every rank has all updates, so that none of them communicates from
-    here on.
+    """The metrics of a module. Their communication is disabled, since every rank gets all updates.
 
     Args:
         module: the module, on its device.
@@ -47,14 +50,14 @@ class Metrics:
 
     @property
     def names(self) -> dict[int, str]:
-        """The name of each metric, by its id."""
+        """The name of each metric by its ``id()``."""
         return {id(metric): name for name, metric in self._metrics.items()}
 
     def refresh(self) -> None:
-        """Look again for the module's metrics: a hook may have put others in their place.
+        """Updates the list of the module's metrics, since a hook may have replaced some.
 
         Raises:
-            UsageError: there is one of a new name.
+            UsageError: there is a metric with a new name.
         """
         now = metrics_of(self._module)
         for name, metric in now.items():
@@ -62,10 +65,10 @@ class Metrics:
                 continue
             if known is None:
                 raise UsageError(
-                    f"self.{name}, a {type(metric).__name__}, was made after the trainer had begun: the run's checkpoints "
-                    "restore the metrics that are there at the beginning, so a resumed run would not have it. Make all "
-                    "metrics in __init__. In place of MetricTracker, which makes one for each epoch, log the value in each "
-                    "epoch, and keep the best by torchmetrics.MaxMetric."
+                    f"self.{name}, a {type(metric).__name__}, was created after the training started, so a resumed run could "
+                    "not restore it. Create all metrics in __init__. Instead of MetricTracker, log the value in each epoch "
+                    "and use torchmetrics.MaxMetric for the best.",
+                    code="metric-created-later",
                 )
             _disable_sync(metric)
             self._trials.pop(name, None)
@@ -73,8 +76,8 @@ class Metrics:
         self._metrics = now
 
     def shadow(self, updates: list[Update], step: str) -> None:
-        """Until ``restore``, note updates instead of making them. A call returns the value of its
-        arguments alone."""
+        """Records updates instead of applying them, until ``restore``. Calling a metric returns the
+        value of its arguments only."""
         self.refresh()
         for name, metric in self._metrics.items():
             trial = self._trial(name)
@@ -89,7 +92,7 @@ class Metrics:
             kept.update(replaced)
 
     def restore(self) -> None:
-        """Make the metrics as they were."""
+        """Ends the recording of updates."""
         for metric in self._metrics.values():
             kept = vars(metric)
             own = kept.pop("_lockstep_kept")
@@ -98,13 +101,13 @@ class Metrics:
             kept.update(own)
 
     def replay(self, shards: list[list[Update]], to_device: Callable[[Tensor], Tensor], *, with_values: bool) -> None:
-        """Update the metrics by what all shards of a batch gave them, in their order.
+        """Applies the updates of all shards of a batch, in shard order.
 
         Args:
             shards: the updates of each shard.
-            to_device: moves a tensor to where the metrics are.
-            with_values: whether metrics that were called get the value of this batch, which
-                ``self.log(..., on_step=True)`` shows.
+            to_device: moves a tensor to the device of the metrics.
+            with_values: whether to compute the value of this batch for metrics that were called,
+                which ``self.log(..., on_step=True)`` shows.
         """
         self.refresh()
         calls: dict[str, list[tuple[Any, Any]]] = {}
@@ -128,7 +131,7 @@ class Metrics:
             trial.reset()
 
     def _trial(self, name: str) -> Any:
-        """An empty copy of a metric, for values of one shard or batch."""
+        """Returns an empty copy of a metric, for values of one shard or batch."""
         if name not in self._trials:
             self._trials[name] = trial = copy.deepcopy(self._metrics[name])
             trial.reset()
@@ -158,17 +161,17 @@ def _updated(name: str, updates: list[Update]) -> Callable[..., None]:
 def _refused(name: str, call: str, step: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UsageError(
-            f"self.{name}.{call}() inside {step}: there the metric is not yet given what other processes' shards and "
-            "batches have "
-            f"for it, so the result would depend on their number. Log the object, self.log({name!r}, self.{name}), or call "
-            f"{call}() in a hook such as on_validation_epoch_end."
+            f"self.{name}.{call}() inside {step} is not supported: the metric lacks the updates of other processes, so the "
+            f"result would depend on their number. Log the object, self.log({name!r}, self.{name}), or call {call}() in a "
+            "hook such as on_validation_epoch_end.",
+            code="metric-read-in-step",
         )
 
     return refuse
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()  # the script may overwrite its own
+    return tensor.detach().clone()  # The script may overwrite the tensor after the call.
 
 
 def _disable_sync(metric: Metric | MetricCollection) -> None:
@@ -185,15 +188,14 @@ def _refuse_hidden(module: LightningModule) -> None:
     for name, value in vars(module).items():
         if not name.startswith("_") and (found := _hidden_in(value, f"self.{name}", 3)) is not None:
             raise UsageError(
-                f"{found} is a torchmetrics object, and no part of the module: updates in a step would stay on the process "
-                "that runs it. Make it an attribute of the module, or use torch.nn.ModuleList, torch.nn.ModuleDict or "
-                "torchmetrics.MetricCollection in place of lists, dicts and other objects."
+                f"{found} is a torchmetrics object in a plain container, so its updates would stay on one process. Make it an "
+                "attribute of the module, or use torch.nn.ModuleList, torch.nn.ModuleDict or torchmetrics.MetricCollection.",
+                code="metric-in-container",
             )
 
 
 def _hidden_in(value: Any, name: str, depth: int) -> str | None:
-    """How the script calls a metric that is in lists, mappings or plain objects; None: there is
-    none."""
+    """Returns the name of a metric inside lists, mappings or plain objects; None: there is none."""
     if isinstance(value, Metric | MetricCollection):
         return name
     for key, item in items_of(value) if depth else ():

@@ -1,5 +1,5 @@
-"""What lockstep's checkpoints hold of Lightning's trainer, beside weights, optimizers, schedules
-and loaders."""
+"""The state of Lightning's trainer in lockstep's checkpoints, in addition to weights, optimizers,
+schedules and loaders."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _PLAIN = (Tensor, bool, int, float, str, type(None))
 
 
 class RunState:
-    """Everything that must be equal on all ranks: loops, logged values, metrics, callbacks, and
-    what the script's module and data module put into Lightning's checkpoints.
+    """The state that must be equal on all ranks: loops, logged values, metrics, numbers of
+    callbacks, and the entries that the script's module and data module add to Lightning's
+    checkpoints.
 
     Args:
         trainer: the trainer.
-        ignored: callbacks without state.
+        ignored: returns whether a callback has no state to save.
     """
 
     def __init__(self, trainer: Trainer, ignored: Callable[[Callback], bool]) -> None:
@@ -36,12 +37,13 @@ class RunState:
         self._callback_states = CallbackStates(self._callbacks)
 
     def freeze(self) -> None:
-        """The fit is over: what the trainer validates or tests from here on is no part of it."""
+        """Fixes the state at the end of the fit, so that a later validation or test does not change
+        it."""
         self._last = copy.deepcopy(self.state_dict())
         self._callback_states.freeze()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, as a tree of tensors and plain values."""
+        """Returns the state as a tree of tensors and plain values."""
         if self._last is not None:
             return self._last
         trainer = self._trainer
@@ -61,7 +63,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
+        """Restores the state."""
         self.is_restored = True
         state = copy.deepcopy(state)
         trainer = self._trainer
@@ -76,11 +78,11 @@ class RunState:
             data.load_state_dict(state["data"])
 
     def callbacks(self) -> CallbackStates:
-        """The states of callbacks as a whole, to be registered beside this."""
+        """Returns the full states of callbacks, which must be registered separately."""
         return self._callback_states
 
     def _callbacks(self) -> list[tuple[str, Callback]]:
-        """The callbacks with a state, with a key for each."""
+        """Returns the callbacks with a state, each after its key."""
         found: dict[str, Callback] = {}
         for callback in host.callbacks(self._trainer):
             key, number = callback.state_key, 1
@@ -95,7 +97,7 @@ class RunState:
         return {"epoch": trainer.current_epoch, "global_step": trainer.global_step, "state_dict": module.state_dict()}
 
     def _added_by(self, module: LightningModule) -> dict[str, Any]:
-        """What ``on_save_checkpoint`` of the module adds to a checkpoint."""
+        """Returns the entries that the module's ``on_save_checkpoint`` adds to a checkpoint."""
         checkpoint = self._checkpoint()
         before = set(checkpoint)
         module.on_save_checkpoint(checkpoint)
@@ -103,39 +105,40 @@ class RunState:
 
 
 class CallbackStates:
-    """The states of callbacks. They hold paths and clocks, so they need not be equal on all ranks,
-    and rank 0's count. Their numbers are in ``RunState``, where they are compared."""
+    """The full states of callbacks. They contain paths and times, which may differ between ranks,
+    so rank 0's are saved. ``RunState`` contains their numbers, which ranks compare."""
 
     def __init__(self, callbacks: Callable[[], list[tuple[str, Callback]]]) -> None:
         self._callbacks = callbacks
         self._last: dict[str, Any] | None = None
 
     def freeze(self) -> None:
-        """The fit is over: a checkpoint that is loaded to test, say, is no part of it."""
+        """Fixes the states at the end of the fit, so that loading a checkpoint for a test does not
+        change them."""
         self._last = self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each callback, by its key."""
+        """Returns the state of each callback by its key."""
         if self._last is not None:
             return self._last
         return {key: host.callback_state(callback) for key, callback in self._callbacks()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states."""
+        """Restores the states."""
         for key, callback in self._callbacks():
             if state.get(key):
                 host.load_callback_state(callback, state[key])
 
 
 def _numbers(value: Any) -> Any:
-    """Without texts: paths differ from launch to launch, also as keys."""
+    """Returns a value without texts, also as keys, since paths differ between launches."""
     if isinstance(value, Mapping):
         return [_numbers(item) for item in value.values() if not isinstance(item, str)]
     return value
 
 
 def _of_metric(metric: Metric) -> dict[str, Any]:
-    """All that updates change: its states, and attributes of other plain kinds."""
+    """Returns everything that updates change: the metric's states and its plain attributes."""
     return {name: value for name, value in vars(metric).items() if name != "_defaults" and _is_plain(value)}
 
 

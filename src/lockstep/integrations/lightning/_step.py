@@ -1,5 +1,12 @@
-"""One call of ``training_step`` or another step, for one shard or batch: what it does beside its
-result is noted, shared, and then done once on every rank."""
+"""Steps (``training_step`` and others), each of which runs for one shard or batch on one process.
+
+A step returns a result and has side effects: ``self.log``, metrics, lists, ``should_stop``. To
+Lightning, all processes are one, so side effects must happen on every rank, in shard order::
+
+    process of the shard        noting():  runs the step and records its side effects
+    all processes               share the records
+    every process               repeat():  applies the side effects of all shards once
+"""
 
 from __future__ import annotations
 
@@ -21,7 +28,7 @@ from lockstep.integrations.lightning._metrics import Metrics, Update
 
 @dataclass
 class Noted:
-    """What a step did for one shard."""
+    """The record of a step for one shard: its result and its side effects."""
 
     num_samples: int
     logs: list[Log] = field(default_factory=list)
@@ -29,22 +36,22 @@ class Noted:
     grown: list[Growth] = field(default_factory=list)
     assigned: list[str] = field(default_factory=list)
     stops: bool = False
-    """Whether it has set ``trainer.should_stop``."""
+    """Whether the step set ``trainer.should_stop``."""
     result: Any = None
-    """What else is shared of it: a loss, a prediction."""
+    """The result that is shared, such as a loss or a prediction."""
 
     def shared(self) -> tuple[Any, ...]:
-        """As a tree of tensors and plain values."""
+        """Returns the record as a tree of tensors and plain values."""
         grown = map_tensors(Tensor.detach, self.grown)
         return self.num_samples, self.logs, self.updates, grown, self.assigned, self.stops, self.result
 
 
 class Steps:
-    """Runs steps of a module.
+    """The steps of a module.
 
     Args:
         module: the module.
-        device: where it is.
+        device: the device of the module.
     """
 
     def __init__(self, module: LightningModule, device: torch.device) -> None:
@@ -54,14 +61,14 @@ class Steps:
         self._attributes = Attributes(module)
 
     @contextlib.contextmanager
-    def noting(self, step: str, num_samples: int, *, at_once: bool = False) -> Iterator[Noted]:
-        """Run a step inside, for one shard of so many samples, and note what it does.
+    def noting(self, step: str, num_samples: int, *, concurrent: bool = False) -> Iterator[Noted]:
+        """Records the side effects of a step inside the block.
 
         Args:
-            step: its name.
-            num_samples: of the shard.
-            at_once: whether other batches are evaluated at the same time, so that the step must not
-                see what they append to lists.
+            step: the name of the step.
+            num_samples: the number of samples of the shard.
+            concurrent: whether other processes evaluate other batches at the same time, so that the
+                step must not read lists to which steps append.
         """
         noted = Noted(num_samples)
         before, inside = self._attributes.look(), self._attributes.look_inside(buffers=step != "training_step")
@@ -69,7 +76,7 @@ class Steps:
         vars(self._module)["log"] = self._noting_log(noted.logs)
         trainer = self._module.trainer
         stopped, trainer.should_stop = trainer.should_stop, False
-        lists = self._attributes.lists() if at_once else []
+        lists = self._attributes.lists() if concurrent else []
         try:
             with append_only([(holder, path[-1], name) for path, holder, name in lists], step) as taken:
                 yield noted
@@ -91,18 +98,18 @@ class Steps:
                 options.update(zip(names, args, strict=False))
                 plain = as_plain(value, options, self._metrics.names)
             if plain is None:
-                real(self._module, name, value, **options)  # raises
+                real(self._module, name, value, **options)  # Raises Lightning's own error.
                 return
             logs.append((name, *plain))
 
         return log
 
     def repeat(self, step: str, shares: list[tuple[Any, ...]]) -> list[tuple[int, Any]]:
-        """Do on this rank what the step did for all shards of a batch. Every rank must call it,
-        with the same.
+        """Applies the side effects of a step for all shards of a batch on this rank. Every rank
+        must call it with the same arguments.
 
         Returns:
-            For each shard, its number of samples and its result.
+            The number of samples and the result of each shard.
         """
         noted = [Noted(*share) for share in shares]
         logs = combine([(one.logs, one.num_samples) for one in noted])

@@ -1,4 +1,14 @@
-"""``LockstepStrategy``: Lightning's Trainer, as one logical process, on lockstep's engine."""
+"""``LockstepStrategy``: Lightning's Trainer on lockstep's engine, as one logical process.
+
+Lightning's loops, hooks and callbacks run on every rank as if there were one process. Only the
+strategy's step methods know of shards. For a training step, Lightning calls, in this order::
+
+    training_step    per shard of this process: the module's step and team.backward
+                     then all ranks exchange side effects and the summed gradient
+    (zero_grad)      Lightning zeroes gradients, so training_step takes the new ones off before
+    backward         puts the gradient of the global batch back
+    (optimizer step)
+"""
 
 from __future__ import annotations
 
@@ -30,32 +40,32 @@ from lockstep.integrations.lightning._step import Steps
 
 _rank_zero: Any = rank_zero_only
 _OWN = ("lightning.", "lockstep.")
-_RETURN_LOSS = "Return the loss only, and log other values with self.log, or append them to a list that is an attribute."
+_RETURN_LOSS = "Return only the loss; log other values with self.log, or append them to a list attribute."
 
 
 class LockstepStrategy(SingleDeviceStrategy):
-    """Lightning's Trainer, with bit-identical results on any number of processes, through kills and
-    resumes.
+    """A strategy for Lightning's Trainer, with bit-identical results on any number of processes,
+    through kills and resumes.
 
     ::
 
         trainer = L.Trainer(strategy=LockstepStrategy(shards=8), max_epochs=10)
         trainer.fit(model, loader)
 
-    Create it at the top of the script, in every process: it calls ``lockstep.join``. The loader's
-    batches are global batches. ``training_step`` runs once for each of their shards, with the
-    shard's samples. To Lightning all processes are one, of world size 1, so that all other code of
-    the module and of callbacks runs once per step, with the same values, on every process. Inside
-    ``training_step``, ``global_rank`` is the number of the shard.
+    Create it at the top of the script, in every process, since it calls ``lockstep.join``. The
+    loader's batches are global batches, and ``training_step`` runs once for each of their shards.
+    Lightning sees a single process of world size 1. So all other code of the module and of
+    callbacks runs once per step on every process, with equal values. Inside ``training_step``,
+    ``global_rank`` is the number of the shard.
 
     Args:
-        shards: parts of each global batch; the result depends on this number, and not on that of
-            processes.
-        settings: further arguments of ``lockstep.join``.
+        shards: the number of shards of each global batch. Results depend on this number and not on
+            the number of processes.
+        settings: further settings of ``lockstep.join``.
 
     Raises:
-        ConfigError: a setting is Lightning's.
-        UsageError: this process has joined a run before.
+        ConfigError: Lightning determines one of the settings.
+        UsageError: this process already joined a run.
     """
 
     strategy_name = "lockstep"
@@ -64,7 +74,7 @@ class LockstepStrategy(SingleDeviceStrategy):
         check_settings(settings)
         self._joined = joined({**({} if shards is None else {"shards": shards}), **settings})
         self.team = self._joined.team
-        """The run, for what else lockstep offers."""
+        """The team of this process, for other features of lockstep."""
         super().__init__(self.team.device)
         self._steps: Steps | None = None
         self._in_step: int | None = None
@@ -72,11 +82,11 @@ class LockstepStrategy(SingleDeviceStrategy):
         self._epochs = Epochs(self._joined, self._evaluations)
         self._gradients: list[tuple[Tensor, Tensor | None]] | None = None
         _rank_zero.rank = self.team.rank
-        # The process group is lockstep's, and all values are those of all processes.
+        # Lightning recommends sync_dist=True for several processes. Values are combined already.
         warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(")
 
     def close(self) -> None:
-        """Leave the run, and show the launcher's variables again. Called automatically when the
+        """Leaves the run and restores the launcher's variables. It is called automatically when the
         script ends. Every rank must call it."""
         self._joined.close()
 
@@ -84,7 +94,8 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @property
     def global_rank(self) -> int:
-        """Rank of this process; inside a step, the number of the shard (in an evaluation, 0)."""
+        """The rank of this process; inside a step, the number of the shard (in an evaluation,
+        0)."""
         return self.team.rank if self._in_step is None else self._in_step
 
     @global_rank.setter
@@ -93,7 +104,7 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @property
     def local_rank(self) -> int:
-        """Rank of this process on its machine."""
+        """The rank of this process on its machine."""
         return self.team.local_rank
 
     @local_rank.setter
@@ -102,7 +113,7 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @property
     def node_rank(self) -> int:
-        """0 on the machine of rank 0, 1 on others."""
+        """The number 0 on the machine of rank 0, and 1 on others."""
         return int(self.team.rank != self.team.local_rank)
 
     @property
@@ -122,9 +133,9 @@ class LockstepStrategy(SingleDeviceStrategy):
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if self._in_step is not None:
             raise UsageError(
-                "self.all_gather inside a step: a step has the samples of one shard, and does not see those of "
-                "others. A loss over "
-                "the whole batch needs lockstep's own loop, with team.all_gather_rows: docs/how-to/contrastive.md."
+                "self.all_gather inside a step is not supported: a step sees the samples of one shard only. For a loss over "
+                "the global batch, use lockstep's own loop with team.all_gather_rows: docs/how-to/contrastive.md.",
+                code="gather-in-step",
             )
         return tensor
 
@@ -140,15 +151,15 @@ class LockstepStrategy(SingleDeviceStrategy):
         if trainer.state.fn != TrainerFn.FITTING:
             self._epochs.check_evaluation(trainer)
             for tensor in [*module.parameters(), *module.buffers()]:
-                self.team.broadcast(
-                    tensor.data
-                )  # a module that was not trained here may be initialized differently on each rank
+                # A module that was not trained here may be initialized differently on each rank.
+                self.team.broadcast(tensor.data)
         self._evaluations.model = self.model
         hooks = [f"on_{stage}_batch_{end}" for stage in ("validation", "test", "predict") for end in ("start", "end")]
-        self._evaluations.at_once = not any(map(self._has_hook, hooks))
+        # A hook between two batches must see the effects of the first, and not yet of the second.
+        self._evaluations.concurrent = not any(map(self._has_hook, hooks))
         self._steps = Steps(module, self.root_device)
-        host.leave_batches_alone(module)
-        host.leave_signals_alone(trainer)
+        host.disable_batch_hook(module)
+        host.disable_signal_handlers(trainer)
         self._epochs.attach(trainer)
 
     @override
@@ -156,7 +167,7 @@ class LockstepStrategy(SingleDeviceStrategy):
         try:
             super().setup_optimizers(trainer)
         except RuntimeError as error:
-            error.add_note(f"LockstepStrategy trains with one optimizer, which is not that of manual optimization. {LOOP}")
+            error.add_note(f"LockstepStrategy supports one optimizer, with automatic optimization. {LOOP}")
             raise
         module = self.lightning_module
         assert module is not None
@@ -178,20 +189,19 @@ class LockstepStrategy(SingleDeviceStrategy):
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         if not isinstance(batch, HostBatch):
             raise UsageError(
-                f"Lightning combines batches of several loaders into a {type(batch).__name__}: LockstepStrategy "
-                "trains on one loader, "
-                "and evaluates several one after another (a list of loaders). To train on several, zip data sets "
-                "into one, or write "
-                "lockstep's own loop: docs/how-to/several-loaders.md."
+                f"combined batches of several loaders (a {type(batch).__name__}) are not supported. To evaluate several "
+                "loaders, pass a list; to train on several, zip the datasets into one, or use lockstep's own loop: "
+                "docs/how-to/several-loaders.md.",
+                code="several-loaders",
             )
-        return batch  # its samples are moved when a step gets them
+        return batch  # to_shard() moves its samples when a step gets them.
 
     @override
     def teardown(self) -> None:
-        # Unlike Lightning's own: weights stay on their device, where lockstep's last checkpoint and
-        # comparison find them.
+        # Lightning's own teardown moves weights to the CPU. Here they stay on their device, where
+        # lockstep's last checkpoint and comparison read them.
         if self.lightning_module is not None:
-            host.restore_batches(self.lightning_module)
+            host.enable_batch_hook(self.lightning_module)
         self.precision_plugin.teardown()
         if self.accelerator is not None:
             self.accelerator.teardown()
@@ -213,9 +223,9 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's step, with its backward pass, for each shard of this process. The
-        gradient of the whole batch is put in place by ``backward``, since Lightning zeroes
-        gradients before that."""
+        """Runs the module's step and its backward pass for each shard of this process. ``backward``
+        puts the gradient of the global batch in place, since Lightning zeroes gradients before
+        it."""
         batch, *others = args
         inner, module, parts = batch.inner, self.lightning_module, self.trainer.accumulate_grad_batches
         assert module is not None
@@ -242,8 +252,8 @@ class LockstepStrategy(SingleDeviceStrategy):
         return self._output([(num_samples, *result) for num_samples, result in results if result is not None])
 
     def _output(self, results: list[tuple[int, Tensor, list[str]]]) -> dict[str, Any] | None:
-        """What Lightning gets of a step: the mean loss, over all samples of shards that have
-        one."""
+        """Returns the output of a step for Lightning: the mean loss over all samples of shards that
+        have a loss."""
         if not results:
             return None
         total = math.fsum(num_samples * float(loss) for num_samples, loss, _ in results)
@@ -280,29 +290,29 @@ class LockstepStrategy(SingleDeviceStrategy):
             return self._evaluate("predict", *args)
 
     def _evaluate(self, stage: str, batch: HostBatch, *others: Any) -> Any:
-        """Run a step of an evaluation on the process that has the batch. Its result is on every
-        process, if a hook reads it."""
+        """Runs a step of an evaluation on the process that has the batch. Every process gets its
+        result, if a hook reads it."""
         steps, evaluations = self._steps, self._evaluations
         assert steps is not None
         name, inner, mine = f"{stage}_step", batch.inner, None
         is_read = stage == "predict" or self._has_hook(f"on_{stage}_batch_end")
         for number, known, samples in evaluations.run(inner):
-            # With others at once, it is not the batch that the loop is at.
+            # In a concurrent evaluation, this is not the batch that the loop has reached.
             others = (number, *others[1:]) if others else others
             num_samples = count_samples(samples) if known is None else known
-            with self._as_rank(0), steps.noting(name, num_samples, at_once=evaluations.at_once) as noted:
+            with self._as_rank(0), steps.noting(name, num_samples, concurrent=evaluations.concurrent) as noted:
                 samples = host.to_shard(self.trainer, samples, self.root_device, _loader_index(others))
                 output = self._run(name, samples, *others)
                 noted.result = output if is_read else None
             mine = keep(noted.shared())
-            if evaluations.at_once:
+            if evaluations.concurrent:
                 inner.share(mine)
         [(_, output)] = steps.repeat(name, [evaluations.exchange(inner, mine)])
         return output
 
     def _has_hook(self, name: str) -> bool:
-        """Whether a hook of the script reads outputs. Lightning's own callbacks do not, but for
-        functions that the script gives to LambdaCallback."""
+        """Returns whether the script has a hook of this name. Lightning's own callbacks are
+        ignored, except functions that the script passes to LambdaCallback."""
         callbacks = [
             each for each in host.callbacks(self.trainer) if not type(each).__module__.startswith(_OWN) or name in vars(each)
         ]
@@ -320,8 +330,8 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @contextlib.contextmanager
     def _as_rank(self, number: int) -> Iterator[None]:
-        """What runs inside takes itself for a process of this rank, as if each shard had one. So
-        whatever it does on rank 0 only, it does for shard 0, on any number of processes."""
+        """Makes code inside the block see this number as its rank, as if each shard had a process.
+        Code for rank 0 only then runs for shard 0, on any number of processes."""
         before = _rank_zero.rank
         self._in_step = number
         if self._steps is not None and number:

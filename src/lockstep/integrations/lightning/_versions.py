@@ -1,4 +1,4 @@
-"""The versions of Lightning whose order of calls ``host`` relies on."""
+"""The version of Lightning on whose order of calls ``_host.py`` depends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SUPPORTED = "2.6"
 
 
 def check_version() -> None:
-    """Refuse other versions.
+    """Checks the installed version of Lightning.
 
     Raises:
         ConfigError: another version of Lightning is installed, or only ``pytorch-lightning`` is.
@@ -19,13 +19,13 @@ def check_version() -> None:
         version = importlib.metadata.version("lightning")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
-            "lockstep.integrations.lightning needs the package lightning (import lightning), and it is not installed. "
-            "(pytorch_lightning has classes of its own, which are not those of lightning.pytorch.) Install it: "
-            f"pip install 'lightning=={SUPPORTED}.*'"
+            "lockstep.integrations.lightning needs the package lightning, which is not installed (pytorch_lightning is a "
+            f"different package). Run: pip install 'lightning=={SUPPORTED}.*'",
+            code="not-installed",
         ) from None
     if not version.startswith(f"{SUPPORTED}."):
         raise ConfigError(
-            f"lightning {version}: lockstep.integrations.lightning works with {SUPPORTED}. It relies on the order in "
-            "which Lightning's "
-            f"loops call a strategy, which may change in any other version. Install it: pip install 'lightning=={SUPPORTED}.*'"
+            f"lightning {version} is not tested with this version of lockstep (tested: {SUPPORTED}). Its loops may call a "
+            f"strategy in another order. Run: pip install 'lightning=={SUPPORTED}.*'",
+            code="untested-version",
         )
