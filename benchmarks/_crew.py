@@ -1,8 +1,9 @@
-"""Contenders that live through the whole benchmark and work only when it is their turn.
+"""Contenders whose processes live through the whole benchmark and work only in their turns.
 
-A crew is the one or several processes of a contender. They start, warm up and say that they are
-ready; after that each waits in a read, using no processor, until it is told to run one turn, and
-answers with what it measured. So only one contender runs at a time, and none pays for starting.
+A crew is the one process or the several processes of a contender. They start, warm up and report
+that they are ready. After that, each waits in a read, which uses no processor time, until the
+benchmark starts a turn, and then replies with its measurement. So only one contender runs at a
+time, and no measurement includes a start.
 """
 
 from __future__ import annotations

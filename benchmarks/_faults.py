@@ -1,5 +1,5 @@
-"""The planted faults of ``diagnosis.py``: what goes wrong, on which rank, and what a report must
-say of it."""
+"""The planted faults of ``diagnosis.py``: the fault, its rank, and the fields that a report on it
+must have."""
 
 from __future__ import annotations
 

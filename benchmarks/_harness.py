@@ -1,11 +1,11 @@
-"""What the benchmarks share: rounds, paired ratios with bounds, a table, and one line of JSON at
-the end.
+"""The shared parts of the benchmarks: rounds, paired ratios with bounds, a table, and one line of
+JSON at the end.
 
-The machine is rarely quiet, so nothing here trusts one timing. Contenders take turns in *rounds*:
-within a round each runs once, in an order drawn anew, so that a slow minute of the machine falls on
-all alike. A ratio is taken within each round, and the median of those ratios is the result; its
-bounds come from the order of the ratios alone and assume nothing about how noise is distributed
-(only that rounds are independent).
+The machine is rarely quiet, so no single timing is trusted. Contenders alternate in *rounds*: each
+runs once per round, in a new random order, so that a slow minute of the machine affects all of
+them. A ratio is computed within each round, and the result is the median of these ratios. Its
+bounds are order statistics of the ratios, which assume that rounds are independent and nothing
+about the distribution of noise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Two hosts on this machine, as separate as hosts are, and contenders that launchers start on both.
-
-The hosts are those of ``tools/cluster``.
+"""Two hosts on this machine (those of ``tools/cluster``, with separate addresses, names and
+processes), and contenders that launchers start on both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whether what was reported names a fault: by the fields of lockstep's reports, or by what another
-launcher has printed."""
+"""Whether a report identifies a fault: by the fields of lockstep's reports, or by the text that
+another launcher printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is followed from outside, by the notes that its processes write (see
+"""A run that is observed from outside, by the notes that its processes write (see
 ``workers/going_on.py``)."""
 
 from __future__ import annotations

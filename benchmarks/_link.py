@@ -1,5 +1,5 @@
-"""Two hosts on this machine, joined by one slow link: network namespaces, and a token bucket at
-each end."""
+"""Two hosts on this machine with one slow link between them: network namespaces, and a token bucket
+at each end."""
 
 from __future__ import annotations
 

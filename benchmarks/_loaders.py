@@ -1,9 +1,9 @@
 """Five scripts for benchmarks/tune.py, three of which wait for their data: python _loaders.py CASE
 [STEPS]
 
-``files`` reads and unpacks a file a sample, which computes; ``remote`` waits 2 ms for each sample,
-as for a store elsewhere; ``uneven`` waits 0.3 ms, and for every 40th sample 40 ms. ``matmul``
-computes on tensors in memory; ``fed`` has two workers, which keep up with its steps.
+``files`` reads and unpacks one file per sample, which computes; ``remote`` waits 2 ms for each
+sample, like remote storage; ``uneven`` waits 0.3 ms, and for every 40th sample 40 ms. ``matmul``
+computes on tensors in memory; ``fed`` has two workers, which are fast enough for its steps.
 """
 
 from __future__ import annotations

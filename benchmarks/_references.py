@@ -1,4 +1,4 @@
-"""What is right: computed once, in one process, without any library of distributed training."""
+"""The right results, computed once, in one process, without any library of distributed training."""
 
 from __future__ import annotations
 

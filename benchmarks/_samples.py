@@ -1,5 +1,5 @@
-"""Scripts of several libraries (``workers/samples``), killed and launched again, and the notes of
-what they trained on."""
+"""Scripts of several libraries (``workers/samples``), killed and launched again, and their notes
+of the samples on which they trained."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Processes of unequal speed on one machine: how much of a core each of them gets.
+"""Processes of unequal speed on one machine, each with a part of a core.
 
-*quota*: by control groups of their own, as containers have (100 times a second); they must be
-writable. *stops*: each is stopped for the rest of the time by signals, 100 times a second, which
-needs no rights, but is inexact on a busy machine. *competitor*: another program computes on the
-core of the last process.
+*quota*: each process is in a separate control group, as containers are (100 times a second); the
+groups must be writable. *stops*: signals stop each process for the rest of the time, 100 times a
+second, which needs no rights but is inexact on a busy machine. *competitor*: another program
+computes on the core of the last process.
 """
 
 from __future__ import annotations

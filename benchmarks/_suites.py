@@ -1,4 +1,4 @@
-"""Tests that other projects wrote for torchrun's processes, and how each is started: data only."""
+"""Tests that other projects wrote for torchrun's processes, and the command of each: data only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A command in a directory of its own, watched while it runs: what it prints, what it reports, and
-when its fault showed."""
+"""A command in a separate directory, observed while it runs: its output, its reports, and the
+moment at which its fault showed."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""What audits cost, what they find, and whether they raise false alarms.
+"""Measures the cost of audits, the faults that they find, and their false alarms.
 
   python benchmarks/audit.py [--runs 20] [--flips 5] [--shards 10000]
 
-cost     the time of an audited step over that of the steps beside it in the same run (every second is audited), less one, and
-         divided by 200: what --audit 200 costs. 1 % is the goal
-named    of so many runs of four processes, one of which always changes one element of one gradient, that one was named
-         within two audits: all is the goal
-flips    the same changed once, in an audited shard: all is the goal
-alarms   in so many audited shards of healthy runs: none is the goal
+cost     the time of an audited step divided by the time of the steps next to it in the same run
+         (every second step is audited), less one, and divided by 200: the cost of --audit 200.
+         The goal is 1 %.
+named    the number of runs of four processes in which the process that always changes one element
+         of one gradient was named within two audits. The goal is all.
+flips    the same for an element that changes once, in an audited shard. The goal is all.
+alarms   the number of alarms in so many audited shards of healthy runs. The goal is none.
 """
 
 import random

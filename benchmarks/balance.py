@@ -1,26 +1,32 @@
-"""What a process at half speed costs, where shards move to where the time is, and where they do
-not.
+"""Measures the cost of a process at half speed, with and without moving shards to faster processes.
 
-    python benchmarks/balance.py                         2 and 3 processes, 8 and 16 shards; and 2 equal processes
+    python benchmarks/balance.py                         2 and 3 processes, 8 and 16 shards,
+                                                         and 2 processes of equal speed
     python benchmarks/balance.py --nproc 2 --shards 16   one of these
 
-The last process gets half of the processor time of the others, by a quota if this machine allows it
-(``--slow-by quota``), or it is stopped for half of the time (``stops``), or another program
-computes on its core (``competitor``). All are pinned to cores; where there are more processes than
-cores, all get less, so that together they need no more than there are. On a machine that others
-use, ``--core 0.3`` slows all of them so much that what they are given is there.
+The last process gets half of the processor time of the others: by a quota if this machine allows
+it (``--slow-by quota``), by stops for half of the time (``stops``), or because another program
+computes on its core (``competitor``). All processes are pinned to cores. If there are more
+processes than cores, each gets less time, so that together they need no more than the machine
+has. On a shared machine, ``--core 0.3`` slows all of them so much that their time is available.
 
-Contenders take turns: with and without ``balance``, and *apart*: as many processes that train
-alone, at the same speeds and at the same time; the slow one trains for half as many steps, so that
-no core is idle meanwhile. The sum of their throughputs is ideal: no one waits for anybody.
+Contenders alternate: with and without ``balance``, and *apart*: the same number of processes that
+train alone, at the same speeds and at the same time. The slow one trains for half as many steps, so
+that no core is idle meanwhile. The sum of their throughputs is ideal, since no process waits for
+another.
 
-  of_ideal     ratio of the throughput with balance to that sum: higher is better. ``off_of_ideal`` is the same without
-  possible     the most that whole shards allow at the speeds that were measured apart: with 1 and 1/2 it is 0.89 for 8 shards
-               (5 and 3, or 6 and 2) and 0.97 for 16; with 1, 1 and 1/2 it is 0.80 and 0.91
-  of_possible  of_ideal / possible: what balance makes of what there is. The goal, as 0.95 of the ideal is not always possible
-  equal        throughput with balance / without, on processes of equal speed; equal_cpu: processor time of a sample, likewise
-  moves        how often shards have moved, with balance: 1 where one is slow, 0 where all are equal, on a quiet machine
-  one_digest   whether weights are equal to the bit after every turn, with balance, without, and on one process
+  of_ideal     throughput with balance / that sum: higher is better. off_of_ideal: without balance
+  possible     the largest ratio that undivided shards allow at the speeds measured apart. With
+               speeds 1 and 1/2 it is 0.89 for 8 shards (5 and 3, or 6 and 2) and 0.97 for 16;
+               with 1, 1 and 1/2 it is 0.80 and 0.91
+  of_possible  of_ideal / possible. The goal refers to it, since 0.95 of the ideal is not always
+               possible
+  equal        throughput with balance / without, on processes of equal speed. equal_cpu: the
+               ratio of processor time per sample
+  moves        the number of moves of shards, with balance: on a quiet machine, 1 if one process
+               is slow and 0 if all are equal
+  one_digest   whether weights are bit-identical after every turn, with balance, without, and on
+               one process
 """
 
 from __future__ import annotations

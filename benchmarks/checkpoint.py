@@ -1,27 +1,28 @@
-"""How long a checkpoint holds training up: lockstep's, against `torch.save` and
+"""Measures how long a checkpoint delays training: lockstep's, compared with `torch.save` and
 `torch.distributed.checkpoint.async_save`.
 
-    python benchmarks/checkpoint.py                          100M parameters with Adam (1.2 GB), one process
-    python benchmarks/checkpoint.py --nproc 2                two processes that train together
-    python benchmarks/checkpoint.py --dir /data              write to that disk, not to the one of build/
+    python benchmarks/checkpoint.py               100M parameters with Adam (1.2 GB), one process
+    python benchmarks/checkpoint.py --nproc 2     two processes that train together
+    python benchmarks/checkpoint.py --dir /data   write to that disk instead of the disk of build/
 
 All train the same transformer on the same short batch. A turn is some undisturbed steps, a
-checkpoint, and the steps during which it is written; what the disk still has to do is waited for
-before the next turn. *Held up* is the time of all steps from the cut until the checkpoint is
-written, less that of as many undisturbed steps of the same turn. So it holds the copy, and also
-what the writing takes away from training in the background. The very first checkpoint, for which
-memory must be found, is reported apart; so are the *pause*, the time for which training stands
-still, and the cores that others on the machine used meanwhile: with more than a tenth of one, the
-figures say little.
+checkpoint, and the steps during which it is written. Before the next turn, the benchmark waits
+for the disk. The *delay* is the time of all steps from the moment of the checkpoint until it is
+written, less the time of as many undisturbed steps of the same turn. So it includes the copy, and
+the slowdown of training while the file is written in the background. The first checkpoint, which
+must allocate memory, is reported separately. So are the *pause*, during which training stops, and
+the cores that other programs used meanwhile: with more than a tenth of a core, the figures are
+unreliable.
 
-  lockstep      checkpoint_every=; writes, flushes, checks what it wrote, and renames
+  lockstep      checkpoint_every=; writes, flushes, checks the written file, and renames
   torch.save    model and optimizer, between two steps; not flushed to the disk
-  async_save    with the settings that were best here (--async-save shows the others): flushed, not checked
+  async_save    with the settings that were best here (--async-save shows the others): flushed,
+                not checked
 
-What each wrote first is loaded again and compared with the values of the cut.
+The first file of each is loaded again and compared with the values at that moment.
 
-  ratio        held up by lockstep / by torch.save: lower is better
-  ratio_async  held up by lockstep / by async_save
+  ratio        delay by lockstep / by torch.save: lower is better
+  ratio_async  delay by lockstep / by async_save
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""How often does `lockstep compare` call two identical rows different?
+"""Measures how often `lockstep compare` reports a difference between two identical rows.
 
     python benchmarks/compare.py
 
-One comparison runs one row many times, as `lockstep compare` runs it: a command of its own, three
-seconds of training and its start. Of these runs, each six in succession stand for a comparison of
-two identical rows, A and B, in the three rounds that the command makes by default: A B, B A, A B.
-Those whose 95 % interval leaves out 1 have called noise a difference. (Comparisons that share runs
-are not independent, which changes nothing about how many are to be expected.)
+One comparison runs one row many times, as `lockstep compare` runs it: a separate command, with its
+start and three seconds of training. Each six successive runs count as a comparison of two identical
+rows, A and B, in the three rounds that the command makes by default: A B, B A, A B. A comparison is
+false if its 95 % interval does not include 1. (Comparisons that share runs are not independent,
+which does not change their expected number.)
 
-  false_differences   share of these comparisons: 0.05 is what the interval promises
-  half_width          of the interval of the speed-up, median: smaller differences are noise to three rounds
+  false_differences   the share of false comparisons: the interval promises 0.05
+  half_width          the median half width of the interval of the speed-up: smaller differences
+                      are noise to three rounds
 """
 
 from __future__ import annotations

@@ -1,24 +1,25 @@
-"""What is wrong, and with which rank: does it say so? Planted faults, under lockstep, under
-torchrun, and with TraceML.
+"""Checks whether reports identify planted faults and their ranks: under lockstep, under torchrun,
+and with TraceML.
 
     python benchmarks/diagnosis.py
 
-Each fault is planted on one of two to four ranks. lockstep runs a script of its own for some (form
-"lockstep"), and for others the very script that torchrun runs (form "unchanged"). It is judged by
-the fields of its reports (``--reports``): a fault is named if a report has its rank and its cause
-(the function that hangs, the signal, the collective, what it is slow in) within 15 s of when it
-shows; slow ranks of unchanged scripts, and ranks that never meet, within a minute or so, see
-``_faults.py``. If a report before that one has another rank or cause, the fault counts as wrong,
-and not as named.
+Each fault is planted on one of two to four ranks. lockstep runs a script written for it for some
+(form "lockstep"), and for others the script that torchrun runs (form "unchanged"). It is judged
+by the fields of its reports (``--reports``): a fault is named if a report has its rank and its
+cause (the function that hangs, the signal, the collective, the slow activity) within 15 s of the
+moment at which it shows. Slow ranks of unchanged scripts, and ranks that never meet, have about a
+minute (see ``_faults.py``). If an earlier report has another rank or cause, the fault counts as
+wrong, and not as named.
 
 torchrun has TORCH_DISTRIBUTED_DEBUG=INFO (with DETAIL, torch 2.13 crashes where
-DistributedDataParallel is made with Gloo) and the Flight Recorder, whose dumps, where there are
-any, go through torchfrtrace. TraceML, which measures steps, is asked about the slow ones only, by
-torchrun's script with the two lines that it needs; it speaks when the training is over. Process
-groups time out after 40 s. Of these two, what was printed counts, at any time: the rank and the
-cause next to each other.
+DistributedDataParallel is created with Gloo) and the Flight Recorder, whose dumps, if there are
+any, go through torchfrtrace. TraceML, which measures steps, is used for slow ranks only, with
+torchrun's script and the two lines that TraceML needs; it reports when the training is finished.
+Process groups time out after 40 s. For these two, the printed text counts, at any time: the rank
+and the cause next to each other.
 
-  named_*    so many, by each; in the table: seconds from when the fault showed until it was named
+  named_*    the number of faults that each named; in the table: seconds from the moment at which
+             the fault showed until it was named
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the digest journal adds to a step: the time that its listener takes, for models and batches
-of a step of some 5 ms.
+"""Measures what the digest journal adds to a step: the time of its listener, for models and
+batches of a step of about 5 ms.
 
     python benchmarks/digest_journal.py [--every 1000] [--steps 20000]
 
-The listener is told of steps as the loop tells it, without the training between: its CPU time is a
-few microseconds, which would drown in the noise of a training's steps. The goal, for a process with
+The listener is called as the loop calls it, without the training between: its CPU time is a few
+microseconds, which would be lost in the noise of a training's steps. The goal, for a process with
 one shard, is 0.2 % of a step of 5 ms: 10 µs."""
 
 import tempfile

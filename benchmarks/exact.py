@@ -1,17 +1,19 @@
-"""What it costs to have the answer to the bit: a step with the fixed tree, against one with stock
-DDP.
+"""Measures the cost of bit-identical results: a step with the fixed tree, compared with stock DDP.
 
-    python benchmarks/exact.py --nproc 2                     a shard for each process
-    python benchmarks/exact.py --nproc 2 --shards 4          several for each; DDP accumulates the same micro-batches
-    python benchmarks/exact.py --nproc 3 --shards 8          a number of processes that is no power of two
-    python benchmarks/exact.py --nproc 2 --link 100          two hosts (network namespaces), 100 Mbit/s between them
+    python benchmarks/exact.py --nproc 2              one shard per process
+    python benchmarks/exact.py --nproc 2 --shards 4   several per process; DDP accumulates the
+                                                      same micro-batches
+    python benchmarks/exact.py --nproc 3 --shards 8   a number of processes that is not a power of 2
+    python benchmarks/exact.py --nproc 2 --link 100   two hosts (network namespaces) with
+                                                      100 Mbit/s between them
 
-Both train the same transformers on the same global batches, one thread a process: lockstep by its
-whole loop, DDP by a hand-written one that has its part of the data ready. A process runs its shards
-one after another, 4 sequences of 32 tokens each.
+Both train the same transformers on the same global batches, with one thread per process: lockstep
+with its whole loop, DDP with a hand-written loop whose data is ready in memory. A process runs its
+shards one after another, 4 sequences of 32 tokens each.
 
-  ratio   seconds of a step with the tree / with DDP, for the largest of the models: lower is better
-  memory  peak of the fullest process with the tree less that with DDP, in copies of all gradients (float32)
+  ratio   seconds per step with the tree / with DDP, for the largest model: lower is better
+  memory  peak memory of the largest process with the tree, less the peak with DDP, in copies of
+          all gradients (float32)
 """
 
 from __future__ import annotations

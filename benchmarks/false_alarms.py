@@ -1,19 +1,19 @@
-"""Healthy runs that look stuck or slow for a while: how many are called so?
+"""Counts false alarms in healthy runs that look stuck or slow for a while.
 
     python benchmarks/false_alarms.py
 
-Runs of three processes, half of them lockstep's own form and half unchanged scripts of torchrun's
-users, several at a time on the same cores. In each something lets the ranks wait: a slow first step
-or first batch, a rank that begins late, rank 0 that evaluates or saves for 15 to 20 s, somebody at
-a debugger's prompt, a launch that was suspended for 15 s, cores that others took. Or one rank is at
-work between two steps for 16 s, at one line of its own: it waits for another program, for a pool of
-processes or threads that compute, for a loader whose batches arrive or whose first one takes long,
-computes in one call, downloads, polls. Or the ranks have long steps, uneven ones, steps in which
-only some of them meet, or none for 90 s. A run counts as an alarm if a warning was reported
-(``--reports``) that ranks wait, are slow, do not match or have parted; and as failed if it did not
-end with status 0.
+Runs of three processes, half of them in lockstep's own form and half unchanged torchrun scripts,
+several at a time on the same cores. In each run, something makes the ranks wait: a slow first
+step or first batch, a rank that begins late, rank 0 that evaluates or saves for 15 to 20 s, a
+debugger's prompt, a launch that was suspended for 15 s, cores that other programs took. Or one
+rank works between two steps for 16 s, at one line: it waits for another program, for a pool of
+processes or threads that compute, for a loader whose batches arrive or whose first one takes
+long; it computes in one call, downloads, or polls. Or the ranks have long steps, uneven steps,
+steps in which only some of them meet, or no step for 90 s. A run counts as an alarm if a warning
+was reported (``--reports``) that ranks wait, are slow, do not match or have parted. It counts as
+failed if it did not exit with status 0.
 
-  alarms   of so many runs: 0 is the goal
+  alarms   the number of alarms in so many runs. The goal is 0
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
-"""What it costs to have ``fully_shard`` to the bit: a step and the memory of a process, against
-plain ``fully_shard``.
+"""Measures the cost of bit-identical results with ``fully_shard``: a step and the memory of a
+process, compared with plain ``fully_shard``.
 
-    python benchmarks/fsdp.py --nproc 2                             a shard for each process
-    python benchmarks/fsdp.py --nproc 2 --shards 8                  several for each; the peer accumulates them
-    python benchmarks/fsdp.py --nproc 1 --shards 4 --beside exact   one process, against the strategy whose answer it has
+    python benchmarks/fsdp.py --nproc 2              one shard per process
+    python benchmarks/fsdp.py --nproc 2 --shards 8   several per process; the peer accumulates them
+    python benchmarks/fsdp.py --nproc 1 --shards 4 --beside exact
+                                                     one process, compared with the strategy exact,
+                                                     which has bit-identical results
 
-All train the same transformers on the same global batches, one thread a process: lockstep by its
-whole loop, the peer by a hand-written one that has its part of the data ready, with the same blocks
-sharded. A process runs its shards one after another, 4 sequences of 32 tokens each. Checkpoints are
-off, which the peer has none of.
+All train the same transformers on the same global batches, with one thread per process: lockstep
+with its whole loop, the peer with a hand-written loop whose data is ready in memory, and with the
+same blocks sharded. A process runs its shards one after another, 4 sequences of 32 tokens each.
+Checkpoints are off, since the peer has none.
 
-  ratio         seconds of a step with lockstep's fsdp / with the peer, for the largest of the models: lower is better
-  memory_ratio  peak of the fullest process (resident memory, from its start on), likewise
+  ratio         seconds per step with lockstep's fsdp / with the peer, for the largest model:
+                lower is better
+  memory_ratio  the same ratio for the peak memory of the largest process (resident memory, from
+                its start)
 """
 
 from __future__ import annotations

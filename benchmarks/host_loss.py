@@ -1,31 +1,34 @@
-"""From the loss of a host to the next new step on the one that stays: `lockstep run --nnodes 1:2`
-against torchrun's.
+"""Measures the time from the loss of a host to the next new step on the remaining one: `lockstep
+run --nnodes 1:2` compared with torchrun.
 
-    python benchmarks/host_loss.py                          power lost, and all processes of the host killed; needs root
+    python benchmarks/host_loss.py                    power lost, and all processes of the host
+                                                      killed; needs root
     python benchmarks/host_loss.py --losses power --rounds 9
-    python benchmarks/host_loss.py --peer-timeout 10        a torchrun user with little patience
+    python benchmarks/host_loss.py --peer-timeout 10  a torchrun user with a short timeout
 
-Two hosts (network namespaces of this machine, see docs/clusters.md) train one transformer, a
-process each, one thread a process, and save their state every so many steps to a directory that
-both see: lockstep by itself, torchrun's script by hand (DistributedDataParallel; torch.save on rank
-0 and a rename, loaded at every start). Then the host that does not keep the rendezvous is lost,
-some steps after a checkpoint and somewhere within a step; the moments are drawn anew for each round
-and are the same for all. What counts is the time from there until a step is completed that was not
+Two hosts (network namespaces of this machine, see docs/clusters.md) train one transformer, with one
+process and one thread each. They save their state every so many steps to a directory that both see:
+lockstep automatically, torchrun's script by hand (DistributedDataParallel; torch.save on rank 0 and
+a rename, loaded at every start). Then the host without the rendezvous is lost, some steps after a
+checkpoint and somewhere within a step. The moments are drawn again for each round, and are the same
+for all contenders. The result is the time from the loss until a step is completed that was not
 completed before.
 
-  power      no process and no kernel says good-bye: the others hear nothing any more
-  processes  everything on the host is killed, its launcher too, and its kernel closes their connections
+  power      no process and no kernel closes a connection: the others hear nothing any more
+  processes  everything on the host is killed, including its launcher, and its kernel closes the
+             connections
 
 torchrun runs as its documentation starts it (--nnodes 1:2, --rdzv-backend c10d), and a second time
-with the rendezvous set as impatient as lockstep's is (--rdzv-conf). A script by hand has to say how
-long a process may wait for the others. Gloo's own 30 minutes would decide everything here; 30 s,
-the default of --peer-timeout, is as short as a careful user can be: the longest honest wait (a
+with the timeouts of lockstep's rendezvous (--rdzv-conf). A script by hand must set how long a
+process waits for the others. Gloo's own 30 minutes would decide everything here. 30 s, the default
+of --peer-timeout, is as short as a careful user can choose: the longest legitimate wait (a
 checkpoint being written, evaluation on rank 0, a slow start) must fit in.
 
-A peer that has no new step --limit seconds after the loss, or gives up, also before it, is counted
-as failed, and enters the ratio with that limit: its true time is longer, and the ratio smaller.
+A peer that has no new step --limit seconds after the loss, or that gives up earlier, counts as
+failed and enters the ratio with that limit. Its true time is longer, and the ratio smaller.
 
-  ratio   seconds from the loss (of power, if that is among --losses) to the next new step, lockstep / torchrun: lower is better
+  ratio   seconds from the loss (of power, if it is among --losses) to the next new step,
+          lockstep / torchrun: lower is better
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
-"""What a training loop costs a step, beside the computation: lockstep, the loop written by hand,
-and its peers.
+"""Measures what a training loop adds to a step, compared with a hand-written loop and other
+libraries.
 
-    python benchmarks/loop_overhead.py --nproc 1      the hand-written loop is plain PyTorch
-    python benchmarks/loop_overhead.py --nproc 2      ... and DistributedDataParallel with a DistributedSampler
-    python benchmarks/loop_overhead.py                both, one after the other
+    python benchmarks/loop_overhead.py --nproc 1   the hand-written loop is plain PyTorch
+    python benchmarks/loop_overhead.py --nproc 2   ... and DistributedDataParallel with a
+                                                   DistributedSampler
+    python benchmarks/loop_overhead.py             both, one after the other
 
-The model is so small (two linear layers, 32 samples a process) that what is measured is mostly what
-libraries add. Figures are microseconds a step over whole epochs in memory: loader, random streams,
-optimizer and what happens between two passes are all in them. Nobody logs or shows progress; every
-process has one thread. All contenders are alive throughout, in processes of their own, and one runs
-at a time.
+The model is so small (two linear layers, 32 samples per process) that most of the measured time
+is the overhead of libraries. Figures are microseconds per step over entire epochs in memory. They
+include the loader, random streams, the optimizer, and the time between two passes. No contender
+logs or shows progress; every process has one thread. All contenders are alive throughout, in
+separate processes, and one runs at a time.
 
-  ratio              lockstep / by hand, a data set of a user's class, samples fetched one by one by both
-  ratio_whole_batch  lockstep / by hand, the same TensorDataset: lockstep fetches it in whole batches by itself
+  ratio              lockstep / by hand, with a dataset of a user's class, whose samples both fetch
+                     one by one
+  ratio_whole_batch  lockstep / by hand, with the same TensorDataset, of which lockstep fetches all
+                     samples of a batch in one call
 
-Without --nproc, the last line's `ratio` and `ratio_whole_batch` are those of the worse case;
-`cases` has each."""
+Without --nproc, `ratio` and `ratio_whole_batch` in the last line are the worse case; `cases` has
+each."""
 
 from __future__ import annotations
 

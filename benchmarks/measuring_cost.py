@@ -1,13 +1,13 @@
-"""What it costs a step that its time is always split into parts, and slow ranks are looked for.
+"""Measures the cost per step of splitting a step's time into parts and of looking for slow ranks.
 
     python benchmarks/measuring_cost.py
 
-Everything that is measured in every step is done as a run does it, for one process of 1, 2, 8 and
-256 with a shard each, and nothing else: microseconds of processor time a step. Nothing is sent for
-it (the numbers go along with those of the phase), so this is all that it costs. The goal is for up
-to 8 processes.
+All measurements of a step are made as a run makes them, for one process of 1, 2, 8 and 256 with one
+shard each, without the training: microseconds of processor time per step. They need no extra
+message (the numbers travel with the numbers of the phase), so this is the entire cost. The goal is
+for up to 8 processes.
 
-  ratio   microseconds a step of the dearest case / 10: lower is better
+  ratio   microseconds per step of the most expensive case / 10: lower is better
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Tests that others wrote for torchrun's processes: do they end under ``lockstep run`` as they do
-under torchrun?
+"""Runs tests that other projects wrote for torchrun's processes, and checks that they end under
+``lockstep run`` as they do under torchrun.
 
     python benchmarks/peers_tests.py --sources DIR
 
-accelerate's test scripts, those of transformers' Trainer, PyTorch's tests of Join and of DDP hooks,
-torchft's integration tests (the table is ``_suites.py``), on CPU processes, unchanged, by both
-launchers one after the other. Some are in the packages; others are read from checkouts in
-DIR/transformers and DIR/pytorch, which nobody has to build.
+accelerate's test scripts, the scripts of transformers' Trainer, PyTorch's tests of Join and of DDP
+hooks, torchft's integration tests (the table is ``_suites.py``), on CPU processes, unchanged, by
+both launchers one after the other. Some are in the packages; others are read from checkouts in
+DIR/transformers and DIR/pytorch, which need not be built.
 
-  same        both pass, and what they wrote to be compared is equal; or pytest says that the same tests pass, and some do
-  different   one passes, the other does not; or they wrote something else
-  cannot      neither passes: it needs what this machine or environment lacks
+  same        both pass, and their output to compare is equal; or pytest reports that the same
+              tests pass, at least one
+  different   one passes and the other does not, or their output differs
+  cannot      neither passes: the test needs something that this machine or environment lacks
 
-HF_HUB_OFFLINE=1 spares a machine without a network some minutes of asking for data sets.
+On a machine without a network, HF_HUB_OFFLINE=1 saves some minutes of requests for datasets.
 """
 
 from __future__ import annotations

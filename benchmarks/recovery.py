@@ -1,19 +1,19 @@
-"""From the death of a process to the next new step: `lockstep run --max-restarts` against `torchrun
---max-restarts`.
+"""Measures the time from the death of a process to the next new step: `lockstep run --max-restarts`
+compared with `torchrun --max-restarts`.
 
-    python benchmarks/recovery.py                       4 processes, a transformer of 0.5M parameters
+    python benchmarks/recovery.py                      4 processes, a transformer of 0.5M parameters
     python benchmarks/recovery.py --size 5M --every 20
 
-Both train the same transformer on data of the same kind, one thread a process, and save their state
-every so many steps: lockstep by itself, torchrun's script by hand (DistributedDataParallel,
-torch.save on rank 0, all load it after a restart and skip what was done). In each round each is
-started once; then a process is killed (SIGKILL), some steps after a checkpoint and somewhere within
-a step, and once it has recovered, another one. Which ones and when is drawn anew for each round,
-and the same for both. The first kill comes some seconds after the start, as it would in a run of
-hours.
+Both train the same transformer on data of the same kind, with one thread per process, and save
+their state every so many steps: lockstep automatically, torchrun's script by hand
+(DistributedDataParallel, torch.save on rank 0; all load it after a restart and skip the completed
+steps). In each round, each is started once. Then a process is killed (SIGKILL), some steps after
+a checkpoint and somewhere within a step, and once the run has recovered, another one. The process
+and the moment are drawn again for each round, and are the same for both. The first kill comes
+some seconds after the start, as it would in a run of hours.
 
-What counts is the time from the kill until rank 0 has completed a step that it had not completed
-before: so steps that were lost and must be taken again count too.
+The result is the time from the kill until rank 0 has completed a step that it had not completed
+before, so it includes lost steps that are repeated.
 
   ratio   seconds to the next new step, lockstep / torchrun
 """

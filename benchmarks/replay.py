@@ -1,15 +1,18 @@
-"""Random steps of the examples' runs, taken again on one process: how many are the run's, to the
-bit, and in what time?
+"""Replays random steps of the examples' runs on one process, and checks that they are
+bit-identical.
 
     python benchmarks/replay.py [--pairs 100] [--blames 20]
 
 Runs of digits.py, gan.py and transformer.py on one to four processes, with shards, accumulation,
-loader workers and 16-mixed, half of them killed once and resumed. Of each, random steps are
-replayed on one process.
+loader workers and 16-mixed, half of them killed once and resumed. Random steps of each are replayed
+on one process.
 
-  equal    of so many pairs (run, step), the replay's digests are the run's: all is the goal
-  named    of so many runs with one sample that makes a NaN, or a spike, --blame has named it and no other: all is the goal
-  ratio    the time of the replay's steps over that of the same steps in training, both on one process: 1.1 is the goal
+  equal    the number of pairs (run, step) for which the replay's digests equal the run's digests.
+           The goal is all
+  named    the number of runs with one sample that makes a NaN, or a spike, for which --blame
+           named that sample and no other. The goal is all
+  ratio    the time of the replay's steps / the time of the same steps in training, both on one
+           process. The goal is 1.1
 """
 
 from __future__ import annotations

@@ -1,23 +1,27 @@
-"""ResNet-50 in images a second: the article's loops, lockstep at its best, and the best loop by
-hand.
+"""Measures ResNet-50 in images per second: the article's loops, lockstep at its best, and the best
+hand-written loop.
 
-    python benchmarks/resnet50.py                            needs a CUDA GPU, with 80 GB for the batch of the article
-    python benchmarks/resnet50.py --batch 128                a smaller GPU
-    python benchmarks/resnet50.py --nproc 4                  with four GPUs, the two rows for several, too
+    python benchmarks/resnet50.py                        needs a CUDA GPU, with 80 GB for the batch
+                                                         of the article
+    python benchmarks/resnet50.py --batch 128            a smaller GPU
+    python benchmarks/resnet50.py --nproc 4              on four GPUs, with the two rows for several
     python benchmarks/resnet50.py --contenders by-hand,lockstep
-    python benchmarks/resnet50.py --quick --device cpu       see that it runs, on tiny images
+    python benchmarks/resnet50.py --quick --device cpu   check that it runs, on tiny images
 
-  article       its recipe in float32: batch 400, SGD. (With TF32, as its PyTorch 1.8 did it on its A100s.)
-  article amp   float16 autocast and a loss scaler, as its second loop; without the emptying of the cache in every step
-  by-hand       channels_last, bfloat16 autocast, fused SGD, compiled, bytes copied to the GPU while the last step runs
+  article       its recipe in float32: batch 400, SGD (with TF32, like its PyTorch 1.8 on its A100s)
+  article amp   float16 autocast and a loss scaler, like its second loop, but without emptying the
+                cache in every step
+  by-hand       channels_last, bfloat16 autocast, fused SGD, compiled, bytes copied to the GPU
+                during the step before
   lockstep      the same loop with team.prepare, at V = 1
-  parts         by-hand, with each batch in two passes: what V = 2 computes
+  parts         by-hand, with each batch in two passes: the computation of V = 2
   V=2           lockstep with two shards on one GPU: the sum in the fixed tree
   ddp           by-hand on --nproc GPUs, with DistributedDataParallel
-  V=W           lockstep on --nproc GPUs, with the strategy exact and a shard for each; its batches come from the host
+  V=W           lockstep on --nproc GPUs, with the strategy exact and one shard per GPU; its
+                batches come from the host
 
-Images are in pinned memory: what it takes to read and decode them is left out, for all alike.
---batch is a GPU's.
+Images are in pinned memory, so no contender reads or decodes files. --batch is the batch of one
+GPU.
 
   ratio              lockstep / by-hand: HIGHER is better
   ratio_article      lockstep / article

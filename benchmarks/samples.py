@@ -1,15 +1,15 @@
-"""What happens to your samples: runs that are killed and resumed, with lockstep and with its peers.
+"""Counts which samples killed and resumed runs train on, with lockstep and with other libraries.
 
     python benchmarks/samples.py
 
-Every column is the shortest script that the library's own documentation shows
-(``workers/samples/by_*.py``), every row something that public reports complain of. Each script
-notes which samples it computes gradients of; a cell is counted from these notes after real runs on
-one to four processes. Steps that a resumed run repeats because their weights were lost do not count
-twice: a cell says what the weights at the end have seen, and "(20 again)" how much of the work was
-lost.
+Every column is the shortest script that the library's documentation shows
+(``workers/samples/by_*.py``). Every row is a problem from public reports. Each script notes the
+samples of which it computes gradients, and a cell is counted from these notes after real runs on
+one to four processes. Steps that a resumed run repeats because their weights were lost do not
+count twice: a cell states which samples the final weights have seen, and "(20 again)" the amount
+of lost work.
 
-  wrong    for each column, in how many rows it is not right: 0 is the goal for those of lockstep
+  wrong    for each column, the number of rows with a wrong result. The goal for lockstep is 0
 """
 
 from __future__ import annotations

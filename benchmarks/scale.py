@@ -1,28 +1,30 @@
-"""What more processes cost, of one machine: `lockstep run` against `torchrun` with
+"""Measures the cost of more processes on one machine: `lockstep run` compared with `torchrun` and
 DistributedDataParallel.
 
-    python benchmarks/scale.py --world-sizes 2,4,8,16,32,64,128     powers of two, at most 128
-    python benchmarks/scale.py --hosts 1024,4096                    launchers that meet, instead
+    python benchmarks/scale.py --world-sizes 2,4,8,16,32,64,128   powers of two, at most 128
+    python benchmarks/scale.py --hosts 1024,4096                  launchers that meet, instead
 
-Each round runs both commands with W processes of one thread to their end, in an order drawn anew.
-They train a tiny model on a global batch of 128, so a step is hardly more than what processes have
-to tell each other. Two figures count:
+Each round runs both commands with W processes of one thread to their end, in a new random order.
+They train a tiny model on a global batch of 128, so a step is mostly communication between
+processes. There are two figures:
 
-  start   seconds from the command until rank 0 has joined the others (for DDP: until a barrier of all has passed)
-  step    milliseconds of a step, the median of a run, on rank 0
+  start   seconds from the command until rank 0 has joined the others (for DDP: until a barrier of
+          all processes has passed)
+  step    milliseconds per step, the median of a run, on rank 0
 
-W processes share the machine's cores, so that both grow at least in proportion to W once there are
-more processes than cores. How fast is told by exponents, of a power of W fitted to the medians: 1
-is proportional to W, and 2 quadratic.
+W processes share the machine's cores, so both grow at least in proportion to W once there are more
+processes than cores. The growth is an exponent of W, fitted to the medians: 1 is proportional to W,
+and 2 quadratic.
 
-  ratio              lockstep's step / DDP's, with the most processes that DDP ran with: lower is better; ratio_start: its start
+  ratio              lockstep's step / DDP's step, with the largest number of processes with which
+                     DDP ran: lower is better. ratio_start: the same for start
   growth             fitted exponents of start and step, of both
-  goal_met           whether lockstep's exponents are at most those of DDP, or 1.2
+  goal_met           whether lockstep's exponents are at most DDP's exponents, or 1.2
 
 --hosts lets the launchers of so many hosts meet, with numbers (--node-rank), at a store on
-loopback: as threads of one process for each core; the first host has a process of its own. No
-workers are started. Beside it stands what PyTorch's store takes alone: each host connects, sets one
-key, and gets another one. A size that takes longer than 60 s is given up."""
+loopback: as threads of one process per core; the first host has a separate process. No workers
+are started. The time that PyTorch's store needs alone is printed for comparison: each host
+connects, sets one key, and gets another one. A size that takes longer than 60 s is given up."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""What it costs two processes to train one model: their throughput together, against two that do
-not know each other.
+"""Measures the cost of training one model on two processes, compared with two independent
+processes.
 
     python benchmarks/scaling.py
 
 Two processes train one convolutional network with lockstep (strategy ddp), each on half of the
-global batch. Beside them, in turn, two independent processes train one each (strategy single) on a
-batch of that half: the same work on the same cores, with nothing to agree on. One thread a process.
-So the ratio is what communication and bookkeeping leave of the machine, and the machine's own
-limits (shared caches, memory, a busy neighbour) are in both.
+global batch. Alternately, two independent processes train one network each (strategy single) on a
+batch of that half: the same work on the same cores, without communication. Each process has one
+thread. So the ratio contains the cost of communication and bookkeeping, while the machine's limits
+(shared caches, memory, a busy neighbor) affect both.
 
-  ratio   samples a second of the two together / of the two independent ones: HIGHER is better, 1 is ideal
+  ratio   samples per second of the two together / of the two independent ones: HIGHER is better,
+          1 is ideal
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""From a command to its first all-reduce: `lockstep run` against `torchrun`, on one machine.
+"""Measures the time from a command to its first all-reduce: `lockstep run` compared with
+`torchrun`, on one machine.
 
     python benchmarks/startup.py --nproc 8
 
-Each round runs three commands to their end, in an order drawn anew:
+Each round runs three commands to their end, in a new random order:
 
-  lockstep        lockstep run --nproc-per-node N  a script that calls lockstep.join() and team.all_reduce()
-  torchrun        torchrun --nproc-per-node N      a script that calls init_process_group("gloo") and all_reduce()
-  torchrun script under lockstep                   the very script of torchrun, under lockstep run: the launcher alone
+  lockstep        lockstep run --nproc-per-node N, with a script that calls lockstep.join() and
+                  team.all_reduce()
+  torchrun        torchrun --nproc-per-node N, with a script that calls
+                  init_process_group("gloo") and all_reduce()
+  torchrun script under lockstep
+                  torchrun's script under lockstep run: the launcher alone
 
-What counts is the time from starting the command until rank 0 has the sum; the whole command, until
-it has ended, is reported apart. Files are in the page cache after the first round, for all alike.
+The result is the time from starting the command until rank 0 has the sum. The time until the
+command exits is reported separately. After the first round, files are in the page cache for all.
 
   ratio        lockstep / torchrun, to the first all-reduce
   ratio_whole  lockstep / torchrun, the whole command

@@ -1,13 +1,15 @@
-"""What transformers' Trainer costs a step on lockstep, beside plain Trainer.
+"""Measures the time per step of transformers' Trainer on lockstep, compared with plain Trainer.
 
-    python benchmarks/trainer.py                      all cases
-    python benchmarks/trainer.py --cases "1 of 4"     one process that runs four shards; plain Trainer accumulates four batches
+    python benchmarks/trainer.py                    all cases
+    python benchmarks/trainer.py --cases "1 of 4"   one process that runs four shards; plain Trainer
+                                                    accumulates four batches
 
-Both train the same GPT on the same number of sequences a step, one thread a process, with the same
-arguments: clipping and a linear schedule, no evaluation, nothing saved. All contenders are alive
-throughout, in processes of their own, and one runs at a time.
+Both train the same GPT on the same number of sequences per step, with one thread per process and
+the same arguments: clipping and a linear schedule, no evaluation, nothing saved. All contenders
+are alive throughout, in separate processes, and one runs at a time.
 
-  ratio   seconds of a step on lockstep / of plain Trainer, of the worst case: lower is better; `cases` has each
+  ratio   seconds per step on lockstep / with plain Trainer, in the worst case: lower is better;
+          `cases` has each
 """
 
 from __future__ import annotations

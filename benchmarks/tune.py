@@ -1,19 +1,21 @@
-"""Does `lockstep tune` find the best settings of a loader, in a fraction of the time of a sweep?
+"""Checks that `lockstep tune` finds the best settings of a loader in a fraction of the time of a
+sweep.
 
     python benchmarks/tune.py                        all five scripts of _loaders.py
-    python benchmarks/tune.py --cases files,remote   some of them; --quick to see that it works
+    python benchmarks/tune.py --cases files,remote   some of them; --quick to check that it works
 
-For each script `lockstep tune` runs once, as a user runs it. A sweep then times loader workers and
-prefetch, every pair of them; what it has found to be best, and what tune has found, are timed again
-in turn, five rounds, so that chance favours neither.
+For each script, `lockstep tune` runs once, as a user runs it. A sweep then times all pairs of
+loader workers and prefetch. The best settings of the sweep and the settings from tune are then
+timed again alternately, in five rounds, so that chance favors neither.
 
-  share      the median epoch of the sweep's best divided by that of tune's settings: 1 is as good (goal 0.95). If both are
-             the same settings it is 1: two measurements of them tell of the machine.
-  of_sweep   tune's time divided by the sweep's: an epoch of 1000 steps for each setting and the start of its run (goal 0.2).
-             The sweep's epochs are computed from the speed of a second's steps, behind the first
-             ones, and their first step.
-  gain       the median epoch of the script's own settings divided by that of tune's
-  digests    whether 40 steps with and without its --workers have one digest
+  share      the median epoch of the sweep's best settings / of tune's settings: 1 is equally good
+             (goal 0.95). If both are the same settings, it is 1, since two measurements of them
+             would only compare the machine with itself.
+  of_sweep   tune's time / the sweep's: one epoch of 1000 steps for each setting and the start of
+             its run (goal 0.2). The sweep's epochs are computed from the speed of one second of
+             steps, after the first ones, and from their first step.
+  gain       the median epoch of the script's settings / of tune's settings
+  digests    whether 40 steps with and without its --workers have the same digest
 """
 
 from __future__ import annotations

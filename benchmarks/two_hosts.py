@@ -1,20 +1,23 @@
-"""What a step costs over two hosts: `lockstep run` on both, against torchrun and a hand-written DDP
-script.
+"""Measures the time per step over two hosts: `lockstep run` on both, compared with torchrun and a
+hand-written DDP script.
 
-    python benchmarks/two_hosts.py                        a fast link, then one of 100 Mbit/s; needs root
+    python benchmarks/two_hosts.py                       a fast link, then one of 100 Mbit/s;
+                                                         needs root
     python benchmarks/two_hosts.py --size 0.5M --link 10
-    python benchmarks/two_hosts.py --nproc 2              two processes on each host
+    python benchmarks/two_hosts.py --nproc 2             two processes on each host
 
-The hosts are network namespaces of this machine (see docs/clusters.md): each has its own address,
-name and processes, and the cores are the machine's. All contenders train the same transformer on
-data of the same kind, one thread a process, and live through the whole run; they take turns in
-rounds, first on the fast link (as fast as it goes: the machine's memory; three rounds for each on
-the slow one, for they are short), then with one host's cable limited. lockstep runs with strategy
-ddp, which is the same engine as by hand, and, for comparison, with strategy exact, its fixed tree.
-Nobody saves anything. A turn is an epoch, and its end costs lockstep some small exchanges (what was
-logged and measured, and whether the run is to stop), which show where it has few steps (--steps 4).
+The hosts are network namespaces of this machine (see docs/clusters.md): each has a separate
+address, name and processes, and they share the machine's cores. All contenders train the same
+transformer on data of the same kind, with one thread per process, and live through the whole run.
+They alternate in rounds, first on the fast link (as fast as the machine's memory; three rounds
+for each round on the slow link, since they are short), then with one host's cable limited.
+lockstep runs with strategy ddp, which is the same engine as in the hand-written script, and, for
+comparison, with strategy exact, its fixed tree. No contender saves anything. A turn is an epoch,
+and its end costs lockstep some small exchanges (logged and measured values, and whether to stop),
+which are visible if it has few steps (--steps 4).
 
-  ratio   seconds of a step, lockstep (ddp) / by hand, on that of the two links where it is larger: lower is better
+  ratio   seconds per step, lockstep (ddp) / by hand, on the link with the larger ratio: lower is
+          better
 """
 
 from __future__ import annotations
