@@ -29,8 +29,8 @@ _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment for a contender: one thread each, and Gloo on loopback for all
-    alike."""
+    """Returns this process's environment for a contender: one thread per process, and Gloo on
+    loopback for all contenders."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -41,18 +41,18 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one process measured in one turn."""
+    """The measurements of one process in one turn."""
 
     wall_s: float
     cpu_s: float
-    """Processor time of all its threads: it does not grow while others have the cores."""
+    """The processor time of all threads, which does not grow while others have the cores."""
     peak_rss_bytes: int
-    """The most memory that the process has had so far."""
+    """The peak memory of the process so far."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where a process runs: a network of its own on this machine."""
+    """The place where a process runs: a separate network on this machine."""
 
     prefix: Sequence[str]
     """What starts a command there."""
@@ -67,9 +67,8 @@ class Crew:
         name: for messages.
         worker: a script in ``workers/``.
         args: its arguments.
-        nproc: how many processes. Several meet as torchrun's would; independent ones are told
-            nothing of each other.
-        independent: whether each process is a world of its own.
+        nproc: the number of processes. Several meet as torchrun's do; independent ones do not.
+        independent: whether each process is a separate world.
         hosts: where each process runs, if not all on this machine's loopback.
         more_args: for each process, if they differ.
     """
@@ -156,8 +155,8 @@ class Crew:
         raise SystemExit(f"{self.name} ended before its time. Its last words:\n{self._errors.read()[-4000:]}")
 
     def close(self) -> None:
-        """End the processes: in the middle of a turn at once, or else they are left to end by
-        themselves for a few seconds."""
+        """Ends the processes: in the middle of a turn immediately, and otherwise after a few
+        seconds in which they can exit."""
         for process in self._processes:
             if self._is_working:
                 process.kill()

@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SOON_S = 15.0
-"""Within this time of when a fault shows it should be named."""
+"""The seconds within which a fault must be named after it shows."""
 WINDOW_S = 60.0
-"""The same for what can only be seen over a while: a rank of an unchanged script that is slow."""
+"""The limit for a slow rank of an unchanged script, which shows only over some time."""
 WORK_S = 50.0
-"""The same for a rank that computes, which may have good reason: until the ranks that wait for it
-time out, after 40 s."""
+"""The limit for a rank that computes, which may be legitimate until the ranks that wait for it time
+out, after 40 s."""
 MEET_S = 75.0
-"""The same for ranks that have not met in their first minute."""
+"""The limit for ranks that have not met in their first minute."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Fault:
     """Of lockstep run."""
     script: str = "faulty"
     shared_memory: str = ""
-    """The size of /dev/shm, in a mount namespace of its own; empty: the machine's."""
+    """The size of /dev/shm, in a separate mount namespace; empty: the machine's size."""
     is_of_all: bool = False
     """Whether the report is of all ranks, and not of one."""
     fails_on_all: bool = False
@@ -100,7 +100,7 @@ def _parting(name: str, form: str, rank: int = 1, nproc: int = 3, cause: str = "
 
 
 def _ended(name: str, rank: int, nproc: int, error: str = "") -> Fault:
-    """Of an unchanged script: its program is over."""
+    """Returns a fault of an unchanged script whose program has finished."""
     kinds = ("parted", "failed", "waiting")
     return Fault("parts", "unchanged", name, rank, nproc, kinds, cause="break|exit|ended", error=error, script="parting")
 

@@ -77,8 +77,8 @@ def scaled(ratio: Ratio, factor: float) -> Ratio:
 
 
 def interleave(contenders: Mapping[str, Callable[[], float]], rounds: int, say: Callable[[str], None]) -> Timings:
-    """Let every contender run once a round, in an order drawn anew for each round; what they
-    return, by name."""
+    """Runs every contender once per round, in a new random order for each round. Returns their
+    results by name."""
     timings: Timings = {name: [] for name in contenders}
     order = list(contenders)
     shuffle = random.Random(0).shuffle
@@ -97,7 +97,7 @@ def interleave(contenders: Mapping[str, Callable[[], float]], rounds: int, say: 
 
 
 def find_peers(modules: Mapping[str, str], say: Callable[[str], None]) -> list[str]:
-    """The peers that are installed. Each that is not is said, and left out."""
+    """Returns the installed peers, and prints the others, which are skipped."""
     found = []
     for name, module in modules.items():
         if importlib.util.find_spec(module) is None:
@@ -141,9 +141,9 @@ def machine() -> dict[str, Any]:
 def make_parser(doc: str, *, rounds: int) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has; ``doc`` is shown by --help."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"turns of each contender (default: {rounds})")
-    parser.add_argument("--quick", action="store_true", help="see that it runs: its figures mean nothing")
-    parser.add_argument("--json", action="store_true", help="print the last line only")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"number of turns of each contender (default: {rounds})")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs; the figures have no meaning")
+    parser.add_argument("--json", action="store_true", help="print only the last line, as JSON")
     parser.set_defaults(default_rounds=rounds)
     return parser
 
@@ -157,7 +157,7 @@ def resolve_rounds(args: argparse.Namespace, *, quick: int = 2) -> int:
 
 
 def speaker(args: argparse.Namespace) -> Callable[[str], None]:
-    """How to say what goes on; silent with --json."""
+    """Returns a function that prints progress, or nothing with --json."""
     return (lambda text: None) if args.json else (lambda text: print(text, flush=True))
 
 
@@ -178,7 +178,7 @@ def spread_table(timings: Timings, unit: str, ratios: Mapping[str, tuple[str, Ra
 
     Args:
         timings: what was measured, in ``unit``.
-        unit: stands in the header.
+        unit: the unit in the header.
         ratios: for a contender, what it was divided by and the ratio.
     """
     rows = []

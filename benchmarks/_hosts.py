@@ -1,4 +1,4 @@
-"""Two hosts on this machine (those of ``tools/cluster``, with separate addresses, names and
+"""Two hosts on this machine (from ``tools/cluster``, with separate addresses, names and
 processes), and contenders that launchers start on both.
 """
 
@@ -28,8 +28,8 @@ _READY_S, _TURN_S, _END_S, _LOOK_S = 120.0, 300.0, 20.0, 0.5
 
 @contextlib.contextmanager
 def hosts(number: int = 2) -> Iterator[list[Host]]:
-    """So many hosts on one switch. Gone with all that runs on them after the block, and with this
-    process."""
+    """Starts hosts on one switch. They end, with all of their processes, after the block and with
+    this process."""
     if reason := missing():
         print(f"{reason}: nothing was measured", file=sys.stderr)
         raise SystemExit(CANNOT_RUN)
@@ -101,7 +101,7 @@ class LaunchedCrew:
         return line
 
     def close(self) -> None:
-        """End the processes: those that work are left to end by themselves for a while."""
+        """Ends the processes, after a time in which working ones can exit."""
         for pipe in (*self._orders, *self._answers):
             os.close(pipe)
         deadline = time.monotonic() + _END_S

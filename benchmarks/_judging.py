@@ -23,7 +23,7 @@ _NEAR = 12
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a fault."""
+    """The verdict on a fault."""
 
     how: str
     seconds: float | None = None
@@ -87,7 +87,7 @@ def _how(report: Mapping[str, Any], fault: Fault) -> str:
 
 
 def _differ(report: Mapping[str, Any], fault: Fault) -> bool:
-    """Whether the culprit's call or place is said, and is another one than that of some other
+    """Returns whether a report has the culprit's call or place, and another one for some other
     rank."""
     for field in ("calls", "places"):
         own = report[field].get(str(fault.rank))
@@ -102,8 +102,8 @@ def _briefly(report: Mapping[str, Any]) -> str:
 
 
 def names(text: str, fault: Fault) -> bool:
-    """Whether the rank and the cause are said next to each other, in what a launcher without
-    reports has printed."""
+    """Returns whether the rank and the cause are next to each other in the output of a launcher
+    without reports."""
     rank = re.compile(rf"\branks?\W{{0,12}}{fault.rank}\b|\bR{fault.rank}/N0 (waited|was)")
     lines = text.splitlines()
     ranks = [number for number, line in enumerate(lines) if rank.search(line)]

@@ -23,9 +23,9 @@ class Moment:
     """When to strike: drawn once, the same for all contenders."""
 
     steps: int
-    """After a checkpoint."""
+    """The number of steps after a checkpoint."""
     fraction: float
-    """Of a step, besides."""
+    """The part of a step after which to strike."""
 
 
 @dataclass(frozen=True)

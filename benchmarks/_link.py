@@ -19,8 +19,8 @@ _LATENCY = "400ms"
 
 @contextlib.contextmanager
 def slow_link(megabits: int) -> Iterator[list[Host]]:
-    """Two hosts that reach each other at ``megabits`` a second each way. Gone after the block,
-    however it ends."""
+    """Two hosts that are connected at ``megabits`` per second in each direction. They end after the
+    block, also after an error."""
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         raise SystemExit("the slow link needs root, `ip` and `tc` (on Debian: iproute2), to make network namespaces")
     names = [f"lockstep-bench-{os.getpid()}-{end}" for end in "ab"]

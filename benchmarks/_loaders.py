@@ -56,7 +56,8 @@ class Samples(Dataset[Any]):
 
 
 def make(case: str, team: lockstep.Team, workers: int | None = None, prefetch: int | None = None) -> tuple[Any, Any, Any]:
-    """Model, optimizer and loader; ``workers`` and ``prefetch`` in place of the script's own."""
+    """Returns model, optimizer and loader, with ``workers`` and ``prefetch`` instead of the
+    script's values."""
     width, own = CASES[case]
     workers = own if workers is None else workers
     model = torch.nn.Sequential(

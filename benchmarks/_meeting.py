@@ -15,7 +15,7 @@ from _crew import WORKERS, clean_environ
 
 LOCKSTEP, STORE = "lockstep", "store"
 LIMIT_S = 60.0
-"""After so many seconds a meeting is given up."""
+"""The seconds after which a meeting has failed."""
 _QUIET = {"RES_OPTIONS": "attempts:0"}
 """PyTorch's client asks for the name of each address that it connects to, and waits 5 s for a name
 server that is silent."""

@@ -82,7 +82,7 @@ class Note:
 
 
 class Job:
-    """One script of one peer in a directory of its own, launched once or several times.
+    """One script of one peer in a separate directory, launched once or several times.
 
     Args:
         peer: whose.
@@ -192,7 +192,7 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_error(text: str) -> str:
-    """The first exception that was printed, else the last line."""
+    """Returns the first exception in the output; without one, the last line."""
     lines = [re.sub(r"^\[rank\d+\]:", "", line).strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
     return textwrap.shorten((errors or lines[-1:] or ["nothing was printed"])[0], 120)

@@ -15,7 +15,7 @@ class Suite:
     Args:
         name: of the project.
         package: its distribution; where it is missing, so are its tests.
-        where: their package, or if ``repository`` is given, their directory there.
+        where: their package; with ``repository``, their directory in it.
         repository: on GitHub, if they are not in the wheel: a checkout of the tag of the installed
             version is needed.
         pytest: whether pytest runs them.
@@ -32,7 +32,7 @@ class Suite:
         return f"{self.repository} at v{importlib.metadata.version(self.package).partition('+')[0]}"
 
     def target(self, script: str, sources: Path | None) -> list[str] | None:
-        """What a launcher is given to start; None: the checkout is missing."""
+        """Returns the command for a launcher; None: the checkout is missing."""
         if self.pytest:
             return ["-m", "pytest", "-v", "-p", "no:cacheprovider", "--pyargs", f"{self.where}.{script}"]
         if not self.repository:
@@ -52,9 +52,9 @@ class Script:
         nproc: how many processes; one for a script that starts its processes itself.
         wrote: what it writes that must be the same under both launchers, byte for byte.
         gpus: how many GPUs it cannot do without.
-        packages: what it needs besides the suite's own.
+        packages: the packages that it needs in addition to the suite's.
         model: of the Hub, for which ``workers/tiny_model.py`` makes a stand-in.
-        environ: variables it is told its task by.
+        environ: environment variables with its task.
     """
 
     suite: Suite

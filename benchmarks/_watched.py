@@ -20,8 +20,7 @@ REPORTS = "reports"
 """The file in the command's directory to which reports are added: an argument for ``lockstep run
 --reports``."""
 _MARK = "BENCHMARK_COMMAND"
-"""An environment variable by which all processes of a command are known, also those whose parents
-have ended."""
+"""An environment variable that marks all processes of a command, including orphans."""
 _PAUSE_S = 0.1
 
 
@@ -55,7 +54,7 @@ class Watched:
             return None
 
     def looks(self, limit_s: float) -> Iterator[None]:
-        """Look again and again; a last time when the command has ended, or the time is up."""
+        """Looks repeatedly, and a last time after the command has exited or the time is up."""
         end = time.monotonic() + limit_s
         while self.process.poll() is None and time.monotonic() < end:
             yield

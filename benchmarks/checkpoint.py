@@ -44,7 +44,7 @@ OURS, PEER, ASYNC = "lockstep", "torch.save", "async_save"
 HOWS = ("plain", "cached", "overlapped", "process")
 BEST_HOW = "overlapped"
 _LEAST_S = 1e-3
-"""Held up for less than that cannot be told from not at all."""
+"""The smallest delay that can be measured, in seconds."""
 
 Notes = list[dict[str, Any]]
 
@@ -54,8 +54,8 @@ def read_notes(directory: Path) -> Notes:
 
 
 def measure(args: argparse.Namespace, rounds: int, say: Callable[[str], None]) -> tuple[harness.Timings, dict[str, Notes]]:
-    """Seconds that each contender's checkpoints held training up, and all that was noted of them,
-    the first one first."""
+    """Returns the delays by each contender's checkpoints in seconds, and the notes on each
+    checkpoint, from the first."""
     hows = HOWS if args.async_save == "all" else (args.async_save,)
     contenders = {OURS: OURS, PEER: PEER, **{name_of(how, args): f"{ASYNC}:{how}" for how in hows}}
     args.dir.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace, rounds: int, say: Callable[[str], None]) -
             crew = crews.start(Crew(name, "saving.py", [contenders[name], *told], args.nproc))
             crew.wait_ready()  # one after another: their first checkpoint is measured too
             first = read_notes(places[name])[0]
-            say(f"{name}: the first checkpoint held training up for {first['held_s']:.2f} s")
+            say(f"{name}: the first checkpoint delayed training by {first['held_s']:.2f} s")
             if not first["sound"]:
                 raise SystemExit(f"{name}: what was written is not what was to be saved")
 
@@ -98,11 +98,11 @@ def name_of(how: str, args: argparse.Namespace) -> str:
 
 def main() -> None:
     parser = harness.make_parser(__doc__ or "", rounds=8)
-    parser.add_argument("--nproc", type=int, default=1, metavar="W", help="processes (default: 1)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each (default: 1)")
-    parser.add_argument("--dir", type=Path, default=Path("build"), help="where the checkpoints go (default: build)")
-    parser.add_argument("--before", type=int, default=7, metavar="N", help="undisturbed steps of a turn (default: 7)")
-    parser.add_argument("--after", type=int, default=16, metavar="N", help="steps after the cut (default: 16)")
+    parser.add_argument("--nproc", type=int, default=1, metavar="W", help="number of processes (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads per process (default: 1)")
+    parser.add_argument("--dir", type=Path, default=Path("build"), help="directory of the checkpoints (default: build)")
+    parser.add_argument("--before", type=int, default=7, metavar="N", help="undisturbed steps per turn (default: 7)")
+    parser.add_argument("--after", type=int, default=16, metavar="N", help="steps after the checkpoint begins (default: 16)")
     parser.add_argument("--async-save", choices=[*HOWS, "all"], default=BEST_HOW, help=f"its settings (default: {BEST_HOW})")
     args = parser.parse_args()
     say, rounds = harness.speaker(args), harness.resolve_rounds(args)
@@ -118,7 +118,7 @@ def report(
     """The tables and the last line."""
     say = harness.speaker(args)
     ratios = {name: ratio_of(timings[OURS], timings[name]) for name in timings if name != OURS}
-    say(f"\nHeld up by a checkpoint:\n{harness.spread_table(timings, 's', {OURS: (PEER, ratios[PEER])}, digits=3)}")
+    say(f"\nDelay by a checkpoint:\n{harness.spread_table(timings, 's', {OURS: (PEER, ratios[PEER])}, digits=3)}")
     header = ["contender", "first s", "pause s", "steps until written", "a step s", "others' cores"]
     say(f"\n{harness.table(header, [detail(name, own) for name, own in notes.items()])}")
     for name, ratio in ratios.items():

@@ -56,7 +56,7 @@ ROUNDS = 3
 
 
 class Spoken:
-    """Says what becomes of each run. An ``analysis.trial.Observer``."""
+    """An observer that prints the result of each run."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
@@ -85,9 +85,9 @@ def comparisons(speeds: list[float]) -> list[Interval]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100, metavar="N", help="how many (default: 100)")
-    parser.add_argument("--epochs", type=int, default=30, metavar="N", help="passes of each (default: 30)")
-    parser.add_argument("--quick", action="store_true", help="six runs: see that it works")
+    parser.add_argument("--runs", type=int, default=100, metavar="N", help="number of runs (default: 100)")
+    parser.add_argument("--epochs", type=int, default=30, metavar="N", help="epochs per run (default: 30)")
+    parser.add_argument("--quick", action="store_true", help="six runs: only check that it works")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     if args.runs < 2 * ROUNDS:

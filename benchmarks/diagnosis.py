@@ -117,7 +117,7 @@ def analysed(run: Watched, fault: Fault) -> str:
 
 
 def run(fault: Fault, tool: str) -> tuple[Verdict, str]:
-    """What came of one fault under one launcher; and what was printed."""
+    """Returns the verdict on one fault under one launcher, and its output."""
     return run_lockstep(fault) if tool == "lockstep" else run_other(fault, tool)
 
 
@@ -139,10 +139,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", metavar="TEXT", help="only faults with this in their name")
     parser.add_argument("--group", metavar="TEXT", help="only faults of this group: stuck, calls, loader, ...")
-    parser.add_argument("--only", choices=TOOLS, help="only this one")
-    parser.add_argument("--at-a-time", type=int, default=1, metavar="N", help="so many runs beside each other (default: 1)")
-    parser.add_argument("--show", action="store_true", help="show what was printed where a fault was not named")
-    parser.add_argument("--quick", action="store_true", help="one fault: see that it runs")
+    parser.add_argument("--only", choices=TOOLS, help="only this launcher")
+    parser.add_argument("--at-a-time", type=int, default=1, metavar="N", help="number of runs at the same time (default: 1)")
+    parser.add_argument("--show", action="store_true", help="show the output if a fault was not named")
+    parser.add_argument("--quick", action="store_true", help="one fault: only check that it runs")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     say, machine = harness.speaker(args), harness.machine()

@@ -55,7 +55,7 @@ OF_ONE_RANK = (
     "poll_for_job",
     "train_in_subset",
 )
-"""By turns another one; in the other cases rank 0, or all."""
+"""All cases. Those before ``OF_ONE_RANK`` are of rank 0, or of all ranks."""
 CASES = (
     "evaluate_long",
     "save_long",
@@ -69,9 +69,9 @@ CASES = (
 )
 FORMS = ("lockstep", "unchanged")
 _TOOK_S = 15.0
-"""For how long a launch is suspended, or its cores are taken."""
+"""The seconds for which a launch is suspended, or its cores are taken."""
 _NO_ALARMS = ("failed", "lingering")
-"""Kinds of reports; a warning of any other says that a healthy run is not well."""
+"""Kinds of reports that are no alarm; a warning of any other kind is a false alarm."""
 
 
 def run(number: int, case: str, form: str) -> tuple[str, str]:
@@ -95,7 +95,7 @@ def run(number: int, case: str, form: str) -> tuple[str, str]:
 
 
 def suspend(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-Z and fg do it, and a machine that sleeps: nobody runs for a while."""
+    """Suspends all processes for a while, like Ctrl-Z and fg, or a sleeping machine."""
     time.sleep(10)
     launcher = psutil.Process(process.pid)
     everybody = [launcher, *launcher.children(recursive=True)]
@@ -116,11 +116,11 @@ def steal() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=240, metavar="N", help="how many (default: 240)")
-    parser.add_argument("--at-a-time", type=int, default=6, metavar="N", help="so many of them (default: 6)")
+    parser.add_argument("--runs", type=int, default=240, metavar="N", help="number of runs (default: 240)")
+    parser.add_argument("--at-a-time", type=int, default=6, metavar="N", help="number of runs at the same time (default: 6)")
     parser.add_argument("--case", metavar="TEXT", help="only those with this in their name")
-    parser.add_argument("--show", action="store_true", help="show what was printed where it was not well")
-    parser.add_argument("--quick", action="store_true", help="two runs: see that it runs")
+    parser.add_argument("--show", action="store_true", help="show the output of runs with an alarm or failure")
+    parser.add_argument("--quick", action="store_true", help="two runs: only check that it works")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     say, machine = harness.speaker(args), harness.machine()

@@ -64,8 +64,8 @@ restarts after 5 s)."""
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds since the loss until each of the stages, how many steps were taken again, and how
-    often all began anew."""
+    """Seconds from the loss to each stage, the number of repeated steps, and the number of new
+    starts of all processes."""
 
     reached_s: tuple[float, ...]
     again: int
@@ -124,8 +124,8 @@ def run_once(name: str, args: argparse.Namespace, loss: str, moment: Moment, say
 
 def follow(launch: Launch, lost_s: float, limit_s: float) -> Recovery:
     """Wait for the next new step. Raises Stuck."""
-    # Processes of different hosts may have the same number: those of after the loss are told apart
-    # by the time.
+    # Processes of different hosts may have the same number. The start time identifies processes of
+    # after the loss.
     began = launch.until(lambda notes: [n for n in notes if n.what == "began" and n.time_s > lost_s], limit_s)
     best = max(note.number for note in launch.notes() if note.what == "step" and note.time_s < began.time_s)
     remaining_s = limit_s - (time.time() - lost_s)
@@ -201,7 +201,7 @@ def report(
             [name, *(f"{stages[name][column]:.2f}" if stages[name] else "" for column in COLUMNS), str(failed[name])]
             for name in own
         ]
-        say(f"\nMedians of those that recovered:\n{harness.table(['contender', *COLUMNS, 'failed'], rows)}")
+        say(f"\nMedians of the recovered runs:\n{harness.table(['contender', *COLUMNS, 'failed'], rows)}")
         headline = ratios.get(PEER) or ratios[TUNED]
         results[loss] = {
             **harness.ratio_fields(headline),

@@ -53,7 +53,7 @@ class End:
 
 
 def run(launcher: str, script: Script, target: list[str], directory: Path, limit_s: float) -> End:
-    """Start it in a directory of its own, and wait for its end."""
+    """Starts it in a separate directory, and waits for its end."""
     (directory / "out").mkdir(parents=True, exist_ok=True)
     if script.model:
         stand_in = [sys.executable, str(WORKERS / "tiny_model.py"), script.model]

@@ -53,12 +53,12 @@ RATIOS = {
     "ratio_exact": ("V=W", "ddp"),
 }
 NO_GPU = 77
-"""The exit status of what cannot run here: `make bench` goes on without it."""
+"""The exit status if it cannot run here. `make bench` then continues without it."""
 
 
 def find_gpu() -> str | None:
-    """The name of the GPU; None where there is none. (In a process of its own, that holds no memory
-    of the GPU.)"""
+    """Returns the name of the GPU; None: there is none. It looks in a separate process, so that
+    this one uses no memory of the GPU."""
     ask = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     return done.stdout.strip() or None
@@ -117,7 +117,7 @@ def main() -> None:
     args = parser.parse_args()
     say, rounds = harness.speaker(args), harness.resolve_rounds(args)
     if args.device == "cpu" and not args.quick:
-        raise SystemExit("--device cpu without --quick: a CPU's images a second tell nothing of a GPU's. Give both.")
+        raise SystemExit("--device cpu needs --quick: a CPU's images per second do not predict a GPU's. Pass both.")
     names = chosen(args.contenders, args.nproc)
     gpu = find_gpu() if args.device == "cuda" else None
     if args.device == "cuda" and gpu is None:

@@ -51,7 +51,7 @@ class Case:
     rows: tuple[tuple[str, str], ...]
     """Titles, and what is right."""
     measure: Callable[[Peer, Path], Sequence[str]]
-    """The cells of a column, run in a directory of its own. Raises RefusedError."""
+    """Returns the cells of a column, run in a separate directory. Raises RefusedError."""
 
 
 def twice_and_never(job: Job, num_samples: int, epoch: int = 0) -> str:
@@ -200,7 +200,7 @@ REMEDIES = (
 
 
 def measure(case: Case, peer: Peer, directory: Path) -> list[Cell]:
-    """The cells of one column; those of an earlier run in the directory, where there are any."""
+    """Returns the cells of one column, from an earlier run in the directory if there are any."""
     kept = directory / "cells.json"
     if kept.exists():
         return [Cell(**fields) for fields in json.loads(kept.read_text(encoding="utf-8"))]

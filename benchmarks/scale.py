@@ -24,7 +24,7 @@ and 2 quadratic.
 --hosts lets the launchers of so many hosts meet, with numbers (--node-rank), at a store on
 loopback: as threads of one process per core; the first host has a separate process. No workers
 are started. The time that PyTorch's store needs alone is printed for comparison: each host
-connects, sets one key, and gets another one. A size that takes longer than 60 s is given up."""
+connects, sets one key, and gets another one. A size that takes longer than 60 s has failed."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ _FIGURES: Sequence[Callable[[_meeting.Meeting], float]] = (lambda one: one.cpu_s
 
 
 def _rounds(size: int, how: str, rounds: int) -> list[_meeting.Meeting]:
-    """So many meetings; none if one of them was given up."""
+    """Returns the meetings; none if one of them failed."""
     found = []
     for _ in range(rounds):
         met = _meeting.meet(size, how)

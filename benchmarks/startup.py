@@ -50,7 +50,7 @@ def commands(nproc: int) -> dict[str, list[str]]:
 
 
 def run_once(command: list[str], nproc: int) -> tuple[float, float]:
-    """Seconds until rank 0 had the sum, and until the command had ended."""
+    """Returns the seconds until rank 0 had the sum, and until the command exited."""
     with tempfile.TemporaryDirectory() as scratch:
         note = Path(scratch) / "note"
         began = time.monotonic()

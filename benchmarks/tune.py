@@ -42,7 +42,7 @@ Setting = tuple[int | None, int | None]
 
 
 def settings(quick: bool) -> list[Setting]:
-    """Those of the sweep."""
+    """The settings of the sweep."""
     if quick:
         return [(0, None), (2, 2)]
     return [(0, None), *((workers, prefetch) for workers in WORKERS[1:] for prefetch in PREFETCH)]

@@ -1,9 +1,9 @@
-"""What must hold before a release, and what is left to publish it: ``make release-check``, after
-``make wheel``.
+"""The checks before a release, and the steps that remain to publish it: ``make release-check``,
+after ``make wheel``.
 
-The wheel and the source archive in dist/ are checked by twine (metadata, and whether PyPI can show
-the README), and the wheel is installed into an environment of its own, where a new script trains on
-two processes.
+twine checks the wheel and the source archive in dist/ (metadata, and whether PyPI can show the
+README). The wheel is installed into a separate environment, where a new script trains on two
+processes.
 """
 
 from __future__ import annotations

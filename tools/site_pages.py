@@ -1,9 +1,9 @@
-"""A hook of MkDocs (see mkdocs.yml): files of the repository that pages link to become part of the
-site.
+"""A hook of MkDocs (see mkdocs.yml) that adds files of the repository to the site if pages link to
+them.
 
-Pages are written for the repository, where ``../examples/gan.py`` leads somewhere. Files outside of
-docs/ that are linked, or stand in the navigation, are added: Markdown as pages, others as text that
-a browser shows.
+Pages are written for the repository, where ``../examples/gan.py`` is a file. Files outside of docs/
+that are linked, or in the navigation, are added: Markdown as pages, others as text that a browser
+shows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links into those of the site, and fences into what the highlighter knows."""
+    """Rewrites links for the site, and code fences for the highlighter."""
     places = dict(linked(in_repository(page.file.src_uri)))
     start = posixpath.dirname(page.file.src_uri) or "."
 

@@ -1,5 +1,5 @@
-"""A script of which each process trains by itself: ``alone.py WAY``. Nobody has made it
-distributed, and it does not say so."""
+"""A script whose processes train separately: ``alone.py WAY``. It is not distributed, and does not
+report that."""
 
 import sys
 import time

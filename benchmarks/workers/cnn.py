@@ -2,7 +2,7 @@
 
     python benchmarks/workers/cnn.py --steps N --batch N --run-dir DIR
 
-Alone it trains on the whole batch; as one of several it takes its part. A turn is ``steps`` steps,
+One process trains on the global batch; several take a part each. A turn is ``steps`` steps,
 one epoch."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training that goes on where it was killed: ``lockstep run --shards SHARDS going_on_lockstep.py
+"""A training that resumes after a kill: ``lockstep run --shards SHARDS going_on_lockstep.py
 NOTES SIZE SHARDS``."""
 
 import time

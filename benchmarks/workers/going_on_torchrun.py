@@ -1,7 +1,7 @@
 """The same as ``going_on_lockstep.py``, by hand for torchrun: ``going_on_torchrun.py NOTES SIZE
 CHECKPOINT EVERY [TIMEOUT_S]``.
 
-Each process brings a batch of its own, as PyTorch's tutorials have it: with fewer processes a step
+Each process has a separate batch, as in PyTorch's tutorials: with fewer processes a step
 has fewer samples."""
 
 import time

@@ -25,7 +25,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
-    """What users write: a class of their own, whose samples can be had only one by one."""
+    """A dataset as users write it, whose samples can be read only one by one."""
 
     def __init__(self, inputs: Tensor, labels: Tensor) -> None:
         self.inputs = inputs

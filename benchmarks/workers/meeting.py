@@ -1,7 +1,7 @@
 """Launchers of several machines, in threads of this process: ``meeting.py HOW PORT NUM_HOSTS FIRST
-STEP``: FIRST, FIRST + STEP and so on; the first of all has a process of its own, with the store.
+STEP``: FIRST, FIRST + STEP and so on; the first of all has a separate process, with the store.
 
-It says "ready", meets at "go", and then prints a line of JSON. HOW: ``lockstep``, the launchers'
+It prints "ready", meets at "go", and then prints a line of JSON. HOW: ``lockstep``, the launchers'
 own connection, heartbeat and rendezvous; or ``store``, which does with PyTorch's TCP store alone
 what no meeting can do without: each host connects, sets a key, and gets one that the first sets
 once it has all the others'.
@@ -51,7 +51,7 @@ class Counted:
 
 
 class Host:
-    """A launcher. Numbers are like those of ``--node-rank``."""
+    """A launcher, with a number like ``--node-rank``."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -88,7 +88,7 @@ class Host:
 
 
 def counted_connect(*args: Any) -> Any:
-    """In place of ``connect``."""
+    """Replaces ``connect``."""
     return Counted(connect(*args))
 
 

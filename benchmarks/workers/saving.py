@@ -6,9 +6,9 @@ so many steps.
 
 Contenders: ``lockstep`` (``checkpoint_every``), ``torch.save`` (between two steps), and
 ``async_save`` of ``torch.distributed.checkpoint`` with one of four settings. A turn is ``before``
-undisturbed steps, a cut, and ``after`` steps that it may hold up. What was found is appended to
-``DIR/held.jsonl`` by rank 0, a line a turn, the one of the very first checkpoint first; then it is
-also looked whether what was written can be loaded and holds the values of the cut."""
+undisturbed steps, a cut, and ``after`` steps that the checkpoint may delay. Rank 0 appends the
+measurements to ``DIR/held.jsonl``, one line per turn. After the first checkpoint, it also checks
+that the files can be loaded and have the values of the cut."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class Saving(Protocol):
         """Return when it is."""
 
     def load(self, step: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """Weights and moments by the names of parameters, as whoever goes on from that checkpoint
-        reads them."""
+        """Returns weights and moments by the names of parameters, as a resumed training reads
+        them."""
 
 
 class Clock:
-    """Is told of every step that begins, and says when a turn is over."""
+    """The times of steps, whose ``begins`` returns True at the end of a turn."""
 
     def __init__(self, args: argparse.Namespace, saving: Saving, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._before, self._after = args.before, args.after
@@ -87,7 +87,7 @@ class Clock:
         self._expected: Values = {}
 
     def begins(self) -> bool:
-        """A step begins. True: the turn is over."""
+        """Records the begin of a step. Returns whether the turn ends."""
         step, self._next = self._next, self._next + 1
         self._came[step] = time.perf_counter()
         self._others[step] = others_cpu_s()
@@ -107,12 +107,12 @@ class Clock:
         return is_over
 
     def resumes(self) -> None:
-        """The next turn begins."""
+        """Begins the next turn."""
         self._went[self._next - 1] = time.perf_counter()
 
     def _note(self, cut: int) -> None:
-        """A turn is over: note what the checkpoint after step ``cut`` cost."""
-        # the very first of the turn found cold caches, and counts for nothing
+        """Records, at the end of a turn, the cost of the checkpoint after step ``cut``."""
+        # The first step of a turn does not count, since it has cold caches.
         first = cut - self._before + 2
         lasted = {step: self._came[step + 1] - self._went[step] for step in range(first, cut + self._after + 1)}
         end = self._written_at or cut + self._after + 1  # the first step that was left alone again
@@ -136,8 +136,8 @@ class Clock:
 
 
 def others_cpu_s() -> float:
-    """Processor time that was spent on this machine, but not in this training (its ranks are taken
-    to be alike)."""
+    """Returns the processor time of this machine that other programs used. The ranks of this
+    training are assumed to use equal time."""
     with Path("/proc/stat").open() as file:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
     spent = user + nice + system + irq + softirq + steal
@@ -177,7 +177,7 @@ class OfLockstep:
         self._steps: set[int] = set()
 
     def is_written(self, step: int) -> bool:
-        """From the journal, which tells of a checkpoint at the end of the first step that finds it
+        """Reads the event log, which has a checkpoint at the end of the first step that finds it
         written."""
         with (self._run_dir / "events.jsonl").open("rb") as file:
             file.seek(self._offset)
@@ -291,7 +291,7 @@ class AsyncSave(ByHand):
     """How it is set, by name:
 
     plain       as its documentation begins: a new copy in memory for each checkpoint
-    cached      a DefaultStager that is kept, so that its copy is taken into the same memory each time
+    cached      a DefaultStager that is kept, so that it copies into the same memory each time
     overlapped  the same, copying in a thread; waited for before the next update
     process     as cached, in shared memory, written by another process
     """

@@ -5,7 +5,7 @@ or fully_shard.
     --run-dir DIR
 
 All train on the same global batches, V shards of 4 sequences of 32 tokens, and a process runs its
-shards one after another. DDP runs all but the last under no_sync(), as its documentation says, and
+shards one after another. DDP runs all but the last under no_sync(), as in its documentation, and
 fully_shard does likewise. One thread a process. A turn is ``steps`` steps.
 """
 

@@ -4,7 +4,7 @@ DistributedDataParallel.
     lockstep run --nnodes 2 ... benchmarks/workers/two_hosts.py lockstep --size 5M --steps N
     torchrun --nnodes 2 ... benchmarks/workers/two_hosts.py by-hand --size 5M --steps N
 
-Both have the same model, the same data set in shuffled order, and 4 sequences of 32 tokens a
+Both have the same model, the same dataset in shuffled order, and 4 sequences of 32 tokens a
 process and step. A turn is ``steps`` steps, an epoch.
 """
 

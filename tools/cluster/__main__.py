@@ -1,5 +1,4 @@
-"""A cluster on this machine until Ctrl-C, with a prompt to work on it: ``python -m cluster --hosts
-3 --slurm``."""
+"""A cluster on this machine until Ctrl-C, with a prompt: ``python -m cluster --hosts 3``."""
 
 import argparse
 import cmd
@@ -16,7 +15,7 @@ INTRO = """
 {hosts}
 From another terminal, a shell on a host (NUMBER is behind its address):
   nsenter --all --wdns="$PWD" --target NUMBER env {variables} "${{SHELL:-sh}}"
-Here, "help" tells what can be done. Ctrl-C or "quit" ends the cluster, and all that runs in it.
+"help" lists the commands. Ctrl-C or "quit" ends the cluster and all of its processes.
 """
 
 
@@ -34,8 +33,8 @@ class Prompt(cmd.Cmd):
         print(table(self._cluster))
 
     def do_run(self, line: str) -> None:
-        """run HOST COMMAND: run a line of shell there until it ends, and tell a status but 0; with
-        & behind it, beside it"""
+        """run HOST COMMAND: run a shell command on the host, and print a status other than 0; with
+        & at the end, in the background"""
         name, _, command = line.partition(" ")
         status = self._run(name, ["sh", "-c", command])
         if status:
@@ -151,9 +150,9 @@ def variables(cluster: Cluster) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
-    parser.add_argument("--hosts", type=int, default=2, help="how many (default: 2)")
-    parser.add_argument("--slurm", action="store_true", help="with Slurm on all of them")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs a host that Slurm believes in (default: 0)")
+    parser.add_argument("--hosts", type=int, default=2, help="number of hosts (default: 2)")
+    parser.add_argument("--slurm", action="store_true", help="start Slurm on all hosts")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs per host that Slurm is configured with (default: 0)")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda caught, _: sys.exit(128 + caught))

@@ -1,11 +1,11 @@
-"""A cluster in a box: hosts on one machine that are as separate as hosts are.
+"""A cluster in a box: hosts on one machine that are as separate as real hosts.
 
     with Cluster(hosts=2) as cluster:
         cluster.hosts[0].run(["ping", "-c1", "host1"])
 
-It needs root and Linux's namespaces (``missing`` says what is not there), touches nothing of the
-machine's own network, and is gone with this process, however that ends: see ``guardian``. Any
-number of clusters can be up at once."""
+It needs root and Linux's namespaces (``missing`` returns what is missing). It does not touch the
+machine's own network, and disappears with this process, even if it is killed (see ``guardian``).
+Any number of clusters can run at the same time."""
 
 import functools
 import os
@@ -104,17 +104,17 @@ class Cluster:
 
     @property
     def files(self) -> Path:
-        """The directory that the hosts see as ``guardian.HERE``, from outside; in memory, and gone
-        with the cluster."""
+        """The directory that the hosts see as ``guardian.HERE``, from outside. It is in memory, and
+        deleted with the cluster."""
         return Path(f"/proc/{self._pid}/root{HERE}")
 
     def processes(self) -> list[psutil.Process]:
-        """The live processes on all hosts, without those that are part of the hosts."""
+        """Returns the live processes on all hosts, except the daemons of the hosts."""
         return [process for host in self.hosts for process in host.processes()]
 
     def mend(self) -> list[str]:
-        """Undo whatever was done to the hosts. Returns the jobs that were left in Slurm's queue,
-        and are cancelled."""
+        """Undoes all changes to the hosts, and cancels the jobs in Slurm's queue. Returns these
+        jobs."""
         for host in self.hosts:
             host.mend()
         return self.slurm.mend() if self.slurm else []
@@ -153,12 +153,12 @@ class Cluster:
             ready, _, _ = select.select([stream], [], [], START_S)
             told = os.read(stream.fileno(), 4096) if ready else b""
             if not told:
-                raise HostError(f"the cluster did not answer in {START_S:g} s, or is gone: what it said is above")
+                raise HostError(f"the cluster did not reply within {START_S:g} s, or has exited (see its output above)")
             *lines, rest = (rest + told).split(b"\n")
             yield from (line.decode() for line in lines)
 
     def _order(self, hosts: list[Host]) -> None:
-        """Switch hosts on, all at once."""
+        """Switches hosts on, all at the same time."""
         orders, _ = self._pipes
         for host in hosts:
             order = f"{host.name} {UPTIME_S * (1 + self.hosts.index(host))}\n"

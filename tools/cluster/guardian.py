@@ -1,13 +1,12 @@
-"""The first process of a cluster: all that is in the cluster dies with it, and it dies with its
-owner.
+"""The first process of a cluster. It exits with its owner, and the entire cluster ends with it.
 
-It is process 1 of the cluster's own process namespace, so that the kernel ends every process of
-every host when it ends, for whatever reason. Nothing of a cluster has a name on the machine:
-namespaces, the switch, links and files are gone with the last process in them, and there is nothing
-to sweep up, however the owner ended.
+It is process 1 of the cluster's own process namespace, so the kernel ends every process of every
+host when it exits, for whatever reason. Nothing of a cluster has a name on the machine:
+namespaces, the switch, links and files disappear with the last process in them. So no cleanup is
+needed, even if the owner was killed.
 
-    guardian.py OWNER   on its standard input: the name of a host to switch on, and for how many seconds it has been up;
-                        OWNER is a pidfd, and tells when that process is gone
+    guardian.py OWNER   OWNER is a pidfd, by which the guardian notices that process's exit.
+                        Standard input: the name of a host to switch on, and its uptime in seconds
 """
 
 import os
@@ -22,14 +21,14 @@ INIT = str(Path(__file__).with_name("init.py"))
 
 
 def boot(name: str, uptime_s: str) -> None:
-    """Start a host: one process, the first in namespaces of its own."""
+    """Starts a host: one process, the first in separate namespaces."""
     namespaces = ["--pid", "--net", "--uts", "--ipc", "--mount", "--time", "--monotonic", uptime_s, "--boottime", uptime_s]
     command = ["unshare", "--kill-child", *namespaces, sys.executable, "-I", "-S", INIT, name, HERE]
     os.posix_spawnp(command[0], command, os.environ)
 
 
 def reap(*_: object) -> None:
-    """Take leave of children that have ended, adopted ones too."""
+    """Waits for children that have exited, including adopted ones."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,7 +1,7 @@
-"""A host of a cluster: a machine as far as its processes can see.
+"""A host of a cluster, which its processes see as a machine.
 
 It has its own network, host name, processes, /proc, /sys, /dev/shm, shared memory and uptime. Files
-are shared, as on a cluster with one file system for all, except ``LOCAL``, its own disk, and what
+are shared, as on a cluster with one file system, except ``LOCAL``, its own disk, and the paths that
 ``hide`` and ``replace`` change."""
 
 import contextlib
@@ -70,8 +70,8 @@ class Host:
     # What runs on it
 
     def start(self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, **options: Any) -> Command:
-        """Start a command; ``options`` are those of subprocess.Popen. It has ended with the host at
-        the latest."""
+        """Starts a command, with ``options`` of subprocess.Popen. It ends with the host at the
+        latest."""
         where = str(Path(options.pop("cwd", None) or Path.cwd()).absolute())
         enter = ["nsenter", "--target", str(self._on()), "--all", f"--wdns={where}"]
         # Set when inside: what LD_PRELOAD names may be there alone.
@@ -108,7 +108,7 @@ class Host:
         return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
     def processes(self) -> list[psutil.Process]:
-        """The live processes on it, without those that are part of it."""
+        """Returns the live processes on the host, except its daemons."""
         return [process for process, name in self.inhabitants() if name not in self.daemons]
 
     def inhabitants(self) -> list[tuple[psutil.Process, str]]:
@@ -128,7 +128,7 @@ class Host:
     # Its cable
 
     def cut(self) -> None:
-        """Cut its link: packets are lost, both ways, and nobody is told."""
+        """Cuts the link silently: packets are lost in both directions."""
         self._on()
         self._switch.cut(self.name)
 
@@ -144,8 +144,8 @@ class Host:
     # Its power
 
     def kill(self) -> None:
-        """Power lost: the link is gone first, so that not even the kernel says good-bye, then all
-        its processes."""
+        """Simulates a power loss: removes the link first, so that the kernel cannot close
+        connections, and then kills all processes."""
         pid = self._on()
         self._switch.unplug(self.name)
         self.pid = None
@@ -184,8 +184,8 @@ class Host:
         self._covered.append(path)
 
     def show(self, path: Path) -> None:
-        """What ``hide`` or ``replace`` did to this path is over. Fails while a process on the host
-        is in it."""
+        """Undoes ``hide`` or ``replace`` of this path. Fails while a process on the host uses
+        it."""
         self.run(["umount", path])
         self._covered.remove(path)
 

@@ -1,8 +1,8 @@
-"""The first process of a host: it makes the host's own view of the machine, then waits for orphans.
+"""The first process of a host: it creates the host's view of the machine, then waits for orphans.
 
-    init.py NAME HERE   says on its standard output NAME and the number that the machine knows this process by
+    init.py NAME HERE   prints NAME, and the number of this process on the machine
 
-When it is killed, the kernel kills every process of the host at once.
+When it is killed, the kernel immediately kills every process of the host.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """The network of a cluster: one switch, and a cable to each host.
 
-The switch is a bridge in a network namespace of its own, a cable a pair of virtual interfaces:
-``eth0`` on the host, and a port on the switch that bears the host's name. No interface, address or
-route of the machine is touched, and nothing leads out. A namespace is named by the number of a
-process in it.
+The switch is a bridge in a separate network namespace, and a cable is a pair of virtual interfaces:
+``eth0`` on the host, and a port on the switch with the host's name. No interface, address or route
+of the machine is touched, and there is no way out. A namespace is named by the number of a process
+in it.
 """
 
 import subprocess
@@ -53,8 +53,7 @@ class Switch:
         _ip(self._pid, f"link del {name}")
 
     def cut(self, name: str) -> None:
-        """Drop all that comes through the cable from now on. Nobody is told: the host's interface
-        stays up."""
+        """Drops all packets on the cable from now on, silently: the host's interface stays up."""
         _ip(self._pid, f"link set {name} nomaster")
 
     def restore(self, name: str) -> None:

@@ -1,8 +1,8 @@
-"""A real Slurm on the hosts of a cluster: Debian's slurm-wlm and munge, with the settings and files
-of this cluster alone.
+"""A real Slurm on the hosts of a cluster: Debian's slurm-wlm and munge, with settings and files
+of this cluster only.
 
 slurmctld runs on the first host, a slurmd and a munged on each. Settings and logs are on the
-cluster's shared disk, what belongs to a host on its own.
+cluster's shared disk, and files of one host are on its own disk.
 """
 
 import functools
@@ -129,7 +129,7 @@ class Slurm:
         return jobs
 
     def drain(self, name: str) -> None:
-        """Let a host take no more jobs; those that it has go on."""
+        """Makes a host accept no more jobs. Its running jobs continue."""
         self.run(["scontrol", "update", f"nodename={name}", "state=drain", "reason=asked"])
 
     def resume(self, name: str) -> None:
@@ -137,12 +137,12 @@ class Slurm:
         self.run(["scontrol", "update", f"nodename={name}", "state=resume"])
 
     def start_controller(self) -> None:
-        """Start slurmctld; it goes on from what it had saved."""
+        """Starts slurmctld, which continues from its saved state."""
         self.controller.run(["slurmctld"])
         self._until("slurmctld answers", lambda: "UP" in self.run(["scontrol", "ping"], check=False).stdout)
 
     def stop_controller(self) -> None:
-        """End slurmctld; jobs go on."""
+        """Ends slurmctld. Jobs continue."""
         for process in self._controllers():
             process.terminate()
             process.wait(START_S)
@@ -153,7 +153,7 @@ class Slurm:
         return int(self.run(["sbatch", "--parsable", *options, f"{HERE}/job.sh"]).stdout)
 
     def job_state(self, job: int) -> str:
-        """What Slurm says about a job: PENDING, RUNNING, COMPLETED, CANCELLED, ..."""
+        """Returns Slurm's state of a job: PENDING, RUNNING, COMPLETED, ..."""
         told = self.run(["scontrol", "show", "job", str(job)]).stdout
         return told.split("JobState=", 1)[1].split(maxsplit=1)[0]
 

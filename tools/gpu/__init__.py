@@ -1,5 +1,5 @@
-"""What somebody who has a CUDA GPU runs first: a series of stages, and one report to send. ``python
+"""A series of stages to run first on a machine with a CUDA GPU, with one report to send: ``python
 tools/gpu --help``.
 
-The series itself needs nothing but Python: what is missing is for it to say.
+The series needs nothing but Python, so that it can report what else is missing.
 """

@@ -1,23 +1,24 @@
-"""The first half hour with a GPU: ten stages from the doctor to ResNet-50, each stopping at a
-failure with what to look at.
+"""Checks lockstep on a GPU in about half an hour: ten stages, from the doctor to ResNet-50. A stage
+that fails prints where to look.
 
-  make gpu                          all stages, in an environment that is made for it
-  make gpu PYTHON=/opt/bin/python   all stages, with a Python that has torch: nothing is installed
-  python tools/gpu                  the same without make, from a bare clone: lockstep need not be installed
-  python tools/gpu --to 5           the first five: under ten minutes
-  python tools/gpu --stage 3        one of them again, by number or name
-  python tools/gpu --from tests     from one of them on
-  python tools/gpu --device cpu     a rehearsal without a GPU: every line runs that can (--device simulated: more of them)
+  make gpu                          all stages, in an environment that is created for them
+  make gpu PYTHON=/opt/bin/python   all stages, with a Python that has torch; nothing is installed
+  python tools/gpu                  all stages, without make and without installing lockstep
+  python tools/gpu --to 5           the first five stages: under ten minutes
+  python tools/gpu --stage 3        one stage again, by number or name
+  python tools/gpu --from tests     all stages from this one
+  python tools/gpu --device cpu     a rehearsal without a GPU, which runs all lines that it can
+                                    (--device simulated: more of them)
 
-A stage that fails ends the series, unless --keep-going; one that hangs is ended at its limit, with
-the stacks of its processes. Nothing needs the network or root. Send report.md and report.json of
-the directory that is named in the end; they have the machine's versions and variables such as
-CUDA_*, NCCL_* and TORCH_*, and no other variables.
+A stage that fails ends the series, unless --keep-going is set. A stage that hangs is ended at its
+limit, with the stacks of its processes. No stage needs the network or root. At the end, send
+report.md and report.json of the directory that is printed. They contain the machine's versions and
+variables such as CUDA_*, NCCL_* and TORCH_*, and no other variables.
 
 stages:
 {stages}
 
-exit status: 0 if nothing failed, 1 if a stage did, 2 if the arguments are wrong, 130 after Ctrl-C
+exit status: 0 if nothing failed, 1 if a stage failed, 2 for wrong arguments, 130 after Ctrl-C
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from gpu.table import STAGES  # noqa: E402
 
 
 def numbered(text: str, table: Sequence[Stage]) -> int:
-    """The number of the stage that is given by number or name."""
+    """Returns the number of a stage from its number or name."""
     names = [stage.name for stage in table]
     if text in names:
         return names.index(text) + 1
@@ -70,13 +71,15 @@ def make_parser(table: Sequence[Stage]) -> argparse.ArgumentParser:
     def stages(text: str) -> list[int]:
         return [stage(word) for word in text.split(",")]
 
-    parser.add_argument("--stage", type=stages, metavar="N[,N]", help="only these")
-    parser.add_argument("--from", dest="first", type=stage, metavar="N", default=1, help="begin with this one")
-    parser.add_argument("--to", dest="last", type=stage, metavar="N", default=len(table), help="end with this one")
-    parser.add_argument("--device", choices=("cuda", "cpu", "simulated"), default="cuda", help="else than cuda: rehearse")
-    parser.add_argument("--keep-going", action="store_true", help="run the other stages, too, after a failure")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="of every stage, instead of its own")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for the report (default: build/gpu/DATE-TIME)")
+    parser.add_argument("--stage", type=stages, metavar="N[,N]", help="run only these stages")
+    parser.add_argument("--from", dest="first", type=stage, metavar="N", default=1, help="begin with this stage")
+    parser.add_argument("--to", dest="last", type=stage, metavar="N", default=len(table), help="end with this stage")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu", "simulated"), default="cuda", help="device; other than cuda: a rehearsal"
+    )
+    parser.add_argument("--keep-going", action="store_true", help="continue with the other stages after a failure")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="time limit of every stage, instead of its default")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory of the report (default: build/gpu/DATE-TIME)")
     return parser
 
 

@@ -1,6 +1,8 @@
-"""What this machine has, and what lockstep lacks on it. As a command: prints it as JSON.
+"""The hardware and software of this machine, and what lockstep lacks on it. As a command, it prints
+them as JSON.
 
-In a process of its own, for a driver can hang, and who asks it holds memory of the GPU.
+It runs in a separate process, since a driver can hang, and a process that uses the driver occupies
+memory of the GPU.
 """
 
 from __future__ import annotations

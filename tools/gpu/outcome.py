@@ -1,4 +1,4 @@
-"""What has come of a stage."""
+"""The outcome of a stage."""
 
 from __future__ import annotations
 

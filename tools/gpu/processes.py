@@ -1,5 +1,5 @@
-"""A command with a time limit, after which none of its processes is left, whatever sessions they
-have moved to."""
+"""A command with a time limit, after which all of its processes are ended, also in other
+sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a command has ended."""
+    """The end of a command."""
 
     status: int | None
     """None: it ran into its limit."""
@@ -103,8 +103,8 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill them all. Some may just be starting another, so until none is found; but not for ever:
-    one that the kernel holds in a driver does not die."""
+    """Kills all of them, repeatedly, since one may be starting another, but only for 20 s: a
+    process that is stuck in a driver cannot be killed."""
     deadline = time.monotonic() + 20.0
     while (process.poll() is None or _processes(mark)) and time.monotonic() < deadline:
         if process.poll() is None:

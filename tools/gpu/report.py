@@ -1,5 +1,5 @@
-"""The report to send: ``report.md`` for people, ``report.json`` for programs; both complete after
-every stage."""
+"""The report to send: ``report.md`` for people, ``report.json`` for programs. Both are complete
+after every stage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(
 
 def render(began: str, device: str, machine: dict[str, Any], outcomes: Sequence[Outcome], remedies: dict[str, str]) -> str:
     """The page."""
-    title = "lockstep on a GPU" if device == "cuda" else f"Rehearsal on {device}: it tells nothing of a GPU"
+    title = "lockstep on a GPU" if device == "cuda" else f"Rehearsal on {device} (no result for a GPU)"
     rows = [
         f"| {outcome.number} | {outcome.name} | {outcome.verdict} | {outcome.seconds:.0f} | {outcome.why} |"
         for outcome in outcomes

@@ -1,4 +1,4 @@
-"""Stages one after another, up to the first that fails; the report is complete at every moment."""
+"""The series of stages, which ends at the first failure. The report is complete at every moment."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MACHINE = Stage(
     command=lambda setting, found: [sys.executable, "-m", "gpu.machine", "--found", str(found)],
     limit_s=90,
     causes=(
-        "importing torch fails: its build does not fit this machine (the output says what)",
-        "it hangs: the driver does (so does nvidia-smi)",
+        "importing torch fails: its build does not fit this machine (see the output)",
+        "it hangs: the driver hangs (and so does nvidia-smi)",
     ),
     read=("docs/gpu.md",),
 )
@@ -54,7 +54,7 @@ class Series:
         out: The directory of the report, which is made.
         limit_s: For every stage, if not its own.
         say: Prints a line.
-        machine: The stage before all: what it finds tells which of them can run.
+        machine: The first stage, whose findings determine which of the others can run.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Series:
         self._setting = Setting(device=device, num_devices=0, out=out)
 
     def run(self, numbers: Sequence[int], *, keep_going: bool = False) -> list[Outcome]:
-        """Look at the machine, and run the stages of these numbers, from 1. What has come of each;
-        the report is written."""
+        """Examines the machine, runs the stages with these numbers (from 1), and writes the report.
+        Returns the outcome of each."""
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / "output.log").unlink(missing_ok=True)
         if not self._find_machine():
@@ -191,7 +191,7 @@ def unusable(found: dict[str, Any], device: str) -> str:
     if device == "cuda" and torch["kind"] != "cuda":
         build = f"is built for CUDA {torch['built for CUDA']}" if torch["built for CUDA"] else "is built without CUDA"
         return (
-            f"torch {torch['version']} sees no CUDA GPU, so nothing was checked: it {build}, and nvidia-smi says: "
+            f"torch {torch['version']} sees no CUDA GPU, so nothing was checked: it {build}, and nvidia-smi prints: "
             f"{found['driver'].splitlines()[0] if found['driver'] else 'nothing'}. In a container: docker run --gpus all; "
             "another Python: make gpu PYTHON=/path/to/python; without a GPU: make gpu ARGS='--device cpu' rehearses"
         )
@@ -201,7 +201,7 @@ def unusable(found: dict[str, Any], device: str) -> str:
 
 
 def where_to_look(stage: Stage, alone: str, device: str) -> str:
-    """For whoever reads that a stage has failed."""
+    """Returns the text for a reader after a stage failed."""
     on = "" if device == "cuda" else f" --device {device}"
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""One stage of the series: a command, what it shows, and where to look if it fails."""
+"""One stage of the series: its command, its purpose, and where to look if it fails."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Setting:
 
     @property
     def device_of_runs(self) -> str:
-        """What ``lockstep run --device`` is given: PyTorch has one accelerator, and a simulated one
-        is it."""
+        """The device for ``lockstep run --device``. A simulated device is PyTorch's only
+        accelerator, so it is found automatically."""
         return "auto" if self.device == "simulated" else self.device
 
 
@@ -50,7 +50,7 @@ class Stage:
     read: tuple[str, ...]
     """Files of the repository to read then."""
     distributions: tuple[str, ...] = ()
-    """What must be installed beside lockstep's requirements."""
+    """The packages that the stage needs in addition to lockstep's requirements."""
     least_devices: int = 1
     environ: tuple[tuple[str, str], ...] = ()
     """Environment variables on a card."""

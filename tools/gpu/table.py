@@ -1,4 +1,4 @@
-"""The stages, in their order: what must hold for the next to mean anything comes first."""
+"""The stages, in their order: each depends on the success of the stages before it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ STAGES = (
     ),
     Stage(
         name="tree",
-        shows="one digest for V = 2 and 4: twice on one process, and on two that share the GPU; near the CPU's losses",
+        shows="the same digest for V = 2 and 4, twice on one process and on two that share the GPU; losses close to the CPU's",
         command=check("tree"),
         limit_s=180,
         causes=(
@@ -120,7 +120,7 @@ STAGES = (
         environ=(("TORCH_CUDA_SANITIZER", "1"),),
         causes=(
             "CUDASanitizerErrors: two streams, and no wait between them; the stacks show both accesses",
-            "the error stands in PyTorch's own code, and a loop without lockstep has it too: report it there",
+            "the error is in PyTorch's own code, and a loop without lockstep has it as well: report it there",
         ),
         read=("src/lockstep/_sync/exact.py", "src/lockstep/_data/batch.py", "src/lockstep/_state/checkpoint"),
         only_on_a_card="the sanitizer, which knows CUDA only",
@@ -145,7 +145,7 @@ STAGES = (
     ),
     Stage(
         name="resnet50",
-        shows="ResNet-50 in images a second, beside the best loop written by hand",
+        shows="ResNet-50 in images per second, compared with the best hand-written loop",
         command=resnet50,
         limit_s=1500,
         causes=(
@@ -157,13 +157,13 @@ STAGES = (
     ),
     Stage(
         name="worlds",
-        shows="on several GPUs an error on one rank ends the run in seconds; then one digest on 1, 2, 4, 8",
+        shows="on several GPUs, an error on one rank ends the run in seconds; then the same digest on 1, 2, 4, 8",
         command=check("worlds", "--num-devices", "{num_devices}"),
         limit_s=300,
         least_devices=2,
         causes=(
-            "it hangs after the error: NCCL's communicators are destroyed before the others are told",
-            "NCCL finds no way between the GPUs: NCCL_DEBUG=INFO says which one it tries",
+            "it hangs after the error: NCCL's communicators are destroyed before the other ranks get the error",
+            "NCCL finds no way between the GPUs: NCCL_DEBUG=INFO prints which one it tries",
             "the digests differ: GPUs of different products, or a sum that depends on the number of ranks",
         ),
         read=("src/lockstep/_world/comm/group.py", "src/lockstep/_sync/exact.py"),

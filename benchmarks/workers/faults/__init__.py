@@ -1,7 +1,7 @@
 """What goes wrong in ``faulty_lockstep.py`` and ``faulty_torchrun.py``, called at the same places
 of both loops.
 
-A fault is a function, or a name that the model, the optimizer or the data set know. It happens on
+A fault is a function, or a name that the model, the optimizer or the dataset know. It happens on
 one rank, the *culprit*."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _NUM_SAMPLES, _NUM_SLOW = 2400, 48_000
-"""Of the data set; where a rank is slow: it takes a while until that is seen."""
+"""The sizes of the dataset. A slow rank needs more samples, since it shows only after a while."""
 
 
 class Net(nn.Module):
@@ -68,7 +68,7 @@ class Net(nn.Module):
 
 
 def data_of(name: str, fault: str | None) -> Samples:
-    """The data set."""
+    """Returns the dataset."""
     is_slow = name in ("slow_layer", "decode_slowly") or any(
         name in moment for moment in (EACH_FORWARD, EACH_BACKWARD, EACH_STEP)
     )

@@ -35,7 +35,7 @@ def average_by_hand() -> None:
 
 @at(IN_FORWARD)
 def receive_weights() -> None:
-    """Nobody sends them."""
+    """Waits for a message that no rank sends."""
     dist.recv(torch.zeros(7), src=(dist.get_rank() + 1) % dist.get_world_size())
 
 

@@ -57,7 +57,7 @@ def load_vocabulary() -> None:
 
 @at(IN_FORWARD)
 def open_many_files() -> None:
-    """Nobody closes them."""
+    """Opens files without closing them."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     files = []
     while True:

@@ -1,4 +1,4 @@
-"""The script is over: what keeps the process of one rank from ending."""
+"""Faults after the end of the script, which keep the process of one rank alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from faults.moments import AT_THE_END, at
 
 @at(AT_THE_END)
 def leave_thread() -> None:
-    """Nobody tells it that there is nothing more to upload."""
+    """Leaves a thread that waits for more files to upload."""
     threading.Thread(target=queue.Queue[int]().get, name="upload").start()
 
 
@@ -33,6 +33,6 @@ def leave_child() -> None:
 
 @at(AT_THE_END)
 def leave_full_queue() -> None:
-    """Its own thread waits until what was put into it has gone through a pipe, which nobody
+    """Leaves a queue whose thread waits until its items have passed a pipe that no process
     reads."""
     multiprocessing.Queue().put(bytes(1 << 20))

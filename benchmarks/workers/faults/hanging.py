@@ -39,7 +39,7 @@ def wait_for_licence() -> None:
 
 @at(IN_FORWARD)
 def parse_caption() -> None:
-    """Holds the interpreter for hours: the regular expression backtracks."""
+    """Keeps the interpreter lock for hours in a regular expression that backtracks."""
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
@@ -92,7 +92,7 @@ def lock_index(is_culprit: bool) -> None:
 
 @at(IN_FORWARD)
 def read_queue() -> None:
-    """Whoever should fill it has ended."""
+    """Waits for a queue whose producer has exited."""
     queue.Queue[int]().get()
 
 
@@ -110,7 +110,7 @@ def _use_all_memory(number: int) -> None:
 
 @at(IN_FORWARD)
 def read_control_file() -> None:
-    """Nobody ever writes into it."""
+    """Reads a pipe into which no process writes."""
     path = Path(tempfile.mkdtemp(), "control")
     os.mkfifo(path)
     path.read_text()
@@ -124,14 +124,14 @@ def refine_boxes() -> None:
 
 @at(IN_FORWARD)
 def poll_for_labels() -> None:
-    """Nobody ever makes that file."""
+    """Waits for a file that no process creates."""
     while not os.path.lexists("/nowhere/labels"):
         time.sleep(0.2)
 
 
 @at(IN_FORWARD)
 def save_weights() -> None:
-    """Into a pipe that nobody reads."""
+    """Writes into a pipe that no process reads."""
     path = Path(tempfile.mkdtemp(), "weights")
     os.mkfifo(path)
     torch.save(torch.zeros(7), path)

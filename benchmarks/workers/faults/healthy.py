@@ -1,5 +1,5 @@
-"""What is no fault: others wait for a while, and nobody should be told that the run is stuck, or a
-rank slow."""
+"""Healthy runs: ranks wait for a while, and no report should say that the run is stuck or a rank
+slow."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def save_long() -> None:
 
 @at(IN_FORWARD)
 def debug() -> None:
-    """Somebody thinks for a while at a debugger's prompt."""
+    """Waits at a debugger's prompt."""
     path = Path(tempfile.mkdtemp(), "typed")
     os.mkfifo(path)
 
@@ -214,7 +214,7 @@ def evaluate_slow_batches_here() -> None:
 
 @at(AFTER_STEP)
 def compile_in_subprocess() -> None:
-    """A compiler, say, of which this process waits for each file."""
+    """Waits for another program, such as a compiler, once per file."""
     code = "import time, zlib\ne = time.time() + 4\nwhile time.time() < e: zlib.compress(bytes(1 << 20))"
     for _ in range(4):
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -262,7 +262,7 @@ def accumulate_unevenly(is_culprit: bool) -> None:
 
 @at(ON_ALL_RANKS)
 def compute_alone(is_culprit: bool) -> None:
-    """Nobody has anything to say to the others for 90 s, and nobody waits."""
+    """Computes on each rank for 90 s without communication; no rank waits."""
     end = time.monotonic() + 90
     while time.monotonic() < end:
         compute(0.2)

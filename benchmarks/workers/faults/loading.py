@@ -49,7 +49,7 @@ def backtrack_in_worker() -> None:
 
 @at(BY_SAMPLE)
 def lock_archive() -> None:
-    """Somebody has its lock: here this process itself, by another descriptor."""
+    """Waits for a file lock that another descriptor of this process has."""
     with Path("archive.lock").open("a") as first, Path("archive.lock").open("a") as second:
         fcntl.flock(first, fcntl.LOCK_EX)
         fcntl.flock(second, fcntl.LOCK_EX)
@@ -69,8 +69,7 @@ def use_long_temporary_path() -> None:
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    """Numbers. Of this data set, ``fault`` may make one that hangs, kills, is slow, or holds a
-    NaN."""
+    """A dataset of numbers, one of which may hang, kill, be slow or be NaN, by ``fault``."""
 
     def __init__(self, fault: str | None, count: int) -> None:
         self.fault, self.count, self.num_read = fault, count, 0
@@ -98,7 +97,7 @@ class Stacked:
     """Makes batches in the worker's own memory, unlike PyTorch's function: its other thread moves
     them to shared memory.
 
-    Those of ``fault`` become large.
+    Batches become large with that ``fault``.
     """
 
     def __init__(self, fault: str | None) -> None:

@@ -21,7 +21,7 @@ AFTER_STEP: Moment = {}
 ON_ALL_RANKS: Moment = {}
 """On every rank after that step; called with whether it is the culprit."""
 BY_SAMPLE: Moment = {}
-"""On the culprit, in its data set, at some sample. There is a loader worker."""
+"""Faults on the culprit, in its dataset, at some sample. There is a loader worker."""
 FIRST_FORWARD: Moment = {}
 """On the culprit, before the first forward pass."""
 EACH_FORWARD: Moment = {}
@@ -45,8 +45,8 @@ def at(moment: Moment) -> Callable[[Function], Function]:
 
 
 def shows() -> None:
-    """The fault begins: the first time is written down, for those who measure how long it takes
-    until it is named."""
+    """Writes down when the fault begins, the first time, so that the time until it is named can be
+    measured."""
     try:
         with Path("fault-at").open("x") as file:
             file.write(repr(time.time()))

@@ -30,7 +30,7 @@ def write_images(step: int) -> None:
 
 @at(EACH_STEP)
 def draw_picture(step: int) -> None:
-    """At one of two lines, by turns."""
+    """Is slow at one of two lines, alternately."""
     if step % 2:
         time.sleep(0.04)
     else:

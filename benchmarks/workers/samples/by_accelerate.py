@@ -59,7 +59,7 @@ def evaluate(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
-    """``accumulate(model)``: its guide on gradient accumulation. The remedy: what that says on
+    """``accumulate(model)``, from its guide on gradient accumulation. The remedy is its section on
     samples of variable size."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     data, batch_size = task.ACCUMULATED[args.model]

@@ -79,7 +79,7 @@ def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 def stream(args: argparse.Namespace, notes: task.Notes) -> None:
-    """A stream of this rank's own files: it leaves IterableDatasets as they are."""
+    """A stream of this rank's own files, since it does not change IterableDatasets."""
     fabric = launch()
     model = task.make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

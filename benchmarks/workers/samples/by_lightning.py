@@ -84,7 +84,7 @@ def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 def stream(args: argparse.Namespace, notes: task.Notes) -> None:
-    """A stream of this rank's own files: it leaves IterableDatasets as they are."""
+    """A stream of this rank's own files, since it does not change IterableDatasets."""
     rank, batch_size = int(os.environ.get("RANK", "0")), args.global_batch // task.world_size()
     trainer = make_trainer(args, max_epochs=1, enable_checkpointing=False)
     trainer.fit(Module(args, notes), DataLoader(task.Files(rank, task.world_size()), batch_size))

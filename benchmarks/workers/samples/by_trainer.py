@@ -36,8 +36,8 @@ class OnesModel(Model):
 
 
 class SentencesModel(Model):
-    """For ``accumulate``: is told the number of labels of the whole step, as models of transformers
-    are."""
+    """A model for ``accumulate``, which gets the number of labels of the whole step, like models of
+    transformers."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor, **loss_kwargs: Any) -> dict[str, torch.Tensor]:
         mean = task.make_loss(self.model, {"x": x, "labels": labels})
@@ -68,7 +68,8 @@ def make_trainer(args: argparse.Namespace, notes: task.Notes, model: Model, data
 
 
 class Follow(TrainerCallback):
-    """A Trainer that resumes makes its state anew."""
+    """A callback that passes the state to the model, since a Trainer that resumes creates a new
+    state."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -119,7 +120,7 @@ def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 def stream(args: argparse.Namespace, notes: task.Notes) -> None:
-    """A stream needs ``max_steps``: those of 33 samples."""
+    """A stream needs ``max_steps``, here the steps of 33 samples."""
     batch_size = args.global_batch // task.world_size()
     settings = {"per_device_train_batch_size": batch_size, "max_steps": 9, "save_strategy": "no"}
     make_trainer(args, notes, Model(args, notes), task.Files(), **settings).train()

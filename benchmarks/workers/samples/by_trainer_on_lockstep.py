@@ -13,7 +13,7 @@ from lockstep.integrations.transformers import Trainer, TrainingArguments
 
 
 class Die(TrainerCallback):
-    """Dies when a step begins, as ``task.die_before`` says."""
+    """Dies when a step begins, by ``task.die_before``."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._directory, self._stop = args.directory, args.stop
@@ -95,7 +95,7 @@ def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 def stream(args: argparse.Namespace, notes: task.Notes) -> None:
-    """A stream needs ``max_steps``: those of 33 samples."""
+    """A stream needs ``max_steps``, here the steps of 33 samples."""
     settings = {"shards": args.global_batch, "per_device_train_batch_size": 1, "max_steps": 9}
     make_trainer(args, notes, by_trainer.Model(args, notes), task.Files(), **settings).train()
 

@@ -162,7 +162,7 @@ def run(tasks: Mapping[str, Callable[[argparse.Namespace, Notes], None]]) -> Non
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=1, metavar="STEPS")
     parser.add_argument("--stop", type=int, metavar="STEPS", help="die after so many")
-    parser.add_argument("--remedy", action="store_true", help="with what its documentation offers besides")
+    parser.add_argument("--remedy", action="store_true", help="use what its documentation offers as a remedy")
     args = parser.parse_args()
     (args.directory / "notes").mkdir(exist_ok=True, parents=True)
     torch.set_num_threads(1)

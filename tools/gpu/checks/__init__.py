@@ -1,2 +1,2 @@
-"""What stages run, each a program of its own: ``python -m gpu.checks.tree --help``. They need
-lockstep and PyTorch."""
+"""The programs that stages run, each a separate process: ``python -m gpu.checks.tree --help``. They
+need lockstep and PyTorch."""

@@ -1,8 +1,9 @@
-"""A CNN and a GPT, each trained twice: with and without deterministic algorithms, by PyTorch's own
-loop and by lockstep's.
+"""Trains a CNN and a GPT twice each, with and without deterministic algorithms, with PyTorch's own
+loop and with lockstep's.
 
-Without them bits may differ, and the operations that do are named. With them they must not;
-PyTorch's error names an operation that has no such kernel.
+Without deterministic algorithms, results may differ, and the check lists the operations that do.
+With them, results must not differ; PyTorch raises an error that contains the operation if it has no
+deterministic kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
     problems: list[str] = []
     for task in TASKS:
         for deterministic in (False, True):
-            name = f"{task}, {'deterministic' if deterministic else 'as it is'}"
+            name = f"{task}, {'deterministic' if deterministic else 'default'}"
             torch.use_deterministic_algorithms(deterministic)
             try:
                 by_torch = [plain(task, steps, device, tiny=args.tiny) for _ in range(2)]

@@ -1,5 +1,5 @@
-"""What PyTorch's profiler saw of some steps: launches, waits of the host, and where the time
-went."""
+"""The events that PyTorch's profiler recorded in some steps: launches, waits of the host, and the
+time of each."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def cnn(num_batches: int, *, tiny: bool, dropout: float = 0.2) -> Task:
 
 
 def gpt(num_batches: int, *, tiny: bool, dropout: float = 0.1) -> Task:
-    """Tokens, and those that follow them."""
+    """Returns tokens, and the tokens that follow them."""
     batch, length, vocabulary, width, depth = (4, 8, 32, 16, 1) if tiny else (16, 512, 4096, 512, 6)
     generator = torch.Generator().manual_seed(4)
     texts = [torch.randint(0, vocabulary, (batch, length + 1), generator=generator) for _ in range(num_batches)]

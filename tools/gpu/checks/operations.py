@@ -1,5 +1,5 @@
-"""Which operations of PyTorch give other bits for the same bits: two runs, recorded, and
-compared."""
+"""Finds the operations of PyTorch that return different bits for equal inputs: two runs are
+recorded and compared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Call:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every operation in its block, those of backward passes too."""
+    """Records every operation in its block, including operations of backward passes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -76,8 +76,8 @@ def bit_sum(tensor: Tensor) -> Tensor:
 
 
 def differing(run: Callable[[], object]) -> dict[str, int]:
-    """How many calls of which operations gave other bits the second time, for the same bits. Other
-    names: the two runs did not do the same, from then on."""
+    """Returns how many calls of which operations returned different bits for equal inputs. Other
+    names mean that the two runs were different from that point."""
     runs = []
     for _ in range(2):
         with Recorder() as recorder:

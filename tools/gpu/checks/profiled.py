@@ -1,7 +1,7 @@
-"""A profile of two steps: what takes longest; and of the last of them the launches and the waits,
-in a plain loop and in lockstep's, at V = 1 and 2. Steps before them are timed without the profiler.
+"""Profiles two steps of a plain loop and of lockstep's, at V = 1 and 2: the slowest operations,
+and the launches and waits of the last step. Earlier steps are timed without the profiler.
 
-The plain loop runs the same passes: one over the whole batch, and one over each of its halves.
+The plain loop runs the same passes: one over the global batch, and one over each of its halves.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ sys.path.insert(0, str(ROOT / "examples"))
 from resnet import make_resnet  # type: ignore[import-not-found]
 
 WARM, TIMED = 20, 11
-"""Steps before those that are timed, one by one, and of them."""
+"""The number of steps before the timed ones, and the number of timed steps."""
 PROFILED = WARM + TIMED + 2
 """The step that is profiled; the one before it starts the profiler, and one after it ends it."""
 
 
 class Watch:
-    """Told of every step's beginning: times some, and profiles a later one."""
+    """A listener that times some steps and profiles a later one."""
 
     def __init__(self, device: torch.device) -> None:
         self.profile = Profile(device)

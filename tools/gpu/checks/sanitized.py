@@ -1,6 +1,6 @@
-"""A short training with pinned memory, checkpoints and values that are read: for
-TORCH_CUDA_SANITIZER=1, which ends it with the stacks of both accesses if two streams use memory and
-nothing orders them."""
+"""Trains briefly with pinned memory, checkpoints and values that are read, under
+TORCH_CUDA_SANITIZER=1. That ends the program, with the stacks of both accesses, if two streams use
+memory in no defined order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The training that most checks do: a rank's script, which gives a digest of all that it has
-learned."""
+"""The training that most checks run: the script of a rank, which returns a digest of everything
+that it has learned."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The fixed tree on a card: one digest for V = 2 and for V = 4, on one process twice, and on two
-that share the card.
+"""Checks the fixed tree on a GPU: the same digest for V = 2 and for V = 4, twice on one process,
+and on two processes that share the GPU.
 
-With the CPU may be compared: which samples each shard has (equal), and the loss of the first step
-without dropout (close: a GPU multiplies in another order, and convolutions in TF32). Digests and
-random draws may not: each kind of device has its own."""
+Two things can be compared with the CPU: the samples of each shard (equal), and the loss of the
+first step without dropout (close, since a GPU multiplies in another order, and computes
+convolutions in TF32). Digests and random draws cannot be compared: they differ between kinds of
+devices."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def main() -> None:
             problems.append(f"V = {shards}: one process and two differ, from step {first_difference(one, two)} on")
     here, on_cpu = run(1, 2, args.device, dropout=0.0), run(1, 2, "cpu", dropout=0.0)
     far = abs(here.losses[0] - on_cpu.losses[0]) / abs(on_cpu.losses[0])
-    found["beside the CPU"] = {"device": here.device, "same samples": here.samples == on_cpu.samples}
-    found["beside the CPU"] |= {"losses": here.losses, "losses of the CPU": on_cpu.losses, "first, relative": far}
+    found["compared with the CPU"] = {"device": here.device, "same samples": here.samples == on_cpu.samples}
+    found["compared with the CPU"] |= {"losses": here.losses, "losses of the CPU": on_cpu.losses, "first, relative": far}
     if here.samples != on_cpu.samples:
         problems.append("shards have other samples than on the CPU")
     if far > CLOSE:

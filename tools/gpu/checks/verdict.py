@@ -1,4 +1,4 @@
-"""What a check is asked for, and how it ends."""
+"""The arguments and the verdict of a check."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import torch
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="as for lockstep run")
-    parser.add_argument("--found", type=Path, metavar="FILE", help="for what is found, as JSON")
-    parser.add_argument("--tiny", action="store_true", help="see that it runs: sizes that show nothing")
+    parser.add_argument("--device", default="cuda", help="device, as in lockstep run")
+    parser.add_argument("--found", type=Path, metavar="FILE", help="file for the findings, as JSON")
+    parser.add_argument("--tiny", action="store_true", help="only check that it runs: sizes too small for findings")
     return parser
 
 
 def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments. On one thread of the CPU: a device needs no more, and all loops are alike."""
+    """Returns the arguments, and sets one CPU thread: a device needs no more, and all loops are
+    then equal."""
     torch.set_num_threads(1)
     return parser.parse_args()
 
 
 def device_of(name: str) -> torch.device:
-    """What PyTorch calls the device that lockstep is given by this name."""
+    """Returns PyTorch's name of a device in lockstep's option."""
     if name != "auto":
         return torch.device(name)
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

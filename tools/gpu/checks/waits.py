@@ -1,11 +1,11 @@
-"""How often the host waits for the device in a step, and on which lines: never, and once where
-values are added to the batch.
+"""Counts how often the host waits for the device in a step, and on which lines. The goal is
+never, and once where values are added to the batch.
 
-A wait for an event counts apart: such a wait is for an earlier step, and costs nothing where that
-has long ended.
+A wait for an event is counted separately: it waits for an earlier step, and costs nothing if that
+step finished long before.
 
-Counted by the profiler, which sees every wait of CUDA's; the lines are PyTorch's warnings, which
-not every wait has. On the simulated device its own account says both.
+The profiler sees every wait of CUDA's and counts them; the lines come from PyTorch's warnings,
+which do not cover every wait. The simulated device counts both itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gpu.checks.models import cnn
 from gpu.checks.verdict import begin, device_of, finish, make_parser
 
 SIZES = {False: (66, 20), True: (17, 6)}
-"""Steps before those that count, and of them; by whether the check is tiny. The journal of digests
-reads others (16, 32, 64, 100)."""
+"""The number of steps before the counted ones, and of counted steps, by whether the check is tiny.
+The digest journal reads other steps (16, 32, 64, 100)."""
 MOST = {False: 0, True: 1}
 """Waits of a step, by whether it adds a value to its batch, and reads it."""
 

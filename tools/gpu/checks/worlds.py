@@ -1,7 +1,7 @@
-"""Several cards: first an error on one rank, which must end the run in seconds; then one digest on
-1, 2, 4 and 8 processes.
+"""Checks several GPUs: first an error on one rank, which must end the run in seconds; then the same
+digest on 1, 2, 4 and 8 processes.
 
-The error comes first, for a run that hangs after one would hang at every other failure, too.
+The error comes first, because a run that hangs after one would hang at every other failure as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fail(num_shards: int) -> None:
 
 
 def seconds_after_an_error(nproc: int, settings: dict[str, Any]) -> tuple[float, str]:
-    """How long the run went on after the error, and what it was ended with."""
+    """Returns how long the run continued after the error, and its exit status."""
     Path(RAISED).unlink(missing_ok=True)
     try:
         lockstep.launch(fail, nproc, nproc=nproc, shards=nproc, **settings)
@@ -57,7 +57,13 @@ def seconds_after_an_error(nproc: int, settings: dict[str, Any]) -> tuple[float,
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--num-devices", type=int, required=True, metavar="N", help="of this machine, and processes at most")
+    parser.add_argument(
+        "--num-devices",
+        type=int,
+        required=True,
+        metavar="N",
+        help="number of GPUs of this machine, and the largest number of processes",
+    )
     args = begin(parser)
     settings = {"device": args.device, "threads": 1, "progress": "off", "checkpoint_every": "off"}
     problems: list[str] = []
@@ -67,7 +73,7 @@ def main() -> None:
     if PlantedError.__name__ not in error:
         problems.append(f"an error on one rank of {args.num_devices} is not what the run ended with")
     if args.device == "cuda" and seconds > SECONDS:
-        problems.append(f"after an error on one rank the run went on for {seconds:.0f} s")
+        problems.append(f"after an error on one rank the run continued for {seconds:.0f} s")
     worlds = [nproc for nproc in (1, 2, 4, 8) if nproc <= args.num_devices]
     for task in ("cnn", "gpt"):
         script = functools.partial(train, task, 3 if args.tiny else 6, tiny=args.tiny)
