@@ -41,6 +41,7 @@ def write_atomic(
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
+            # Both names are in one directory, so in one file system: only there a rename is atomic.
             os.replace(unfinished.name, path.name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:  # Ctrl-C, too
             with contextlib.suppress(OSError):

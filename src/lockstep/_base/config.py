@@ -28,7 +28,10 @@ def check_interval(value: Any) -> int | str:
         ConfigError: it is neither.
     """
     if isinstance(value, datetime.timedelta):
+        # Every decimal number of up to 15 digits survives the way through a float, so that two
+        # spellings of one interval are equal as text.
         value = f"{value.total_seconds():.15g}s"
+    # Without bool, which is an int in Python: checkpoint_every=True is no number of steps.
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     if value == "off":
@@ -38,6 +41,7 @@ def check_interval(value: Any) -> int | str:
             return int(value)
         match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)([smhd])", value)
         seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
+        # 1e999 has the form of a number, and is infinite as a float.
         if 0 < seconds < math.inf:
             return f"{seconds:.15g}s"
     raise ConfigError(
@@ -299,12 +303,14 @@ def merge_settings(command: Mapping[str, Any], script: Mapping[str, Any]) -> tup
         if name not in names:
             raise unknown_name("setting", name, sorted(names))
     for name in command.keys() & script.keys():
+        # In canonical form, in which 10m and 600s are equal.
         if _plain(name, command[name]) != _plain(name, script[name]):
             raise ConfigError(
                 f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line "
                 "(or in its --config file). Set it in one place.",
                 code="setting-conflict",
             )
+    # In either order: what is set in both places is equal by now.
     given = {**script, **command}
 
     def of(kind: Any) -> Any:
@@ -337,6 +343,7 @@ def _check_allowed(value: Any) -> tuple[str, ...]:
     for name in names:
         if name not in ALLOWABLE:
             raise unknown_name("name in allow", name, ALLOWABLE)
+    # In one order, since the ranks compare their settings as text.
     return tuple(sorted(set(names)))
 
 

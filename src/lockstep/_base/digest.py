@@ -86,6 +86,11 @@ def bit_sum_of_part(part: Tensor, begin: int, whole_bytes: int) -> Tensor:
         begin: the number of bytes before them.
         whole_bytes: the size of the tensor.
     """
+    # The whole tensor is a row of 8-byte words, and the part may begin and end within a word. A
+    # byte at place p counts p % 8 bytes further up, as it does in its word (little-endian), so the
+    # bytes of a word add up to the word although two ranks have them. For a part of bytes 6 to 20:
+    # 6 and 7 are shifted by 48 and 56 bits, 8 to 15 are a word, and 16 to 19 are shifted by 0 to 24
+    # bits.
     data = _flat(part.detach()).view(torch.uint8)
     end = begin + len(data)
     first, last = -(-begin // 8) * 8, end // 8 * 8
@@ -117,6 +122,7 @@ def _add_some(hasher: Any, value: Any, within: tuple[int, ...]) -> None:
         hasher.update(f"array {value.dtype.str} {value.shape};".encode())
         hasher.update((value[_lattice(value.shape)] if value.size > _MOST_ELEMENTS else value).tobytes())
     elif isinstance(value, (str, bytes)) and len(value) > _MOST_ELEMENTS:
+        # Pieces of 16 characters. The last place is 16 before the end, so the end is covered, too.
         pieces = [value[at : at + 16] for at in _spread(len(value) - 15)]
         hasher.update(f"{type(value).__name__} {len(value)} {pieces!r};".encode())
     elif isinstance(value, (float, str, PurePath, *_PLAIN, *_CODE, Set)):
@@ -163,6 +169,8 @@ def _spread(length: int) -> Sequence[int]:
 def _lattice(shape: Sequence[int]) -> tuple[slice, ...]:
     """Returns slices of an array that select about ``_MOST_ELEMENTS`` of its elements, without
     copying the others."""
+    # Of each dimension the same number: 16 of a matrix, 6 of three dimensions (216 in all), 4 of
+    # four.
     each = max(2, int(_MOST_ELEMENTS ** (1 / len(shape))))
     return tuple(slice(None, None, -(-length // each)) for length in shape)
 
@@ -199,6 +207,7 @@ def _add_container(hasher: Any, value: Any, kind: str, within: tuple[int, ...]) 
         # Sorted, since the iteration order of equal sets differs between runs.
         hasher.update(f"set {sorted(digest(item) for item in value)};".encode())
     elif isinstance(value, (Sequence, numpy.ndarray)):
+        # With the length: otherwise [[1], 2] and [[1, 2]] would be the same sequence of items.
         hasher.update(f"list {len(value)};".encode())
         for item in value:
             _add(hasher, item, within)

@@ -8,11 +8,18 @@ exception no longer exists when exit handlers run.
 So two sources are combined:
 
 - ``sys.exit``, ``exit`` and ``quit`` are wrapped, and note the status that the script asks for.
-Names that running modules have imported for these functions are replaced, too. - The frame of the
-main module shows whether it returned: its last instruction is then the one that returns. That is
-certain even if the script caught an earlier ``SystemExit``.
+  Names that running modules have imported for these functions are replaced, too.
+- The frame of the main module shows whether it returned: its last instruction is then the one that
+  returns. That is certain even if the script caught an earlier ``SystemExit``.
 
-The rest (``raise SystemExit(1)``) is reported as unknown: ``ScriptEnd.UNKNOWN``."""
+``ExitStatus.now`` asks in this order, from certain to likely::
+
+    the launcher has seen the end           its status             (tell)
+    the main module's frame has returned    WELL
+    a child of multiprocessing exits        its error's status     (until Python 3.12)
+    sys.exit and the like were called       the status asked for last
+    nothing is known                        UNKNOWN                (raise SystemExit(1))
+"""
 
 from __future__ import annotations
 
@@ -73,6 +80,8 @@ def note_exits() -> None:
         current = getattr(module, name, None)  # ``python -S`` has no exit and quit
         if current is None:
             continue
+        # At a second call `sys.exit` is the wrapper already. To wrap it again would note each exit
+        # twice, and `end` would restore the inner wrapper instead of Python's function.
         known = {id(noting): (original, noting) for _, _, original, noting in _replaced}
         if id(current) in known:
             original, noting = known[id(current)]
@@ -137,6 +146,8 @@ class ExitStatus:
         no ``sys.last_value``."""
         if _told is not None:
             return ScriptEnd.WELL if _told else ScriptEnd.FAILED
+        # Before the status that was asked for: a script may catch the SystemExit of sys.exit(1) and
+        # finish.
         if self._program is not None and _has_returned(self._program):
             return ScriptEnd.WELL
         error = sys.exc_info()[1]
@@ -173,6 +184,8 @@ def _program_frame() -> FrameType | None:
     while frame is not None:
         is_main = frame.f_globals is main and frame.f_code.co_name == "<module>"
         if frame.f_code is run if is_child else is_main:
+            # Not the first: the script may run code in its own namespace (exec), which is named so,
+            # too.
             found = frame
         frame = frame.f_back
     return found
@@ -181,6 +194,7 @@ def _program_frame() -> FrameType | None:
 def _has_returned(frame: FrameType) -> bool:
     """Returns whether a frame's last instruction returned: the function finished without an
     error."""
+    # A frame that was left by an error stays at the instruction that raised it.
     return frame.f_lasti >= 0 and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 

@@ -138,6 +138,8 @@ def _packages(place: str) -> dict[str, list[EntryPoint]]:
 
 @functools.cache
 def _exists(where: str) -> bool:
+    # The package of the module, since `find_spec` imports the parents of what it looks for: this
+    # imports `lockstep._tools`, and not the tool.
     package, _, _ = where.partition(":")[0].rpartition(".")
     try:
         return importlib.util.find_spec(package) is not None

@@ -124,6 +124,7 @@ def children(value: Any) -> Iterable[tuple[Key, Any]]:
     if kind in _ATOMS or isinstance(value, _CODE):
         return ()
     if kind is types.FrameType:
+        # A comprehension has variables such as `.0`, which a script cannot write.
         return [(name, item) for name, item in list(value.f_locals.items()) if name.isidentifier()]
     if isinstance(value, types.ModuleType):
         is_script = owner(getattr(value, "__file__", None) or "<") == "user" or value.__name__ == "__main__"
@@ -140,6 +141,8 @@ def children(value: Any) -> Iterable[tuple[Key, Any]]:
 
 
 def _items(value: Any) -> list[tuple[Key, Any]]:
+    # By the methods of the built-in types, which a subclass of the script may have overridden. As a
+    # list, since the caller may change an object that it was given.
     if isinstance(value, dict):
         return [
             ((key,) if type(key) in _ATOMS else (f"<{type(key).__name__} {id(key)}>",), item)
@@ -181,6 +184,8 @@ def _slots(kind: Any) -> tuple[str, ...]:
     for part in kind.__mro__:
         names = vars(part).get("__slots__", ())
         for name in (names,) if isinstance(names, str) else tuple(names):
+            # Python stores `__x` of a class `_C` as `_C__x`: after the class's name without its
+            # underscores.
             is_private = name.startswith("__") and not name.endswith("__")
             found.append(f"_{part.__name__.lstrip('_')}{name}" if is_private else name)
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))

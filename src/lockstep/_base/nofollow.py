@@ -36,6 +36,8 @@ def check_named(path: Path) -> None:
         if not is_directory:
             what = "a symbolic link that leads to no directory" if is_link else f"{kind_of(found)}, and must be a directory"
             raise UnfitFileError(errno.ENOTDIR, f"it is {what}", str(path))
+        # The owner of the directory can change its contents anyway, and root everything. Any other
+        # user cannot write there, but could have this run write there by a link.
         if is_link and found.st_uid not in (os.geteuid(), _ROOT, path.stat().st_uid):
             why = f"it is a symbolic link of another user (user id {found.st_uid}), who could point it to your directories"
             raise UnfitFileError(errno.EPERM, why, str(path))
@@ -65,6 +67,8 @@ def open_in(parent: int, path: Path, flags: int, mode: int) -> int:
         # First, because opening a device may have side effects.
         _check_plain(os.stat(path.name, dir_fd=parent, follow_symlinks=False), path)
     with _naming(path):
+        # O_NONBLOCK: a FIFO that was put there after the check would block until it has a reader.
+        # So it is refused, by the system or below.
         fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=parent)
     try:
         _check_plain(os.fstat(fd), path)  # again, because it may have been replaced
@@ -90,6 +94,8 @@ def directory(path: Path, *, within: Path, make: bool = False) -> Iterator[int]:
     """
     fd, reached = os.open(within, _DIRECTORY), within
     try:
+        # One name at a time, each from the open directory above it: if a path is checked first and
+        # then used as a whole, a directory in it can be replaced by a link in between.
         for name in path.relative_to(within).parts:
             reached /= name
             if make:

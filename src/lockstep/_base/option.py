@@ -67,6 +67,7 @@ def check_options(values: Any) -> None:
     """
     for field in dataclasses.fields(values):
         value, described = getattr(values, field.name), field.metadata.get(Option)
+        # None is the default of such a field: not set, and so not limited.
         if described is None or (value is None and field.default is None):
             continue
         if described.choices and value not in described.choices:
@@ -95,6 +96,7 @@ def help_of(kind: type) -> dict[str, str]:
         return {}
     assert isinstance(body, ast.ClassDef)
     texts = {}
+    # The docstring of a field is a statement that follows it, which Python evaluates and drops.
     for field, text in itertools.pairwise(body.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             first, _, _ = inspect.cleandoc(str(text.value.value)).partition("\n\n")

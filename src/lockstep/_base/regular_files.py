@@ -32,6 +32,7 @@ def open_to_read(path: Path, most_bytes: int | None = None) -> io.FileIO:
             ``most_bytes``.
     """
     size_of(path)  # first, because opening a device may have side effects
+    # O_NONBLOCK: a FIFO that has replaced the file since would block until it has a writer.
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     try:
         _size(os.fstat(file.fileno()), path, most_bytes)  # again, because it may have been replaced
@@ -77,6 +78,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
     with io.BufferedReader(open_to_read(path, MOST_LINES_BYTES)) as file:
         while line := file.readline(MOST_LINE_BYTES):
             yield line
+            # The rest of a line that is too long is dropped in blocks, so that memory stays
+            # bounded.
             while not line.endswith(b"\n") and (line := file.readline(_BLOCK_BYTES)):
                 pass
 

@@ -2,8 +2,7 @@
 
 The rank or launcher that finds something publishes it. Each report becomes one line of JSON in the
 file of ``lockstep run --reports FILE``, in one ``write``, so that processes may share the file:
-with O_APPEND, a
-local file system does not interleave such writes.
+with O_APPEND, a local file system does not interleave such writes.
 
 ``code`` and ``kind`` are stable, and the text is not: programs and tests match the first two, so
 that the text can be improved."""
@@ -155,6 +154,8 @@ def recorded_in(path: Path | None) -> Iterator[None]:
         yield
         return
     try:
+        # Opened once before the run: later, a file that cannot be written is ignored, and the user
+        # would wait for reports in vain.
         with path.open("ab"):
             pass
     except OSError as error:

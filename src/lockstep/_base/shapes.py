@@ -51,6 +51,7 @@ def _check_depth(data: bytes | str, value: Any) -> None:
     brackets = data.count(b"[") + data.count(b"{") if isinstance(data, bytes) else data.count("[") + data.count("{")
     if brackets <= _MOST_NESTED:  # of nearly all, in a fraction of the time of parsing
         return
+    # Level by level: recursion is what such a value would exhaust.
     level = [value]
     for _ in range(_MOST_NESTED):
         level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, (dict, list))]
@@ -64,6 +65,8 @@ def _inside(value: Any) -> Collection[Any]:
 
 
 def _whole(digits: str) -> int | None:
+    # 2**64 has 20 digits. To convert a longer text takes quadratic time, and fails above 4,300
+    # digits.
     number = int(digits) if len(digits) <= _MOST_DIGITS else _LARGEST
     return number if abs(number) < _LARGEST else None
 
@@ -116,6 +119,7 @@ def _fits(kind: Any) -> Test:
         return lambda value: True
     if kind is float:
         return lambda value: type(value) is float or type(value) is int
+    # The exact type: `true` of JSON is a bool, which is an int in Python, and no number here.
     if kind in (int, bool, str):
         return lambda value: type(value) is kind
     if origin is Annotated:

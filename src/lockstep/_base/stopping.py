@@ -87,6 +87,7 @@ def catches(pid: int, number: int) -> bool:
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             name, _, bits = line.partition(":")
             if name == "SigCgt":
+                # Bit 0 is of signal 1.
                 return bool(int(bits, 16) >> (number - 1) & 1)
     return False
 
@@ -382,6 +383,8 @@ def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
         speaks: whether this process prints the report, if there is no launcher.
     """
     tell_stuck(report, how, status, speaks=speaks)
+    # sys.exit would end this thread alone. os._exit calls no exit handlers, in which
+    # multiprocessing stops loader workers, so they are stopped here.
     _kill_children()
     os._exit(status)
 
@@ -444,6 +447,8 @@ def is_launched() -> bool:
 
 def _in_forked_process() -> None:
     global _launcher, _last_words
+    # A fork is no rank: it must not report to the launcher in the rank's name, nor save the run
+    # when a signal arrives.
     _launcher = _last_words = None
     if _active is not None:
         _active.end()

@@ -30,6 +30,7 @@ def mapped(tree: Any, leaf: Callable[[Any], Any], key: Callable[[Any], Any] | No
     """
     kind, of_key = type(tree), leaf if key is None else key
     if kind in MAPPINGS:
+        # A copy, since a constructor would need more: the factory of a defaultdict.
         made = copy.copy(tree)
         made.clear()
         for name, value in tree.items():

@@ -36,6 +36,8 @@ def frame_left_by_error(frame: FrameType | None) -> FrameType | None:
     """
     objects = gc.get_objects()
     tracebacks = [each for each in objects if type(each) is TracebackType]
+    # Not isinstance, which also asks for `__class__`: of a proxy that is a property, with its own
+    # code.
     errors = [each for each in objects if issubclass(type(each), BaseException)]
     while frame is not None:
         here = [trace for trace in tracebacks if trace.tb_frame is frame and trace.tb_lasti == frame.f_lasti]
@@ -44,6 +46,8 @@ def frame_left_by_error(frame: FrameType | None) -> FrameType | None:
         # Python 3.11 creates the exception object of an error raised by C code only when a handler
         # needs it, so `kinds` may be empty although an error is on its way.
         kinds = {type(error) for error in errors if any(error.__traceback__ is trace for trace in here)}
+        # GeneratorExit closes a generator in both cases, after `break` and after an error: only the
+        # frame that drops the generator shows which.
         if not frame.f_code.co_flags & inspect.CO_GENERATOR or kinds - {GeneratorExit}:
             return frame
         frame = frame.f_back

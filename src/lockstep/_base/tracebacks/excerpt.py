@@ -18,6 +18,7 @@ from lockstep._base.tracebacks.frames import Frame, owner, short_path
 def chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yields the exception, and those from which or during whose handling it was raised, in the
     order in which tracebacks show them: the oldest last."""
+    # A script can make a chain that leads back to itself.
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -102,6 +103,7 @@ def excerpt(error: BaseException) -> str:
     parts, said = [first.own(), _raised_at(first, error), first.notes], message_of(error)
     for link in causes:
         if own := link.own():
+            # An error that wraps another one often repeats its message, which is shown once then.
             told, said = link.message in said, said + link.message
             parts += [link.cause + ("\n" if told else f": {link.message}\n"), own, link.notes]
     return "".join(parts).rstrip("\n") if first.own() or len(parts) > 3 else ""

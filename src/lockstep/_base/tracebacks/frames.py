@@ -36,6 +36,8 @@ def owner(file: str) -> str:
     (PyTorch, NumPy, Python itself)."""
     if file.startswith(OURS):
         return "lockstep"
+    # In this order, since the places lie within each other: torch and numpy are installed packages,
+    # and packages are often below the folder of the standard library.
     if any(name in file for name in _PLUMBING) or file.startswith("<"):
         return "plumbing"
     if any(name in file for name in _LIBRARIES):
