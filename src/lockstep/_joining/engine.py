@@ -127,9 +127,11 @@ class Engine:
             self.hosts = self.collectives.all_gather_plain(world.host)
         self.transport = dataclasses.replace(transport, ranks_per_host=equal_hosts(self.hosts))
         self._started = start_event(config, world, devices[0], transport, self.hosts)
+        # In this order: the loop is given the saver, and listeners the loop's clock and phases.
         self._build_records()
         self._build_loop()
         self._build_listeners()
+        # From here on, a failure must also restore PyTorch's setting, as `close` does.
         self._kernels = DeterministicKernels() if needs_deterministic_kernels(config, devices[0]) else None
         try:
             self._begin(instruments)
@@ -224,11 +226,15 @@ class Engine:
         # Its collectives could not be distinguished from the script's.
         gathers = self.sync.forward_is_collective
         self.at_exit = AtExit()
+        # By a function, since each needs the other: `passes` prints only if something is displayed.
         self._display = choose_display(
             config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
         )
         self.passes = PassMeter(self.journal, self.collectives, clock.take, speaks=self._display is not None)
         self.log = MetricLog(world.world_size, config.log_every, lambda row: self.record("step", *row))
+        # The timers stand where the time that they charge begins or ends: LoaderTimer is the first
+        # of all, and each PartTimer the first of its stage. `passes` precedes the display, which
+        # shows what it has counted, and `at_exit` is the last: by then trackers are open.
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
             self.balance,
@@ -259,6 +265,7 @@ class Engine:
         if checkpoint is not None:
             self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
         elif not context.is_new:
+            # The launch starts over, so readers must drop the steps of earlier launches.
             self.journal.write("resume", step=0, checkpoint=None)
         notices, run = [*context.notices], self._as_run()
         if self._kernels is not None:
@@ -300,6 +307,8 @@ class Engine:
     def _open_trackers(self) -> Trackers:
         config, context, checkpoint = self.config, self.context, self.context.checkpoint
         script = Path(sys.argv[0] if sys.argv else "").stem
+        # One dict for both: `Trackers` fills it while objects are prepared, and a tracker reads it
+        # when opened.
         hyperparameters: dict[str, Any] = {}
         about = RunInfo(
             run_dir=context.run_dir,
@@ -335,6 +344,7 @@ class Engine:
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """Prepare objects, and compare what was prepared so far with the checkpoint to resume from.
         Every rank must call it."""
+        # First, since the loaders that are prepared below derive their streams from the run's seed.
         self._script_seed.take()
         prepared = self.preparation.prepare(objects)
         if self.restorer is not None and not self.restorer.is_done:
@@ -344,6 +354,8 @@ class Engine:
             if isinstance(loader, PreparedLoader):
                 self.phases.has_loader = True
                 self.listeners.made_loader(loader, self.state.loaders.index(loader) + 1)
+                # From the first training loader on: before, there is nothing to save, and a signal
+                # ends the process.
                 self.stop_watch.begin()
         return prepared
 
@@ -376,9 +388,12 @@ class Engine:
             self.journal.close()
             self.trackers.close(failed=failed)
             if self.context.lock is not None:
+                # After the event log was closed: another launch may write there as soon as it has
+                # the lock.
                 self.context.lock.release()
             self.meetings.close()
             self.sync.close()
+            # Before the group is closed, since its threads end with the last reference to it.
             self.collectives.release()
             if self._kernels is not None:
                 self._kernels.put_back()

@@ -1,4 +1,18 @@
-"""``join()``: creates a team from the environment, the command line and the script's settings."""
+"""``join()``: creates a team from the environment, the command line and the script's settings.
+
+::
+
+    each rank alone    read the environment, merge the settings of command and script, choose the
+        |              device: an error ends the rank before any other waits for it
+    rendezvous         open_store, open_group: ranks find and verify each other
+        |
+    agreement          all compare software and settings; rank 0 opens the run (``opening``)
+        |              and broadcasts its birth and checkpoint, or its error, which all raise
+    engine, team       created with the settings of the birth, by which a resumed run continues
+
+Whatever can be wrong is found as far up as possible. Below the rendezvous, an error on one rank
+would leave the others waiting until the timeout. So an agreement is checked on exchanged values,
+and fails on every rank."""
 
 from __future__ import annotations
 
@@ -122,6 +136,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     try:
         opened = open_store(config, world)
         world = opened.world
+        # Again, with what the rendezvous has shown: which ranks share a machine, and which a GPU.
         devices, transport = _choose(config, world, opened)
         if devices[0].type != "cpu":
             torch.accelerator.set_device_index(devices[0])
@@ -197,6 +212,8 @@ def _agree(
             }
             lock, is_new, notices = run.lock, run.is_new, [notice.text for notice in run.notices]
         except LockstepError as error:
+            # Sent instead of raised here: the others wait in the broadcast below. As the nearest
+            # class of `errors`, which every rank can create from a message.
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in vars(errors))
             opening = {"error": (kind, str(error), error.code)}
     opening = collectives.broadcast_plain(opening)
@@ -205,6 +222,7 @@ def _agree(
         raise vars(errors)[kind](message, code=code)  # on every rank
     run_dir, birth = Path(opening["run_dir"]), FixedSettings(**opening["birth"])
     checkpoint = None if opening["checkpoint"] is None else Checkpoint.from_json(opening["checkpoint"])
+    # Of rank 0, since each rank has drawn another one.
     token = collectives.broadcast_plain(secrets.token_hex(4))
     check_run_dir_shared(run_dir, token, world, collectives)
     config = dataclasses.replace(
@@ -262,6 +280,8 @@ def _open(
                 code="run-dir-needed",
             )
         is_program = False
+    # With the number of the call: a script that trains twice resumes its first run in its first
+    # `join`, and its second run in its second.
     command = Command.of_this_process(_num_joined, is_program=is_program, explicit=explicit, part=part)
     run = open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
     if config.threads is None and environment.threads is not None and not environment.asked:

@@ -106,8 +106,8 @@ class LaunchRequest:
         names = ("", "") if leave_no_name else (self.world.launch, "" if job is None else job.name)
         if patience_s is not None:
             return RunLock(path, *names, patience_s=patience_s)
-        # A file server may be slow to release the lock of a lost machine. (The other ranks wait for
-        # this one meanwhile.)
+        # A file server may be slow to release the lock of a lost machine. The other ranks wait for
+        # this one meanwhile, so it gives up at 0.8 of the timeout, before they do.
         after_loss_s = max(PATIENCE_S, min(_AFTER_LOSS_S, 0.8 * self.config.timeout_s))
         is_again = self.world.restart > 0 or (job is not None and job.restart > 0)
         return RunLock(path, *names, patience_s=after_loss_s if is_again else PATIENCE_S, far_patience_s=after_loss_s)
@@ -142,6 +142,7 @@ def open_run(launch: LaunchRequest) -> OpenRun:
             for path in earlier:
                 if launch.has_begun(path):
                     return _open_named(path, launch)
+        # What runs without a script (a notebook, a function) is not recognized at its next launch.
         for path in earlier if launch.command.script else ():
             state = None if launch.must_start_fresh(path) else _state_of(path, launch, notices)
             if state == _FINISHED:
@@ -165,6 +166,9 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
     check_named(path)
     path.mkdir(parents=True, exist_ok=True)
     must_start_fresh = launch.must_start_fresh(path)
+    # With --fresh, the name of this launch must not get into the directory of the old run: a
+    # restart between the lock and the move would take that run for the one that this launch has
+    # begun.
     lock = launch.lock(path, leave_no_name=must_start_fresh)
     try:
         notices: list[Notice] = []
@@ -173,6 +177,7 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
                 old_path = rename_old_run(path)
                 notices.append(Notice("old-run-moved", f"moved the old run from {path} to {old_path}"))
                 path.mkdir()
+            # The first lock has moved with the old directory, or has no name.
             lock.release()
             lock = launch.lock(path)
         run = _resume(path, launch, lock, notices)
@@ -189,6 +194,7 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
 
 def _is_in_use(path: Path) -> bool:
     """Returns whether a directory contains files that must not be mixed with a new run."""
+    # The lock is this launch's, by now.
     return any(entry.name != "lock" for entry in path.iterdir())
 
 
@@ -207,6 +213,7 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[Notice]) -> str |
     command = launch.command
     if contents is None or not is_saved:
         return None
+    # Not while it is in use: such a run is being trained, and cannot be resumed.
     if command.script and contents[1].differs_in_args(command) and holder_of(path) is None:
         began = shlex.join(contents[1].args) or "none"
         _note(
@@ -216,6 +223,8 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[Notice]) -> str |
         )
     if not contents[1].is_like(command):
         return None
+    # A finished run ends the search only if it is of the same settings: otherwise an interrupted
+    # one before it may still be what the user wants to resume.
     if newest is not None and _is_finished(newest):
         return None if contents[1].differing(command) else _FINISHED
     differing = contents[1].differing(command, launch.config.allow)
@@ -244,12 +253,15 @@ def _try_resume(path: Path, launch: LaunchRequest, notices: list[Notice]) -> Ope
     try:
         contents = read_fixed_settings(path)
         assert contents is not None
+        # Before the lock, so that a run that does not fit is not locked. With little patience: if
+        # another launch trains there, an earlier run may be free.
         _reconcile(path, contents[0], launch)
         lock = launch.lock(path, patience_s=0.2)
     except ConfigError as error:
         _note(notices, "run-not-resumable", f"{path} is left unchanged: {error}")
         return None
     try:
+        # A new list: notices so far say that a new run starts, and why.
         run = _resume(path, launch, lock, [])
     except BaseException:
         lock.release()

@@ -192,7 +192,10 @@ class Team(Collectives):
             state = team.state(best=0.0, bad=0)
             for epoch in team.epochs(100):
                 ...
-                state.best, state.bad = (accuracy, 0) if accuracy > state.best else (state.best, state.bad + 1)
+                if accuracy > state.best:
+                    state.best, state.bad = accuracy, 0
+                else:
+                    state.bad += 1
 
         Every rank must call it, before the training loop, and assign the same values, outside of
         ``batch.shards``. Only names that are passed here can be assigned.
@@ -488,6 +491,7 @@ class Team(Collectives):
                 "rank 0 failed in main_first(), so this rank did not run the block. See rank 0's error.",
                 code="main-first-failed",
             )
+        # Sent in `finally`: the others wait for it, also if the block fails.
         done = False
         try:
             yield
@@ -519,6 +523,7 @@ class Team(Collectives):
     def _close(self, *, at_exit: bool) -> None:
         if self._closed:
             return
+        # First: after an error below, the exit handler must not close the run again.
         self._closed = True
         self._engine.at_exit.cancel()
         error = sys.exc_info()[1]

@@ -126,6 +126,7 @@ def _cores(job: Job, world: World, affinity: int, workers: int) -> list[Notice]:
             )
         )
     idle = (job.cpus_here or 0) - cores
+    # From one idle core per process on: fewer could not be used by all.
     if not misfits and step is not None and idle >= max(2, tasks):
         misfits.append(
             Notice(

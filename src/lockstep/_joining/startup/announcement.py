@@ -59,6 +59,7 @@ class Announcement(Listener):
         line = first_line(loader, self._config, self._world, len(self._devices))
         print(escape_control(f"{line}, {self._where}"), flush=True)
         batch_size, num_shards = batch_size_of(loader), self._config.shards or 1
+        # Larger shards come first: fewer samples than shards are in the first ones, one in each.
         if batch_size is not None and batch_size < num_shards:
             warn(
                 f"a global batch has {counted(batch_size, 'sample')} but {num_shards} shards, so the last shards are always "
@@ -137,6 +138,7 @@ def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -
 
 def chosen_shards(world_size: int) -> str:
     """Returns the clause about a V that was not set, and is therefore the number of processes."""
+    # The next power of two, which 1, 2, 4 and more processes divide evenly; at least 8.
     better = max(8, 1 << (world_size - 1).bit_length())
     if world_size == 1:
         return (

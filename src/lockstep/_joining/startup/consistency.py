@@ -93,6 +93,8 @@ def check_not_imported() -> None:
     """
     frame = inspect.currentframe()
     while frame is not None:
+        # multiprocessing imports the script under this name. A function of it that the process
+        # calls later has no such module below it on the stack.
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
             raise UsageError(
                 f"join() was called in {multiprocessing.current_process().name!r}, which multiprocessing started from "

@@ -42,6 +42,7 @@ class ScriptSeed:
         compare_ranks("random seeds", [f"torch.manual_seed({seed})"], self._collectives, _REMEDY)
         if seed != before:
             self._state.script_seed = seed
+            # Shifted, since derived seeds have 64 bits, and a run's seed is less than 2**63.
             self._phases.seed = derive(self._phases.seed, seed) >> 1
         if self._restorer is not None:
             self._restorer.check_seed(self._state.script_seed)

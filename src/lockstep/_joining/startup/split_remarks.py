@@ -22,6 +22,7 @@ def batch_size_of(loader: Any) -> int | None:
 
 def uses_batch_statistics(module: nn.Module) -> bool:
     """Returns whether a module now normalizes by statistics of the samples that it receives."""
+    # Without running statistics (track_running_stats=False), also in evaluation mode.
     return isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None)
 
 
