@@ -3,21 +3,21 @@
 Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object with ``event`` first
 (its kind), ``time_s`` (seconds since 1970) and the fields of the kind:
 
-=====================  =================================================================================================
-``start``              ``script``, ``args``, ``module`` (null: not a module), ``cwd``, ``script_sha256``, ``inode`` (of the
-                       run directory: a copy has another), ``launcher``, ``world_size``,
-                       ``num_nodes``, ``hosts``, ``strategy``, ``precision``, ``shards``,
-                       ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``,
-                       ``backend``, ``num_cores`` (available to the run on this machine), ``torch``,
-                       ``python``, ``lockstep`` (versions)
-``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that step, and the events of
-                       later steps will be written again
-``step``               ``epoch``, ``step``, ``values``: the values logged in that step, or after it. ``apart``, where there are
-                       any: the names of values that were logged between two passes, or after an
-                           evaluation
-``epoch``              ``epoch``, ``step`` (the last), ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a
-                       training loader, as far as this launch took it (it may be asked to stop in
-                       the middle); the same without warm-up as ``steady_steps``,
+=====================  =============================================================================
+``start``              ``script``, ``args``, ``module`` (null: not a module), ``cwd``,
+                       ``script_sha256``, ``inode`` (of the run directory: a copy has another),
+                       ``launcher``, ``world_size``, ``num_nodes``, ``hosts``, ``strategy``,
+                       ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``,
+                       ``device_name``, ``backend``, ``num_cores`` (available to the run on this
+                       machine), ``torch``, ``python``, ``lockstep`` (versions)
+``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that
+                       step, and the events of later steps will be written again
+``step``               ``epoch``, ``step``, ``values``: the values logged in that step, or after it.
+                       ``apart``, where there are any: the names of values that were logged between
+                       two passes, or after an evaluation
+``epoch``              ``epoch``, ``step`` (the last), ``num_steps``, ``num_samples`` and ``wall_s``
+                       of one pass over a training loader, as far as this launch took it (it may be
+                       asked to stop in the middle); the same without warm-up as ``steady_steps``,
                        ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank: CPU seconds of
                        the process and its loader workers over ``steady_s``), ``peak_rss_bytes`` and
                        ``peak_gpu_bytes`` (lists, by rank; the latter null without a GPU),
@@ -25,24 +25,27 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
                        cannot be read); ``split`` (a list, by rank: seconds of ``wall_s`` in each
                        part of ``measure.split.PARTS``), ``bound`` (what the speed is limited by:
                        one of these parts, or ``compute``)
-``slow``               ``step``, ``rank``, ``host``, ``activity`` (``data``, ``forward``, ``backward`` or ``script``), ``times``
-                       (how many times as long as the median of the others), ``cost`` (the share of
-                       all time): the others wait for that rank
-``move``               ``step`` (the first of them), ``shards`` (a list, by rank: how many each has from that step on),
-                       ``before`` (the same until then), ``gain`` (the share of a step's time that
-                       this is predicted to save): shards move from ranks that are slower than the
-                       others. A launch begins with even numbers
+``slow``               ``step``, ``rank``, ``host``, ``activity`` (``data``, ``forward``,
+                       ``backward`` or ``script``), ``times`` (how many times as long as the median
+                       of the others), ``cost`` (the share of all time): the others wait for that
+                       rank
+``move``               ``step`` (the first of them), ``shards`` (a list, by rank: how many each has
+                       from that step on), ``before`` (the same until then), ``gain`` (the share of
+                       a step's time that this is predicted to save): shards move from ranks that
+                       are slower than the others. A launch begins with even numbers
 ``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
-``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long
-                       training waited for it), ``wall_s`` (how long it took to write)
+``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``,
+                       ``held_s`` (how long training waited for it), ``wall_s`` (how long it took to
+                       write)
 ``checkpoint_failed``  ``step``, ``error``: rank 0 could not write its part, and training continued
-``preempted``          ``step``, ``signal`` (its name), ``rank`` (the lowest that received it), ``saved``: the run was asked to
-                       stop, and this launch ends after that step; if ``saved``, with a checkpoint
-``audit``              ``step``, ``phase``, ``shard``, ``parameter``, ``ranks`` (that are wrong: one, two if it is one of them,
-                       or none), ``where`` (their hosts and devices), ``text``: an audit has found a
-                       wrong result, and this launch ends
+``preempted``          ``step``, ``signal`` (its name), ``rank`` (the lowest that received it),
+                       ``saved``: the run was asked to stop, and this launch ends after that step;
+                       if ``saved``, with a checkpoint
+``audit``              ``step``, ``phase``, ``shard``, ``parameter``, ``ranks`` (that are wrong:
+                       one, two if it is one of them, or none), ``where`` (their hosts and devices),
+                       ``text``: an audit has found a wrong result, and this launch ends
 ``end``                ``step``, ``wall_s`` since ``start``: the script has finished
-=====================  =================================================================================================
+=====================  =============================================================================
 
 ``epoch`` counts from 0, ``step`` from 1 (the number of steps of the run up to and including this
 one). A reader must ignore kinds and fields that it does not know. Numbers that are not finite are
@@ -176,6 +179,7 @@ def read_object(line: str | bytes) -> dict[str, Any] | None:
 def kind_of(line: bytes) -> str:
     """The kind of the event in a line, which is not parsed; empty: it is no event, or of an unknown
     kind."""
+    # The writer puts `event` first, so the kind is found without parsing the line.
     match = _KIND.match(line)
     return kind if match and (kind := match[1].decode()) in KINDS else ""
 
@@ -203,5 +207,6 @@ def number_in(fields: Mapping[str, Any], name: str) -> float | None:
     """The finite number with this name in an event or its ``values``; None: it is absent, or not a
     finite number."""
     value = fields.get(name)
+    # The comparison is also False for NaN and for infinity.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if is_number else None  # type: ignore[arg-type]

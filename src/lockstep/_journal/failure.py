@@ -34,6 +34,8 @@ class FailureRecord:
         text = json.dumps({name: value[: _MOST_BYTES // 8] for name, value in dataclasses.asdict(self).items()})
         with contextlib.suppress(OSError):
             if path is not None:
+                # O_EXCL decides between processes that fail at the same time: one of them creates
+                # the file.
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 with os.fdopen(fd, "w", encoding="utf-8") as file:
                     file.write(text)

@@ -1,6 +1,16 @@
 """Reads a run's event log: its events, its launches, its steps as they count after all resumes, and
 what is new in it.
 
+The file is only appended to. A launch that was killed has written events of steps after its last
+checkpoint, and the next launch writes these steps again. So a step may be there several times, and
+the one of the last launch that took it counts::
+
+    launch 1   start               steps 1 to 100     (killed; newest checkpoint: 80)
+    launch 2   start  resume 80    steps 81 to 150    (killed; newest checkpoint: 120)
+    launch 3   start  resume 120   steps 121 to 200
+
+    counts:    1 to 80 of launch 1, 81 to 120 of launch 2, 121 to 200 of launch 3
+
 A file may be damaged, from another version, or written by another user. Only regular files of
 bounded size are read, and lines that do not match the table in ``events`` are skipped."""
 
@@ -102,6 +112,8 @@ def _last_of_each_kind(lines: Iterable[bytes]) -> Iterator[Event]:
     def read() -> list[Event]:
         found = []
         for several in newest.values():
+            # Newest first and only until one can be read: of millions of lines, one of each kind is
+            # parsed.
             readable = ((number, event) for number, line in reversed(several) if (event := read_event(line)) is not None)
             found += [one] if (one := next(readable, None)) else []
         return [event for _, event in sorted(found, key=lambda one: one[0])]
@@ -151,6 +163,8 @@ def counts_until(resumed_after: Sequence[int | None]) -> list[float]:
     Args:
         resumed_after: the step after which each launch resumed, as in ``Launch``.
     """
+    # From the last launch backwards, and never more than a later launch has left: resumes after
+    # steps 80 and then 50 (a damaged checkpoint) leave 50, 50 and all.
     until = [math.inf]
     for step in reversed(resumed_after[1:]):
         until.append(until[-1] if step is None else min(until[-1], step))
@@ -191,6 +205,8 @@ class Tail:
         try:
             with open_to_read(self._path, MOST_LINES_BYTES) as file:
                 status = os.fstat(file.fileno())
+                # By the number of the file: --fresh moves the old run away, and the new one writes
+                # another file at this path.
                 is_replaced = status.st_ino != self._file or status.st_size < self._at
                 if is_replaced:
                     self._file, self._at, self._rest = status.st_ino, 0, b""
@@ -198,6 +214,8 @@ class Tail:
                 events = []
                 while data := file.read(_BLOCK_BYTES):
                     self._at += len(data)
+                    # The rest is kept for the next read: a writer may be in the middle of that
+                    # line.
                     *lines, self._rest = (self._rest + data).split(b"\n")
                     if self._rest[:1] != b"{" or len(self._rest) > MOST_LINE_BYTES:
                         # no event, whatever follows until the line's end

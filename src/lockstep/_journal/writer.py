@@ -1,4 +1,19 @@
-"""Writes JSON lines to a file of a run directory."""
+"""Writes JSON lines to a file of a run directory.
+
+What survives depends on how far a line has come::
+
+    write_line --> memory (only while the disk is full) --> the kernel --> the disk
+                     |                                        |              |
+    a kill of        lost                                    kept           kept
+    the process
+    a power failure  lost                                    may be lost    kept
+
+Each line is passed to the kernel immediately, so a killed run has at most one line that is cut off in
+the middle. The next launch begins a new line, readers skip the broken one, and the events of steps
+after the checkpoint are written again (``history``). Lines are not flushed to the disk one by one:
+after a power failure the run resumes from a checkpoint, which is flushed, and writes the events
+after it again.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +55,7 @@ class LineWriter:
     def __init__(self, run_dir: Path, name: str, *, is_fresh: bool = False) -> None:
         self._path = run_dir / name
         more = os.O_TRUNC if is_fresh else 0
+        # O_RDWR, since the last byte is read below.
         self._fd = open_to_write(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o644, within=run_dir)
         self._waiting = b""
         self._has_warned = False
@@ -55,6 +71,7 @@ class LineWriter:
 
     def _flush(self) -> None:
         try:
+            # A write to a disk that becomes full may take only the beginning of a line.
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._fd, self._waiting) :]
         except OSError as error:

@@ -48,6 +48,8 @@ class DeviceClock:
         of them."""
         if wait and self._pending:
             self._pending[-1][1].synchronize()
+        # From the oldest on: a stream runs in order, so the GPU has reached no event behind one
+        # that it has not reached. `elapsed_time` is in milliseconds.
         while self._pending and self._pending[0][1].query():
             part, event = self._pending.popleft()
             self.seconds[part] += self._last.elapsed_time(event) / 1e3

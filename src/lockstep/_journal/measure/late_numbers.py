@@ -19,6 +19,8 @@ class LateNumbers:
     def __init__(self, values: Sequence[Tensor]) -> None:
         device = values[0].device
         together = torch.stack([value.to(device) for value in values])
+        # Only a copy to pinned memory lets the script continue. The event is recorded behind it in
+        # the same stream, so it is reached when the numbers are here.
         self._numbers = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
         self._numbers.copy_(together, non_blocking=True)
         self._arrived = torch.accelerator.current_stream(device).record_event()

@@ -62,6 +62,8 @@ class MetricLog(Listener):
         """
         if self._current is None or self._current[1] != step:
             self._close_step()
+            # The last is a set of names. A dict keeps their order, which the ranks' digest depends
+            # on.
             self._current = epoch, step, {}, {}
         given = {name: _number(name, value) for name, value in values.items() if value is not None}
         self._current[2].update(given)
@@ -98,6 +100,8 @@ class MetricLog(Listener):
     @override
     def tick(self, step: int) -> None:
         """Closes a window if it is due."""
+        # With one process there is nothing to compare, so values are written in their step, except
+        # values on a device: to read one would wait for it.
         if step % self._every == 0:
             self._close_window()
         elif self._closed and self._world_size == 1:
@@ -123,6 +127,10 @@ class MetricLog(Listener):
             for epoch, step, values, apart in closed
         ]
         if self._world_size > 1 and self._has_begun:
+            # The text of a float is exact, so equal digests mean bit-identical values. 7 bytes are
+            # 56 bits: the number fits into int64, and so does its negative. The largest of both
+            # over all ranks are the highest and minus the lowest digest, so one reduction shows
+            # whether all are equal.
             signature = int.from_bytes(hashlib.blake2b(repr(rows).encode(), digest_size=7).digest(), "little")
             extremes = torch.tensor([signature, -signature])
             self._compared = rows, extremes, dist.all_reduce(extremes, op=dist.ReduceOp.MAX, async_op=True)
@@ -133,6 +141,8 @@ class MetricLog(Listener):
         if self._compared is None:
             return
         (rows, extremes, work), self._compared = self._compared, None
+        # It began a window ago (except at the end), so it has arrived unless a rank is that far
+        # behind.
         work.wait()
         highest, lowest = extremes.tolist()
         self._write_all(rows if highest == -lowest else _merge(all_gather_plain(rows)))

@@ -45,10 +45,13 @@ class NanWatch(Listener):
             return
         if not loss.is_cpu:
             position = self._position()
+            # What was copied an interval ago has arrived by now, so to read it waits for nothing.
             if self._waiting and position[0] >= self._waiting[0][0][0] + self._every:
                 self._read()
                 self._copy()
             loss = loss.detach().reshape(())
+            # On the device, since to read the weight here would wait for it: a loss of no tokens
+            # becomes 0.
             if isinstance(weight, Tensor):
                 loss = loss.masked_fill(weight.to(loss.device) == 0, 0.0)
             self._waiting.append((position, loss))

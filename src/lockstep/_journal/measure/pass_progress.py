@@ -76,6 +76,8 @@ class PassProgress:
             return None
         left_s, num_more = self.left_s(now_s), max(0, self.num_epochs - self.epoch - 1)
         if self.epoch_s is not None:
+            # An epoch that lasts longer than the one before has at least the rest of its pass to
+            # go.
             return max(left_s or 0.0, self.epoch_s - (now_s - self.epoch_began_s)) + num_more * self.epoch_s
         step_s = self.step_time_s(now_s)
         if left_s is None or step_s is None or self.num_steps is None or self.passes > 1:

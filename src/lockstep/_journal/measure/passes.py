@@ -78,6 +78,7 @@ class PassMeter(Listener):
             self._is_whole = done == 0
         self.progress = now
         longest = _WARM_UP_STEPS if num_steps is None else min(_WARM_UP_STEPS, (num_steps - done) // 2)
+        # Only in the first pass of a launch: kernels are chosen and buffers allocated once.
         self._warm_up = longest if before is None else 0
         self._num_steps = self._num_samples = 0
         self._warm = 0, 0
@@ -101,6 +102,7 @@ class PassMeter(Listener):
 
     def _end_warm_up(self) -> None:
         """Starts the measurement."""
+        # Kernels that were submitted in the warm-up belong to it.
         _wait_for_gpu()
         assert self._usage is not None
         self._usage.end()
@@ -124,6 +126,7 @@ class PassMeter(Listener):
             "steady_steps": self._num_steps - self._warm[0],
             "steady_samples": self._num_samples - self._warm[1],
             "steady_s": used["wall_s"],
+            # Its `wall_s` is `steady_s`, and is replaced by the time of the whole pass.
             **used,
             "wall_s": time.perf_counter() - self._began_s,
             "split": split,
@@ -132,6 +135,7 @@ class PassMeter(Listener):
 
     @override
     def flush(self) -> None:
+        # Not at the end of a pass, which is an event in which a listener may not communicate.
         over, self._over = self._over, []
         for ended, is_telling in over:
             event = merge_passes(self._collectives.all_gather_plain(ended))

@@ -112,6 +112,7 @@ class Bar(Display):
             note_bar(is_shown=True)
             return
         self._began_s, self._took_s = time.monotonic(), None
+        # Forced, since `--progress bar` asks for a bar also where standard output is no terminal.
         console = Console(file=sys.stdout, force_terminal=True)
 
         def render() -> Text:  # called by rich's thread, eight times a second

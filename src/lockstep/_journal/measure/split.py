@@ -36,6 +36,7 @@ their sum. (Further entries are for ``plan.balance``.)"""
 
 LOADING = "getting a batch from the loader"
 """The activity of a rank between two steps of a pass, in a record."""
+# A row is the number of samples, the activities, and their sum at this place.
 _BUSY = itemgetter(1 + len(ACTIVITIES))
 _COMPUTE = ("forward", "backward", "optimizer")
 _REMEDIES = {
@@ -124,6 +125,8 @@ def verdict(splits: Sequence[Mapping[str, float]]) -> str:
     if len(splits) < 2 or notable_wait(shares) != "waiting" or waited[awaited] > _MOSTLY * math.fsum(waited) / len(waited):
         return text
     others = [split for rank, split in enumerate(splits) if rank != awaited]
+    # What this rank does for longer than the others do (their median, which another slow rank does
+    # not move). The two parts left out are times that ranks cause each other.
     excess = {
         part: splits[awaited].get(part, 0.0) - statistics.median(split.get(part, 0.0) for split in others)
         for part in PARTS

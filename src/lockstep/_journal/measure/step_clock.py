@@ -1,5 +1,13 @@
 """Splits the time of every step into parts, on each rank.
 
+::
+
+    marks    LOADING   IN_SCRIPT  BEGINNING  IN_FORWARD  IN_BACKWARD  ENDING  | IN_SCRIPT  ...
+    charged   data      script     copy       forward     backward     copy   |  script
+                                                                              |
+                                              the ranks exchange gradients: communication, of which
+                                              max(busy) - own busy is waiting for the busiest rank
+
 Each event of the loop is a *mark*: the activity that begins, and the time. So a step is a line of
 intervals, each charged to one part, and the parts add up to the whole by construction. Marks are
 counted together, once a step. Between two exchanges each rank measures how long it is busy, and the
@@ -142,6 +150,7 @@ class StepClock(Listener):
         """The seconds of each part up to the last event that the GPU has reached. May be read by
         another thread."""
         if self._device is None:
+            # Of copies, since the main thread may add marks meanwhile, and counting removes them.
             seconds = list(self._seconds)
             _count(list(self._marks), seconds)
         else:
@@ -153,6 +162,7 @@ class StepClock(Listener):
         """Counts the time since the last mark as this part. ``then``: the activity that follows;
         None: the same."""
         _count(self._marks, self._seconds)
+        # One mark is left, of the current activity.
         ((activity, began_s),) = self._marks
         now_s = perf_counter()
         self._marks[0] = (then or activity, now_s)
@@ -206,6 +216,8 @@ class StepClock(Listener):
         if rows:
             busy = busy_of(rows)
             exchange_s = self.exposed_s + now_s - began_s
+            # At most as long as the exchange took: the busy times are read from the clocks of
+            # several ranks, and their difference need not fit this rank's to the microsecond.
             self._transfer(COMMUNICATION, WAITING, min(exchange_s, max(0.0, max(busy) - self._busy_s)))
             self.tell(rows, busy)
             self._begin_phase()
@@ -235,6 +247,7 @@ class StepClock(Listener):
         self.mark((_IN_LOGGING, now_s))
         _count(self._marks, self._seconds)
         took_s, self._step_began_s = now_s - self._step_began_s, now_s
+        # The mean of the first ten steps; after that, each new step has a tenth of the weight.
         self.step_s += (took_s - self.step_s) / min(self.num_steps + 1, _USUAL)
         self.num_steps += 1
 

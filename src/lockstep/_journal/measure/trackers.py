@@ -216,6 +216,7 @@ class WandbLike(Tracker):
         if self._is_over:
             return
         try:
+            # A library may draw random numbers, and results must not depend on the trackers.
             with self._about.aside():
                 act()
         except (Exception, SystemExit) as error:
