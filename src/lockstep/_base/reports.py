@@ -90,7 +90,7 @@ class Notice(NamedTuple):
     code: str
     """The stable name, as ``LockstepError.code``."""
     text: str
-    """The line."""
+    """The line for the user, without the prefix ``lockstep:``."""
 
 
 def publish(report: Report) -> None:

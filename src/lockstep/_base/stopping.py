@@ -112,8 +112,8 @@ class Stopped(SystemExit):
 
 
 class Interrupted(Stopped, KeyboardInterrupt):
-    """The same after Ctrl-C: a script that handles KeyboardInterrupt handles this, once the run is
-    saved. (An uncaught KeyboardInterrupt prints a traceback, an uncaught SystemExit does not.)"""
+    """A ``Stopped`` after Ctrl-C: a script that handles KeyboardInterrupt handles it, once the run
+    is saved. (An uncaught KeyboardInterrupt prints a traceback, an uncaught SystemExit does not.)"""
 
 
 class Ended(SystemExit):

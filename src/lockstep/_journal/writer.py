@@ -8,11 +8,11 @@ What survives depends on how far a line has come::
     the process
     a power failure  lost                                    may be lost    kept
 
-Each line is passed to the kernel immediately, so a killed run has at most one line that is cut off in
-the middle. The next launch begins a new line, readers skip the broken one, and the events of steps
-after the checkpoint are written again (``history``). Lines are not flushed to the disk one by one:
-after a power failure the run resumes from a checkpoint, which is flushed, and writes the events
-after it again.
+Each line is passed to the kernel immediately, so a killed run has at most one line that is cut off
+in the middle. The next launch begins a new line, readers skip the broken one, and the events of
+steps after the checkpoint are written again (``history``). Lines are not flushed to the disk one by
+one: after a power failure the run resumes from a checkpoint, which is flushed, and writes the
+events after it again.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from lockstep._world.machine.addresses import (
 from lockstep._world.machine.names import PATIENCE_S, is_address, resolve
 
 _ANSWER_S = 2.0
-"""How long to look whether another machine listens at the endpoint, in seconds."""
+"""Seconds to wait for an answer of another machine that may listen at the endpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,8 +73,8 @@ class Failure:
     is_consequence: bool = False
     """Whether another rank's failure seems to have caused it."""
     then: str = ""
-    """A clause on the consequence that the rank met while it handled its first failure; empty:
-    none."""
+    """The place where the rank met a consequence while it was handling its own failure, as a
+    clause; empty: it did not."""
     would_recur: bool = False
     """Whether the same program would fail in the same way again."""
     ended_early: bool = False

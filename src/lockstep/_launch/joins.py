@@ -69,7 +69,7 @@ def joining_of(source: Source | None) -> Joining:
 
 
 class _EndError(Exception):
-    """Raised where the program may have exited."""
+    """The program may have exited here."""
 
 
 class _ReturnError(Exception):

@@ -153,8 +153,8 @@ class Streams:
 
 
 class _Pump(threading.Thread):
-    """Reads pipes and passes on complete lines. (A thread, since a terminal may block: Ctrl-S, a
-    pager.)"""
+    """A thread that reads pipes and passes on complete lines. (Not the main one, since a terminal
+    may block: Ctrl-S, a pager.)"""
 
     def __init__(self) -> None:
         super().__init__(name="lockstep-output", daemon=True)

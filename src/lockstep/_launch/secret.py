@@ -35,7 +35,7 @@ _DIGITS = 64
 
 @dataclass(frozen=True)
 class Secret:
-    """Signs values, each together with its name."""
+    """A key that signs values, each together with its name."""
 
     key: bytes = field(repr=False)
 
@@ -62,7 +62,7 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSecret:
-    """Where this launcher finds the secret."""
+    """The secret of a run, as far as this launcher knows it: by itself, or in a file."""
 
     given: Secret | None
     """The secret that the user has given; None: it is in the file."""

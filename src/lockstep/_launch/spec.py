@@ -15,7 +15,7 @@ from lockstep._world.environment import ASKED, CALL, CORES, LAUNCH, OMP, OMP_OF_
 from lockstep._world.machine.cores import num_cores
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
-"""Names the launch's private directory, by which its processes are recognized."""
+"""The variable with the launch's private directory, by which its processes are recognized."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Script:
     """An option for the local rank, put before ``args``, for scripts of
     ``torch.distributed.launch``."""
     starter: str | None = None
-    """How the script starts its processes itself; None: it does not, and the workers are its
-    processes."""
+    """The call by which the script starts its processes itself; None: it does not, and the workers
+    are its processes."""
     is_executable: bool = False
     """Whether ``target`` is a program, found as a shell would find it."""
     has_optimizer: bool = False
@@ -112,7 +112,7 @@ class LaunchSpec:
     """Number of earlier starts of the workers."""
     max_restarts: int = 0
     bind: str = "none"
-    """How each process is bound to CPUs near its GPU: see ``binding``."""
+    """The kind of binding of each process to CPUs near its GPU (one of ``binding.BINDINGS``)."""
     node: Node | None = None
     """This machine among several; None: it is the only one."""
     asked: Mapping[str, Any] = field(default_factory=dict)

@@ -46,16 +46,16 @@ TERMINAL = "LOCKSTEP_TERMINAL"
 """``1`` if rank 0's output is shown on a terminal, even if its standard output is a pipe."""
 
 CALL = "LOCKSTEP_CALL"
-"""Set if ``lockstep.launch`` runs a function in this process, rather than a script."""
+"""A mark of a process in which ``lockstep.launch`` runs a function, rather than a script."""
 LAUNCH = "LOCKSTEP_LAUNCH"
 """The name of a launch, the same for all of its restarts."""
 ASKED = "LOCKSTEP_ASKED"
-"""Set by a command that starts a run to learn something from it (``verify``, ``compare``,
-``replay``, ``tune``): a JSON object of what it asks of the run, by instrument (see
-``lockstep._joining.instrument``). Nothing of such a run goes to trackers."""
+"""The requests of a command that starts a run to learn something from it (``verify``, ``compare``,
+``replay``, ``tune``): a JSON object, by instrument (see ``lockstep._joining.instrument``). Nothing
+of such a run goes to trackers."""
 FAILURE = "LOCKSTEP_FAILURE"
-"""Set by a trial: the file to which a failure is reported for the program that made the run (see
-``journal.failure``)."""
+"""The file to which a run that a trial has started reports a failure (see ``_journal/failure.py``).
+"""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"

@@ -12,8 +12,8 @@ from lockstep._world.devices import is_capturing
 
 
 class DeviceClock:
-    """Records an event in the GPU's current stream at the end of each part, and reads the events
-    that the GPU has reached.
+    """A clock that records an event in the GPU's current stream at the end of each part, and reads
+    the events that the GPU has reached.
 
     A part lasts from the previous event to its own. While the script waits for data, the GPU may
     still be working: that time counts as work, and only the rest as waiting. So the parts add up to

@@ -48,8 +48,8 @@ class StoreLostError(LaunchError):
 
 
 class NodeAgent:
-    """Starts this machine's workers after each rendezvous, and starts a new one when a node comes,
-    goes or fails.
+    """The agent, which starts this machine's workers after each rendezvous, and a new rendezvous
+    when a node comes, goes or fails.
 
     Whether to start again is decided in the same way on all nodes (see ``verdict``). ``spec`` is as
     on one machine: fields that differ between starts are replaced. ``take_server`` returns a fork

@@ -30,10 +30,10 @@ _SEEN_S = 10.0
 """Seconds until a file written by another machine must be visible (NFS caches attributes for
 seconds)."""
 _ASKED_PER_S = 2000.0
-"""How often a second all nodes that wait ask the store, at most, if there are hundreds."""
+"""The largest number of requests to the store in a second, of all nodes that wait."""
 _BEAT_S = 0.25
 _BEATS_PER_S = 2000.0
-"""Heartbeats of all nodes in a second, at most, if there are hundreds."""
+"""The largest number of heartbeats in a second, of all nodes."""
 _STORE_S = 60.0
 """Seconds to wait for a value that is about to be written, and that no run can continue without."""
 

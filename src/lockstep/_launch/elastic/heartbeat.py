@@ -28,7 +28,8 @@ _CLOCK = "clock"
 
 
 class Heartbeat:
-    """Runs until it is closed, or the store fails, which is then unusable."""
+    """The thread of a launcher's periodic requests. It runs until it is closed, or the store fails,
+    which is then unusable."""
 
     def __init__(self, connection: Connection) -> None:
         self.error: Exception | None = None

@@ -19,7 +19,7 @@ from lockstep._base.errors import LaunchError
 from lockstep._launch.secret import Secret
 
 _AT_ONCE = 128
-"""Names that one request sets, at most."""
+"""The largest number of names that one request sets."""
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.5
 
 

@@ -27,13 +27,13 @@ from lockstep._launch.elastic.signed import SignedStore
 from lockstep._launch.elastic.waiter import StoppedError, Waiter
 
 _SHOWN = 10
-"""Missing nodes that a message names."""
+"""The largest number of missing nodes that a message names."""
 _LOOK_S = 5.0
-"""How often the first node looks who is missing."""
+"""Seconds between two looks of the first node for nodes that are missing."""
 _SIGN_S = 2.0
-"""How often a node that waits for its place gives a sign of life, in seconds."""
+"""Seconds between two signs of life of a node that waits for its place."""
 _SIGNS_PER_S = 500.0
-"""Signs of life of all nodes in a second, at most, if there are hundreds."""
+"""The largest number of signs of life in a second, of all nodes."""
 _LOST_S = 15.0
 """Seconds without a sign of life after which another launcher may take a node's number. Longer than
 the pauses of a launcher on a busy machine: a living run must not end because of a second launcher

@@ -18,7 +18,7 @@ class StoppedError(Exception):
 
 
 class Stop(threading.Event):
-    """Set, from any thread, when this launcher is stopped."""
+    """An event that any thread sets when this launcher is stopped."""
 
     def sleep(self, seconds: float) -> None:
         """Sleeps until the launcher is stopped, or the time has passed.

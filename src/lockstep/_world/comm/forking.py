@@ -19,8 +19,7 @@ from pathlib import Path
 FORKS_CAN_HANG = sys.version_info < (3, 11, 8)
 _TASKS = Path("/proc/self/task")
 _PATIENCE_S = 0.1
-"""At most so long: a thread that works all the time is no thread that has just done a
-collective."""
+"""The longest wait, in seconds: a thread that works for longer has not just done a collective."""
 _LOOK_EVERY_S = 0.0005
 
 _is_guarded = False

@@ -33,7 +33,7 @@ _key = b""
 _waits_at_end = False
 """Whether the open group is one of devices."""
 _store: Store | None = None
-"""Through which the ranks of the open group have found each other."""
+"""The store through which the ranks of the open group have found each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Transport:
     interface: str
     """The network interface that Gloo listens on; ``auto`` if Gloo chooses it."""
     timeout_s: float
-    """How long a collective waits for a rank, in seconds."""
+    """The longest wait of a collective for a rank, in seconds."""
     ranks_per_host: int = 1
     """Number of consecutive ranks on each host, known once they have exchanged them; 1 if hosts
     have different numbers."""

@@ -15,8 +15,8 @@ from lockstep._world.comm.collectives import Collectives
 
 
 class RawCollectives(Listener):
-    """Refuses them: they would combine whichever shards the processes run just then, or wait for a
-    process that has fewer.
+    """A listener that refuses such collectives: they would combine whichever shards the processes
+    run just then, or wait for a process that has fewer.
 
     PyTorch has no hook for calls of collectives, but numbers the calls of a group. So they are
     noticed after the fact, before the shard's backward pass or at its end. For strategies whose

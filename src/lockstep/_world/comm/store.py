@@ -30,7 +30,7 @@ _openings = itertools.count()
 _on_leave: list[Callable[[], None]] = []
 """Callbacks for when this process no longer needs its store."""
 _JOB_PORTS = range(10_000, 32_000)
-"""Below the range of ephemeral ports."""
+"""The ports of jobs: below the range from which the system takes free ones."""
 _BROKEN_OFF = "the rendezvous at {endpoint} was interrupted: rank 0, which hosts its store, has exited"
 
 

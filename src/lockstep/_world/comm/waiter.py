@@ -19,7 +19,7 @@ def has_timed_out(error: RuntimeError) -> bool:
 
 
 class Waiter:
-    """Waits with a timeout: after a few seconds it prints what for, and in the end it raises
+    """A wait with a timeout: after a few seconds it prints what for, and in the end it raises
     PeerError.
 
     Args:

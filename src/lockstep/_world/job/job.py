@@ -12,7 +12,8 @@ from lockstep._world.job.hostlist import expand_counts, expand_hosts
 T = TypeVar("T")
 
 STEP = "SLURM_STEP_ID"
-"""Set in processes started by ``srun``; not in a batch script, nor in the shell of ``salloc``."""
+"""The number of a job step. Set in processes that ``srun`` has started; neither in a batch script
+nor in the shell of ``salloc``."""
 
 
 @dataclass(frozen=True, kw_only=True)

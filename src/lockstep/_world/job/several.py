@@ -32,7 +32,7 @@ class Several:
     """Whether the variables mean nothing else, so that a process without a launcher is a
     mistake."""
     alone: str = ""
-    """How to start a training of this machine alone, as a command's first words."""
+    """The first words of a command that trains on this machine alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from lockstep._base.errors import PeerError
 
 _ANSWER_S = 2.0
-"""How soon a store answers, usually."""
+"""The time in which a store usually answers, in seconds."""
 
 
 def serve(listener: socket.socket, address: str | None, timeout_s: float) -> TCPStore:

@@ -68,7 +68,7 @@ def _set(library: Any, number: int) -> None:
 
 
 class Lowered:
-    """Limits all libraries to one thread, from creation until ``put_back``."""
+    """A limit of all libraries to one thread, from creation until ``put_back``."""
 
     __slots__ = ("_before",)
 
