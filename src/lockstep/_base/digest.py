@@ -18,7 +18,7 @@ _MAX_DEPTH = 24
 _MOST_ELEMENTS, _MOST_ITEMS = 256, 8  # of a value's parts, in a sketch
 _IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 _PLAIN = (bool, int, bytes, complex, types.NoneType, numpy.generic)
-# not changed by steps
+# What steps do not change: only its type is covered.
 _CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)
 
 

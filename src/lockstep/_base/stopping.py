@@ -7,11 +7,11 @@ command resumes it. A second signal exits immediately::
 
     signal --> StopWatch       records it in one process (this module)
                   |
-               the ranks agree on a step       (checkpoint.schedule)
+               the ranks agree on a step       (_state/checkpoint/schedule.py)
                   |
-               save, then raise Stopped        (recovery.saving)
+               save, then raise Stopped        (_state/recovery/saving.py)
                   |
-               the launcher, which forwards the signal, waits for this (launch.supervise)
+               the launcher, which forwards the signal, waits for this (_launch/supervise.py)
 
 Why the ranks must agree: each rank receives the signal at another point of its loop, or not at all.
 If one rank stopped at a step by itself, the others would wait for it in their next exchange."""
@@ -113,7 +113,7 @@ class Stopped(SystemExit):
 
 class Interrupted(Stopped, KeyboardInterrupt):
     """A ``Stopped`` after Ctrl-C: a script that handles KeyboardInterrupt handles it, once the run
-    is saved. (An uncaught KeyboardInterrupt prints a traceback, an uncaught SystemExit does not.)"""
+    is saved. (Uncaught, a KeyboardInterrupt prints a traceback, and a SystemExit does not.)"""
 
 
 class Ended(SystemExit):
@@ -466,7 +466,8 @@ def leave_signals_to_parent() -> None:
     and also in programs started from here."""
     numbers = (signal.SIGINT, *SIGNALS)  # a terminal sends Ctrl-C to all of its processes
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    # with a fork server, not the process that forked it
+    # With a fork server, the process that asked for this worker stops it, and not the one that has
+    # forked it.
     started_by = multiprocessing.parent_process()
     parent = os.getppid() if started_by is None else started_by.pid
 

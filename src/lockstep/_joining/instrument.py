@@ -92,8 +92,8 @@ class Instrument:
     the order of this class.
 
     Args:
-        asked: the request of the command that started this run to this instrument, as passed to
-            ``lockstep._world.environment.mode``; None: there is none, so the user started the run.
+        asked: the request of the command that started this run to this instrument, as in
+            ``Run.asked``; None: there is none, so the user started the run.
     """
 
     options: Any = None

@@ -23,7 +23,7 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
                        ``peak_gpu_bytes`` (lists, by rank; the latter null without a GPU),
                        ``gpu_utilisation`` (a list, by rank: per cent over the pass, null where it
                        cannot be read); ``split`` (a list, by rank: seconds of ``wall_s`` in each
-                       part of ``measure.split.PARTS``), ``bound`` (what the speed is limited by:
+                       part of ``split.PARTS``), ``bound`` (what the speed is limited by:
                        one of these parts, or ``compute``)
 ``slow``               ``step``, ``rank``, ``host``, ``activity`` (``data``, ``forward``,
                        ``backward`` or ``script``), ``times`` (how many times as long as the median

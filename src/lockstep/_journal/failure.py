@@ -1,8 +1,8 @@
 """Records why a program failed, in a file for the process that started it; other output is for
 people.
 
-The process that starts a program passes the file in its environment (``world.FAILURE``), because
-the program may fail before it has a run directory."""
+The process that starts a program passes the file in its environment (LOCKSTEP_FAILURE), because the
+program may fail before it has a run directory."""
 
 from __future__ import annotations
 

@@ -218,7 +218,8 @@ class Tail:
                     # line.
                     *lines, self._rest = (self._rest + data).split(b"\n")
                     if self._rest[:1] != b"{" or len(self._rest) > MOST_LINE_BYTES:
-                        # no event, whatever follows until the line's end
+                        # It is no event, whatever follows until the line's end, so none of it is
+                        # kept.
                         self._rest = self._rest and b"\0"
                     events += [event for line in lines if (event := read_event(line)) is not None]
                 return events, is_replaced

@@ -60,7 +60,7 @@ class LineWriter:
         self._waiting = b""
         self._has_warned = False
         size = os.fstat(self._fd).st_size
-        # an earlier launch was killed in the middle of a line
+        # An earlier launch was killed in the middle of a line, which must not swallow the next one.
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             self._waiting = b"\n"
 
@@ -95,7 +95,7 @@ class LineWriter:
 
 
 class EventWriter:
-    """A writer of events to the event log of a run (``journal.events`` is its format).
+    """A writer of events to the event log of a run (``_journal/events.py`` has its format).
 
     Args:
         run_dir: the run's directory; None: write nothing, as on ranks other than 0.

@@ -21,7 +21,7 @@ from lockstep._world.machine.addresses import (
 from lockstep._world.machine.names import PATIENCE_S, is_address, resolve
 
 _ANSWER_S = 2.0
-"""Seconds to wait for an answer of another machine that may listen at the endpoint."""
+"""Seconds to wait for a connection to another machine that may listen at the endpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret, timeout_s: float = PATIENC
     except OSError as error:
         is_foreign = error.errno == errno.EADDRNOTAVAIL
         if nodes.node_rank is None and (is_foreign or error.errno == errno.EADDRINUSE):
-            # of another node, or another launcher here
+            # It is of another node, or another launcher here has the port.
             return elsewhere
         if is_foreign:
             raise ConfigError(
@@ -88,7 +88,7 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret, timeout_s: float = PATIENC
             "all nodes another --master-port, or end that program",
             code="port-in-use",
         ) from error
-    # by now the name may mean another address than before
+    # By now the name may mean another address than before.
     address = source_address(SOMEWHERE if at is None else nodes.host) or address
     return dataclasses.replace(elsewhere, local_address=address, listener=listener, listens_at=at)
 
@@ -119,7 +119,7 @@ def _listen(nodes: Nodes, addresses: list[str], timeout_s: float) -> tuple[str |
     if nodes.node_rank is None:
         raise OSError(errno.EADDRNOTAVAIL, "the endpoint is another machine's")
     # A virtual address that leads here, as a Kubernetes Service's. Whoever connects must know the
-    # secret of the run (``elastic.signed``), on this address as on any other.
+    # secret of the run (`elastic/signed.py`), on this address as on any other.
     return None, listen(None, nodes.port)
 
 

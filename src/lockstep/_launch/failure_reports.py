@@ -17,7 +17,7 @@ def reports_of(failures: Sequence[Failure]) -> Iterator[Report]:
         yield Report(
             kind=FAILED,
             text="\n\n".join(filter(None, (failure.summary(), failure.explanation, failure.remark))),
-            # the report of what ended them says which
+            # The report of what ended them says which ranks these are.
             ranks=() if failure.is_of_all else (failure.rank,),
             cause=failure.kind or ("ended early" if failure.ended_early else ""),
             code=failure.code,

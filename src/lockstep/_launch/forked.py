@@ -37,7 +37,7 @@ class ForkedWorkers:
         self._listen = listen
         self._spec_path = spec.save()
         self._to_start = list(spec.ranks)
-        # ranks that were requested and have not ended, by the server's key
+        # Ranks that were requested and have not ended, by the server's key.
         self._asked: dict[int, int] = {}
         self._receivers: dict[int, Receiver] = {}  # by rank
 

@@ -40,6 +40,6 @@ def _guard_child() -> None:
     if parent is None:
         return
     die_with_parent()
-    # it ended between the fork and the call above: no signal will be sent
+    # The parent ended between the fork and the call above: no signal will be sent.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

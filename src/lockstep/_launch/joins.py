@@ -110,7 +110,7 @@ class _SureCalls:
         for call in calls:
             self.calls.append(call)
             name = call.func.id if isinstance(call.func, ast.Name) else ""
-            # a second call tells nothing new
+            # A second call shows nothing new, and a recursion would not end.
             if (function := self._functions.pop(name, None)) is not None:
                 with contextlib.suppress(_ReturnError):
                     self._follow(function.body)

@@ -168,7 +168,7 @@ def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interr
         LaunchError: the workers could not be started.
     """
     for restart in itertools.count():
-        # the file of a rendezvous cannot be used again
+        # The file of a rendezvous cannot be used again.
         start_dir = Path(launch.private_dir, f"start-{restart}")
         start_dir.mkdir(mode=0o700)
         with reserved_port(launch.master_port) as port:

@@ -24,12 +24,12 @@ class WorkerMessages:
     pid: int | None = None
     """The worker's process id, which it sends first."""
     watches: Sequence[int] = ()
-    """The signals on which it saves its run by itself: see ``lockstep._base.stopping``."""
+    """The signals on which it saves its run by itself: see ``_base/stopping.py``."""
     failure: Failure | None = None
     """The failure of its program. Its exit handlers have not run yet, and may hang."""
     stopped_with: int | None = None
     """The exit status of its run, which was asked to stop, and saved itself or could not: see
-    ``lockstep._base.stopping``."""
+    ``_base/stopping.py``."""
     is_unsaved: bool = False
     """Whether its run finished, but its end could not be saved."""
     end: End | None = None

@@ -162,7 +162,7 @@ def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, I
     # pages about a lost connection.
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ})
     introduce(endpoint)
-    # imports torch, which one machine need not wait for
+    # It imports torch, for which a launch on one machine need not wait.
     from lockstep._launch.elastic.run import run_on_nodes
 
     return functools.partial(run_on_nodes, endpoint)

@@ -63,7 +63,7 @@ def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
     # Signals that ask a run to stop may be sent to every process of a job; they are for the
     # launcher, which ends this one.
     dispositions: dict[signal.Signals, Any] = {
-        # a background job inherits "ignored", and workers must not
+        # A background job inherits "ignored", which workers must not.
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
         signal.SIGUSR1: signal.getsignal(signal.SIGUSR1),
@@ -153,7 +153,7 @@ def _serve(control: socket.socket) -> Request:
     wake_r.setblocking(False)
     wake_w.setblocking(False)
     signal.set_wakeup_fd(wake_w.fileno(), warn_on_full_buffer=False)
-    # a handler must exist for the wake-up to be written
+    # A handler must exist for the wake-up to be written.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     keys: dict[int, int] = {}  # by process id
     with selectors.DefaultSelector() as selector:

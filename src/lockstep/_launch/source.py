@@ -45,7 +45,8 @@ class Source:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the workers will show them
                 tree = ast.parse(text, str(path))
-                # some errors ('return' outside a function) show here
+                # Some errors, such as a `return` outside of a function, are found here and not by
+                # the parser.
                 compile(tree, str(path), "exec", dont_inherit=True)
         except SyntaxError as error:
             where = f"{path}, line {error.lineno}" if error.lineno else str(path)
@@ -132,7 +133,7 @@ class Source:
             elif isinstance(node, ast.ImportFrom) and node.level <= len(parents):
                 base = parents[node.level - 1] if node.level else self.root
                 inside = [node.module] if node.module else []
-                # the module, or what it contains
+                # `from a import b` imports the module a, and perhaps its module a.b.
                 paths = (inside, *([*inside, alias.name] for alias in node.names))
                 modules = [(base, ".".join(parts)) for parts in paths if parts]
             for base, module in modules:
@@ -171,7 +172,7 @@ def _options_in(node: ast.AST) -> Iterator[str]:
     values: list[ast.expr] = []
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        # takes no value
+        # A flag takes no value, so it cannot be the option for a rank.
         is_flag = any(keyword.arg in ("action", "is_flag") for keyword in node.keywords)
         values = node.args if name in _DEFINES_OPTIONS and not is_flag else []
     elif isinstance(node, ast.Compare):

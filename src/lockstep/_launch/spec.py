@@ -116,7 +116,7 @@ class LaunchSpec:
     node: Node | None = None
     """This machine among several; None: it is the only one."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """The caller's requests to the run, by instrument: see ``lockstep._joining.instrument``."""
+    """The caller's requests to the run, by instrument: see ``_joining/instrument.py``."""
 
     def __post_init__(self) -> None:
         if not self.name:

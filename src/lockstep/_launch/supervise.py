@@ -63,7 +63,7 @@ class LaunchResult:
     """The signal that stopped the launcher; None: none did, or the run finished all the same."""
     stopped_with: int | None = None
     """The exit status of a run that was asked to stop, and saved itself or could not: see
-    ``lockstep._base.stopping``."""
+    ``_base/stopping.py``."""
     is_unsaved: bool = False
     """Whether the run finished, but its end could not be saved."""
     was_cut_short: bool = False
@@ -229,7 +229,7 @@ class _Watch:
             message = self._server.receive()
         except LaunchError:
             if self._interrupts.received and not was_ready:
-                # the server got the signal too, before it ignored signals
+                # The server got the signal, too, before it began to ignore signals.
                 raise _StoppedEarlyError from None
             raise
         if (ended := self.workers.ended(message)) is not None:
@@ -242,7 +242,7 @@ class _Watch:
         self._observers.tell(lambda observer: observer.ended(rank, status))
         was_killed = self._state.stage is Stage.KILLED and status == -signal.SIGKILL
         if sent.stopped_with is not None and (status == sent.stopped_with or was_killed):
-            # as it was asked to: now all workers end, whatever they are doing
+            # It ended as it was asked to. Now all workers end, whatever they are doing.
             self.stopped_with = sent.stopped_with
             self._on(Event.SAVED)
         elif status != 0 or sent.failure is not None:
@@ -254,11 +254,11 @@ class _Watch:
         sent, is_ending = self.workers.messages_of(rank), self._state.was_cut_short
         failure = sent.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT, 1):
-            # by our own signal (as a program reports it, a shell, or Python that was interrupted as
-            # it exited)
+            # It ended by the launcher's own signal, as a program, a shell, or a Python that was
+            # interrupted at its exit reports that.
             return
         if failure is not None and failure.kind == "KeyboardInterrupt" and (is_ending or self._is_interrupted):
-            # if it was not yet, or no longer, in a loop that is saved: so are all
+            # The rank was not yet, or no longer, in a loop that is saved, and so are all ranks.
             self._on(Event.ASKED_TO_END)
             return
         if failure is None:
@@ -356,7 +356,7 @@ class _Watch:
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:
-        # else it is ending, and its exit handlers should not be interrupted
+        # A rank that has failed is ending, and its exit handlers should not be interrupted.
         if rank not in self.failures.by_rank:
             self.workers.send(self._stop_signal(rank, pid), [rank])
 

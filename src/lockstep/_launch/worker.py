@@ -68,7 +68,7 @@ class Request:
 
 
 class _LauncherAbove(Launcher):
-    """This worker's launcher, for ``lockstep._base.stopping``."""
+    """This worker's launcher, for ``_base/stopping.py``."""
 
     def __init__(self, request: Request, spec: LaunchSpec) -> None:
         self._rank, self._sender, self._private_dir = request.rank, request.sender, spec.private_dir
@@ -99,7 +99,7 @@ def run_worker(request: Request) -> int:
     try:
         spec = _settle(request)
         under(_LauncherAbove(request, spec))
-        # blocked before the fork
+        # Blocked since before the fork (`_fork_worker`).
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})
         program, local_rank = spec.program, spec.local_rank(request.rank)
         if isinstance(program, Script) and program.is_executable:

@@ -31,7 +31,7 @@ def name_of(kind: str) -> str:
 
 @functools.cache
 def _module() -> Any:
-    # asks what PyTorch was built for, not the driver
+    # This asks what PyTorch was built for, and not the driver.
     kind = torch.accelerator.current_accelerator()
     return None if kind is None else torch.get_device_module(kind)
 

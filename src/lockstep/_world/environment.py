@@ -51,7 +51,7 @@ LAUNCH = "LOCKSTEP_LAUNCH"
 """The name of a launch, the same for all of its restarts."""
 ASKED = "LOCKSTEP_ASKED"
 """The requests of a command that starts a run to learn something from it (``verify``, ``compare``,
-``replay``, ``tune``): a JSON object, by instrument (see ``lockstep._joining.instrument``). Nothing
+``replay``, ``tune``): a JSON object, by instrument (see ``_joining/instrument.py``). Nothing
 of such a run goes to trackers."""
 FAILURE = "LOCKSTEP_FAILURE"
 """The file to which a run that a trial has started reports a failure (see ``_journal/failure.py``).

@@ -37,7 +37,7 @@ def numeric_variables() -> dict[str, str]:
     """The environment variables by which NVIDIA's libraries choose algorithms that give other
     bits."""
     return {
-        # deterministic kernels set it, and so does the launcher
+        # Deterministic kernels set it, and so does the launcher. So an absent value means this one.
         _CUBLAS: os.environ.get(_CUBLAS, _CUBLAS_DEFAULT),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", ""),
     }
@@ -51,8 +51,8 @@ class DeterministicKernels:
         self._fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         self._sets_cublas = _CUBLAS not in os.environ
         os.environ.setdefault(_CUBLAS, _CUBLAS_DEFAULT)  # PyTorch reads it at every product
-        # a script that asked for the mode may want its memory filled, too; it costs a kernel each
-        # time
+        # A script that has asked for the mode itself may want its memory filled, too. Otherwise it
+        # is not, since filling costs a kernel for each new tensor.
         if self._mode == 0:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(True)

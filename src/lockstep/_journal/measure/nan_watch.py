@@ -40,7 +40,7 @@ class NanWatch(Listener):
         LossError: it is NaN, and the policy is ``stop``.
         """
         is_late = isinstance(weight, Tensor)
-        # the mean over no tokens is NaN, and has no weight
+        # The mean over no tokens is NaN, and has the weight 0: it changes nothing.
         if self._policy == "ignore" or (not is_late and weight == 0):
             return
         if not loss.is_cpu:

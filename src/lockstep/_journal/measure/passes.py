@@ -33,7 +33,7 @@ class PassMeter(Listener):
     to the event log.
 
     Args:
-        split: returns the seconds of each part of the current pass (``measure.split``).
+        split: returns the seconds of each part of the current pass (``split.PARTS``).
         speaks: whether to print what bounds the speed, after the first pass and when it changes.
     """
 

@@ -62,7 +62,7 @@ class Lines(Display):
 
     def _show(self, now_s: float) -> None:
         progress = self._progress()
-        # a pass that failed in its first step has no speed
+        # A pass that failed in its first step has no speed.
         if progress is None or progress.done == self._done_before:
             return
         self._shown_s = now_s

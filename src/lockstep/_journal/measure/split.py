@@ -32,7 +32,7 @@ optimizer as ``script``.)"""
 
 Row = Sequence[float]
 """The work of a rank in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and
-their sum. (Further entries are for ``plan.balance``.)"""
+their sum. (Further entries are for ``_plan/balance.py``.)"""
 
 LOADING = "getting a batch from the loader"
 """The activity of a rank between two steps of a pass, in a record."""

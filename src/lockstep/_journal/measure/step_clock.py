@@ -11,7 +11,7 @@
 Each event of the loop is a *mark*: the activity that begins, and the time. So a step is a line of
 intervals, each charged to one part, and the parts add up to the whole by construction. Marks are
 counted together, once a step. Between two exchanges each rank measures how long it is busy, and the
-ranks exchange that along with the numbers of the phase (``loop.ledger``), without further messages.
+ranks exchange that with the numbers of the phase (``_loop/ledger.py``), without further messages.
 A rank that was busy for less than the busiest one has waited for it by the difference; the rest of
 the time until the gradients are there is communication.
 
@@ -51,7 +51,7 @@ _PART_OF = {
     BEGINNING: COPY,  # unless the process has no shards
     IN_FORWARD: FORWARD,
     IN_BACKWARD: BACKWARD,
-    # until the next shard's samples are there; after the last one see ``report`` and ``end_phase``
+    # Until the next shard's samples are there. After the last shard see `report` and `end_phase`.
     ENDING: COPY,
     _IN_OPTIMIZER: OPTIMIZER,
     _IN_LOGGING: LOGGING,
@@ -210,7 +210,7 @@ class StepClock(Listener):
     def end_phase(self, phase: int) -> None:
         rows, then = self._rows, _IN_OPTIMIZER if self._is_in_optimizer else IN_SCRIPT
         now_s, (_, began_s) = perf_counter(), self._marks[-1]
-        # a single process only adds up its gradients
+        # A single process exchanges nothing, and only adds up its gradients.
         self._marks[-1] = (_EXCHANGING if rows else IN_BACKWARD, began_s)
         self.mark((then, now_s))
         if rows:
@@ -261,7 +261,7 @@ class StepClock(Listener):
         self._is_in_pass = False
         self.mark((_BETWEEN_PASSES, perf_counter()))
 
-    # Exchanges between ranks: implements ``loop.ledger.Clock``
+    # Exchanges between ranks: implements `Clock` of `_loop/ledger.py`
 
     def device_finished(self) -> None:
         """Counts the time so far as the backward pass."""

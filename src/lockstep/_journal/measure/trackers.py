@@ -144,7 +144,7 @@ class TensorBoard(Tracker):
                         code="tracker-missing",
                     )
             else:
-                # too old, or broken; events.jsonl has all values
+                # TensorBoard may be too old, or broken: events.jsonl has all values.
                 with contextlib.suppress(ImportError):
                     from torch.utils.tensorboard import SummaryWriter
 
@@ -240,7 +240,7 @@ class WandbLike(Tracker):
             "resume": "allow",
         }
         taken = _taken(tracker.init, **arguments)
-        # it identifies runs by name, including those in other directories
+        # Without ids it identifies runs by name, also runs in other directories.
         if "id" not in taken and "name" in taken:
             taken["name"] = f"{arguments['name']}-{number}"
         run = tracker.init(**taken)

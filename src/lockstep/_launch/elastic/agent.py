@@ -299,7 +299,7 @@ class NodeAgent:
         )
         self.stopped_with = self.verdict.stopped_with
         self.is_reporter = self.verdict.reporter == round_.number
-        # workers that ended successfully may have left processes: see sweep
+        # Workers that ended successfully may have left processes (`sweep`).
         sweep((), workers.spec.private_dir)
         self._in_round.close()
         if not self.verdict.continues:

@@ -115,7 +115,8 @@ def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connect
     """
     nodes = endpoint.nodes
     if endpoint.listener:
-        # two of each launcher, and some ranks; see the limits in docs/internals/scale.md
+        # Two connections of each launcher, and some of ranks: see the limits in
+        # docs/internals/scale.md.
         allow_connections(4 * nodes.most)
     server = serve(endpoint.listener, endpoint.listens_at, _STORE_S) if endpoint.listener else None
     who = "node 0" if nodes.node_rank is not None else "its machine"

@@ -56,7 +56,7 @@ class Report:
     """The signal that stopped its launcher, so that this node leaves; 0: none did."""
     stopped_with: int = 0
     """The exit status of a run that was asked to stop, and saved itself or could not
-    (``base.stopping``); 0: it was not."""
+    (``_base/stopping.py``); 0: it was not."""
 
     def to_json(self) -> str:
         """The report as JSON, for the store."""
@@ -131,7 +131,7 @@ class Round:
         # As of the store's last answer: its own silence is no silence of the nodes.
         now = self._heartbeat.answered_at
         watched = {number: now - at for number, (_, at) in self._beats.items() if self.number}
-        # the first node, too, acts on what it has told: so all do
+        # The first node acts on what it has published, too, so that all nodes act on the same.
         silence_s = {**self._silence_s, **watched}
         return sorted(number for number, seconds in silence_s.items() if number != self.number and seconds > limit_s)
 

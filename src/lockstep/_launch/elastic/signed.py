@@ -1,9 +1,9 @@
 """The launchers' store, which accepts only values written by launchers of the run.
 
-Every value is signed together with its name (``launch.secret``), with a key derived for each store,
-and its signature is checked before the value is used. A program that reaches the port without the
-secret can still remove values, write values that are refused, repeat an earlier value of the same
-name and launch, and create names. That can end a run, or make it wait."""
+Every value is signed together with its name (``_launch/secret.py``), by a key that is derived for
+each store, and its signature is checked before the value is used. A program that reaches the port
+without the secret can still remove values, write values that are refused, repeat an earlier value
+of the same name and launch, and create names. That can end a run, or make it wait."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class SignedStore(Store):
             if amount == 0:
                 return number
             num_failed += 1
-            # the next attempt will only read the number, and the one after that can succeed
+            # The next attempt will only read the number, and the one after that can succeed.
             if num_failed % 2 == 0:
                 time.sleep(random.random() * pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -100,7 +100,7 @@ class StaticRendezvous:
             raise
         if place.token == machine.token:
             return place
-        # node 0 has read this node's machine before the number went to another launcher, or after
+        # Node 0 has read this node's machine before the number went to another launcher, or after.
         now = store.get(machine_key(self._rank))
         if now.decode() == mine:
             raise self._end_round_of(read_machines(store)[self._rank], store)
@@ -211,7 +211,7 @@ class _Holder:
         self.announced = announced
         self.count = count
         self.machine = read_machine(announced.encode())
-        # before its place and after: see Round
+        # A launcher changes the first before it has its place, and the second after (`Round`).
         self._keys = (_sign_key(rank), f"beat/{rank}", answer_key(rank))
         self._signs: list[bytes] = []
         self._changed_at = time.monotonic()

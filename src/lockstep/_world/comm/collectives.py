@@ -62,7 +62,7 @@ class Collectives:
         self._guard_within = within_groups if within_groups is not None else self._guard
 
     # Properties and not attributes: Python's profiler sees who asks for them
-    # (``tools.verify.diagnosis``).
+    # (`_tools/verify/diagnosis`).
 
     @property
     def rank(self) -> int:

@@ -71,7 +71,7 @@ def cut_like(rows: Tensor, like: Tensor) -> Tensor:
     ``own_rows``. Local."""
     kind: Any = sys.modules[_HOME].DTensor
     rows = rows.to(like.device)
-    # as fully_shard makes its gradients; from_local() is 25 times as slow, in every step
+    # As fully_shard makes its gradients: from_local() is 25 times as slow, in every step.
     if rows.dtype == like.dtype:
         made: Tensor = kind(rows, like._spec, requires_grad=False)  # type: ignore[attr-defined]
     else:

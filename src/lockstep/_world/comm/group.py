@@ -75,7 +75,7 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
     """
     num_devices = config.devices_per_process
     kind = accelerator() if config.device == "auto" else config.device
-    # it has no float64, in which buffers are combined
+    # MPS has no float64, in which buffers are combined.
     if config.device == "auto" and kind == "mps":
         kind = "cpu"
     if kind == "cpu":

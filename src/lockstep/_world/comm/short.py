@@ -12,7 +12,9 @@ _FEW = 8
 """The number of ranks below which PyTorch's own all-gather is as fast, and faster for messages of
 16 KB (2 processes: 0.66 of the time). For some numbers it takes 2.2 times as long with 8 processes,
 and 3.7 times with 16."""
-_FIRST_TAG = (1 << 30) + (1 << 28)  # above those of ``sync.exchange``
+# Above the tags of `_sync/exchange.py`, which begin at 1 << 30 and are 2 * (1 << 24) = 1 << 25 in
+# number.
+_FIRST_TAG = (1 << 30) + (1 << 28)
 
 
 def all_gather_short(mine: Tensor) -> Tensor:
@@ -50,7 +52,8 @@ def all_gather_short(mine: Tensor) -> Tensor:
             dist.irecv(gathered[known * length : (known + more) * length], (rank + known) % size, tag=_FIRST_TAG + step),
             dist.isend(gathered[: more * length], (rank - known) % size, tag=_FIRST_TAG + step),
         ]
-        # on one line, so that ranks that wait for the same one have the same stack
+        # In a loop, so that ranks that wait have the same line in their stacks, whichever message
+        # is late.
         for work in works:
             assert work is not None
             work.wait()

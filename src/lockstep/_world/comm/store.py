@@ -235,7 +235,7 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
             )
         return f"tcp://{with_port(host, port)}"
     # From here on MASTER_ADDR is not set. A file needs no port and no host name, but all ranks must
-    # see it: only on one machine is a directory certain that they share.
+    # see it: only on one machine it is certain that they share a directory.
     is_placed = "local_world_size" not in world.unsaid
     if init_method is None and world.launcher == "slurm" and world.num_nodes == 1:
         assert world.job is not None

@@ -68,7 +68,8 @@ def _serve(host: str, port: int, waiter: Waiter, address: str | None) -> TCPStor
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL or address is None or is_loopback(address):
                 raise
-            # an address that is forwarded to this machine (of a container's host, or a gateway)
+            # The address is forwarded to this machine: it is of a container's host, or of a
+            # gateway.
             address = None
             listener = listen(None, port)
     except OSError as error:

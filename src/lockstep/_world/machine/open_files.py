@@ -54,6 +54,7 @@ def free_spare() -> None:
     while _spare:
         fd = _spare.pop()
         with contextlib.suppress(OSError):  # the script has closed all of its files
-            # and may have opened others since
+            # It may have opened others since, with these numbers: only what is still /dev/null is
+            # closed.
             if os.fstat(fd).st_rdev == Path(os.devnull).stat().st_rdev:
                 os.close(fd)

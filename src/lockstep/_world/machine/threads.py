@@ -30,7 +30,7 @@ def libraries() -> tuple[Any, ...]:
     global _libraries, _num_modules
     if len(sys.modules) != _num_modules:
         with warnings.catch_warnings():
-            # of OpenMPs that do not go together: not ours to say
+            # It warns of several OpenMP libraries in one process, which lockstep cannot change.
             warnings.simplefilter("ignore", RuntimeWarning)
             controllers = ThreadpoolController().lib_controllers
         earlier = {library.filepath for library in _libraries}
