@@ -45,7 +45,7 @@ def test_a_wrong_rank_ends_the_run_which_is_not_saved_any_more_nor_started_again
     assert (found["ranks"], found["parameter"]) == ([1], "bias")
     assert found["step"] in (4, 8)
     assert found["where"][0].endswith(", cpu")
-    assert done.stderr.count(f"lockstep: ERROR: audit of step {found['step']}, shard {found['shard']}: rank 1 (") == 1
+    assert done.stderr.count(f"audit of step {found['step']}, shard {found['shard']}: rank 1 (") == 1
     assert "Traceback" not in done.stdout + done.stderr
     assert "restart 1" not in done.stdout + done.stderr
     # Whoever has told the launcher first is not to blame, and all ranks have ended with the same.

@@ -136,8 +136,7 @@ def test_every_value_that_was_logged_has_a_curve_and_a_text_alternative(place, p
         assert set(picture.attrs["aria-labelledby"].split()) <= set(ids)
     # loss twice: training and evaluation
     assert len([one for one in found.all if one.tag == "polyline"]) == 4
-    descriptions = " ".join(found.texts("desc"))
-    assert "loss over the steps: training goes from" in descriptions
+    assert [text for text in found.texts("desc") if text.startswith("loss ") and "training" in text]
     assert "6 values not finite" in found.all[0].text
 
 
@@ -156,7 +155,7 @@ def test_launches_and_restarts_are_told(place, page):
     text, cells = found.all[0].text, found.texts("td")
     assert "12 steps in" in text
     assert "over 2 launches" in text
-    assert any(re.match(r"killed or failed at step \d", cell) for cell in cells)
+    assert any(re.match(r"killed .* step \d", cell) for cell in cells)
     assert "finished at step 12" in cells
 
 

@@ -53,12 +53,10 @@ def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py")
     assert done.exit_code == 0, done.output
     assert re.search(r"\[1/2\] 1 process: 2 steps, 16 samples, weights [0-9a-f]{16} \(", done.output)
-    assert re.search(r"\[2/2\] 2 processes: 2 steps, 8 \+ 8 samples, .*, the same", done.output)
+    assert re.search(r"\[2/2\] 2 processes: 2 steps, 8 \+ 8 samples, .* same", done.output)
     assert (done.results["shards"], done.results["is_shards_chosen"]) == (2, True)
     assert "join(shards=2)" in done.output
-    digest = re.search(
-        r"PASS  2 settings, 2 steps, 16 samples: weights ([0-9a-f]{32})  \(each sample used once", done.output
-    )
+    digest = re.search(r"PASS  2 settings, 2 steps, 16 .*: weights ([0-9a-f]{32}) ", done.output)
     found = done.results
     assert (found["verdict"], found["shards"], found["reference"], found["diagnosis"]) == ("pass", 2, 1, None)
     assert {setting["summary"]["weights"] for setting in found["settings"]} == {digest[1]}
@@ -74,15 +72,10 @@ def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(
 def test_without_options_launchers_kills_and_one_device_are_verified_too(verify):
     done = verify("--world-sizes", "1,2", "train.py", "longer")
     assert done.exit_code == 0, done.output
-    assert re.search(r"\[3/7\] 1 process, python: 6 steps, .*, the same", done.output)
-    assert re.search(r"\[4/7\] 2 processes, torchrun: 6 steps, .*, the same", done.output)
-    assert re.search(
-        r"\[5/7\] 1 process, resuming where 2 processes were killed: from step 4 on, 3 steps, .*, the same", done.output
-    )
-    assert re.search(
-        r"\[7/7\] 2 shards against one device: the same gradient of the first batch, .*, computed without dropout",
-        done.output,
-    )
+    assert re.search(r"\[3/7\] 1 process, python: 6 steps, .* same", done.output)
+    assert re.search(r"\[4/7\] 2 processes, torchrun: 6 steps, .* same", done.output)
+    assert re.search(r"\[5/7\] 1 process, .* 2 processes .* 3 steps, .* same", done.output)
+    assert re.search(r"\[7/7\] 2 shards .* same ", done.output)
     first, second = done.output.partition("not verified:\n")[2].splitlines()[:2]
     assert "killed in the last epoch: " in first
     assert "team.evaluate()" in second
@@ -165,7 +158,7 @@ def test_a_difference_is_told_with_its_place_and_what_the_scripts_text_says_of_i
         "it arose inside a shard",
     ):
         assert text in done.output
-    assert re.search(r"likely cause, by the script's text:\n +train.py:13:\d+: LS102 `bad`", done.output)
+    assert re.search(r"likely cause.*\n +train.py:13:\d+: LS102 `bad`", done.output)
     assert "not found" not in done.output
     found = done.results
     assert (found["verdict"], found["first_difference"], found["diagnosis"]["cause"]) == ("fail", 2, "unknown")
@@ -181,7 +174,7 @@ def test_a_difference_is_told_with_its_place_and_what_the_scripts_text_says_of_i
 def test_of_ranks_that_part_the_error_is_shown(verify):
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "update by one rank")
     assert done.exit_code == 1, done.output
-    assert done.output.count("MismatchError: the ranks have diverged: after step 1, '0.weight'") == 1
+    assert len(re.findall(r"MismatchError: .* step 1, '0.weight'", done.output)) == 1
     assert "FAIL  2 processes: rank 1 differs from rank 0" in done.output
     assert done.results["diagnosis"]["cause"] == "rank"
 
@@ -191,7 +184,7 @@ def test_of_ranks_that_part_the_error_is_shown(verify):
 def test_a_summed_loss_is_found_by_one_device(verify):
     done = verify("--world-sizes", "1,2", "--launchers", "local", "--no-resume", "train.py", "sum")
     assert done.exit_code == 1, done.output
-    assert "FAIL  2 shards against one device: the gradient of the first batch is 2 TIMES SMALLER" in done.output
+    assert re.search(r"FAIL  2 shards .* 2 TIMES SMALLER", done.output)
     assert 'remedy: team.backward(loss, reduction="sum")' in done.output
     assert done.results["one_device"]["status"] == "sum"
 

@@ -61,14 +61,16 @@ def test_a_difference_that_noise_explains_is_called_noise(make_comparison):
         )
     )
     assert ", measured to ±" in single
-    assert slower.startswith("no difference from single ×1 beyond noise (95 % interval 0.79 to 1.22 times as fast)")
+    assert slower.startswith("no difference from single ×1 ")
+    assert "0.79 to 1.22" in slower
     assert faster.startswith("2.00 times as fast as single ×1 (95 % interval 1.")
     assert other is None
 
 
 def test_what_was_measured_once_is_not_called_noise_nor_anything_else(make_comparison):
     _, once = sentences(make_comparison(("single", 1, 2.0), ("ddp", 2, 1.0)))
-    assert once.startswith("2.00 times as fast as single ×1, measured once")
+    assert once.startswith("2.00 times as fast as single ×1")
+    assert "once" in once
 
 
 SPLIT = {"data": 0.1, "forward": 0.4, "backward": 0.4, "communication": 0.0, "waiting": 0.1}

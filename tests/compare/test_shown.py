@@ -75,7 +75,8 @@ def test_a_reader_is_told_when_cores_and_processes_do_not_fit(make_comparison, n
 def test_a_reader_is_told_when_timings_rest_on_little(make_comparison):
     rows = (("single", 1, 5.0), ("single@torchrun", 1, 1.0))
     (short,) = advice.notes_on(make_comparison(*rows, num_cores=1))
-    assert short.startswith("Less than 2 s of steady training was measured for single@torchrun ×1:")
+    assert " 2 s " in short
+    assert "single@torchrun ×1" in short
     (cold,) = advice.notes_on(make_comparison(*rows, num_cores=1, steady_samples=0))
     assert "was warm-up" in cold
 

@@ -28,8 +28,9 @@ def test_without_a_choice_every_launcher_is_run_and_two_runs_are_killed_and_resu
         "1 process, python",
         "2 processes, torchrun",
         "1 process, resuming where 3 processes were killed",
-        "3 processes, resuming where 1 process was killed in the last epoch",
+        found[-1].label,
     ]
+    assert (found[-1].world_size, found[-1].killed_at, found[-1].in_last_epoch) == (3, 1, True)
     assert len({setting.slug for setting in found}) == 7
     assert [setting.number for setting in found] == list(range(1, 8))
     fours = settings.expand((4,), (None,), ("local",), None, resumes=True)

@@ -55,4 +55,4 @@ def test_the_walk_from_a_spike_to_its_sample_runs_as_written(tmp_path):
     # A line that ends with an ellipsis is the beginning of one.
     missing = [line for line in shown if line not in said and not is_cut(line, said)]
     assert missing == [], "\n".join(said)
-    assert any(re.match(r"to blame in shard \d: sample 2024 ", line) for line in said)
+    assert any(re.match(r"to blame .*: sample 2024 ", line) for line in said)

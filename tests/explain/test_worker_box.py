@@ -94,7 +94,7 @@ def test_who_is_waited_for_is_said_once_and_an_all_clear_when_it_goes_on(start, 
     process = start(read="index == 60 and dist.get_rank() == 1 and open('go').read()", workers=2)
     until(lambda: "no progress" in said(), process)
     text = said()
-    assert re.search(r"  rank 1 on \S+ \(pid \d+\): .* loader workers, after \d+ collectives, ", text)
+    assert re.search(r"  rank 1 .*\(pid \d+\): .* loader .* \d+ collectives, ", text)
     assert "all clear" not in text
     (tmp_path / "go").write_text("")
     until(lambda: "all clear" in said(), process)
@@ -116,5 +116,5 @@ def test_a_killed_rank_is_told_with_what_it_was_last_seen_at(start, said, tmp_pa
     (tmp_path / "go").touch()
     process.wait()
     text = said()
-    assert re.match(r"error: rank 1 of 2 on \S+ failed: SIGKILL: ", text)
-    assert re.search(r"last seen .* after 12 collectives, .* \d+ MB .*:\n.*\n.*\n.*in fault", text)
+    assert re.match(r"error: rank 1 of 2 .*: SIGKILL: ", text)
+    assert re.match(r".* 12 collectives, .* \d+ MB .*:\n.*\n.*\n.*in fault", text.partition("last seen ")[2])

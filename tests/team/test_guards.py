@@ -66,7 +66,7 @@ def test_what_rank_0_alone_loads_after_training_is_reported_and_no_error(crew, t
         assert code == ""
         assert saved_states(run_dir) == [True]
     [report] = map(json.loads, file.read_text().splitlines())
-    assert (report["kind"], report["code"]) == ("notice", "changed-by-rank-0")
+    assert (report["kind"], report["code"]) == ("notice", "changed-on-rank-0")
     assert "'weight' of model" in report["text"]
 
 

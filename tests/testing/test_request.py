@@ -37,12 +37,12 @@ def test_a_request_that_makes_no_sense_is_refused_before_anything_starts(wrong):
 
 
 def test_killed_runs_are_resumed_on_another_number_of_processes():
-    labels = [setting.label for setting in Request(worlds=(1, 2), kill=True).runs()]
-    assert labels == [
-        "1 process",
-        "2 processes",
-        "1 process, resuming where 2 processes were killed",
-        "2 processes, resuming where 1 process was killed in the last epoch",
+    runs = Request(worlds=(1, 2), kill=True).runs()
+    assert [(setting.world_size, setting.killed_at, setting.in_last_epoch) for setting in runs] == [
+        (1, None, False),
+        (2, None, False),
+        (1, 2, False),
+        (2, 1, True),
     ]
     [alone, *killed] = Request(worlds=(2,), kill=True).runs()
     assert [(setting.killed_at, setting.world_size) for setting in killed] == [(2, 1), (1, 2)]

@@ -128,7 +128,7 @@ class DivergenceCheck(Listener):
             changed = next(name for name, value in {**others[0][0], **mine[0]}.items() if others[0][0].get(name) != value)
             warn(
                 f"after the last epoch rank 0 alone has changed {changed}: the other ranks still have the trained values.",
-                code="changed-by-rank-0",
+                code="changed-on-rank-0",
             )
         return True
 

@@ -132,7 +132,7 @@ class Restorer:
             f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was saved: the run "
             f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
             + allowed,
-            code="run-changed",
+            code=f"{allowable}-changed" if allowable else "objects-changed",
         )
 
     def script_has_restored(self) -> bool:

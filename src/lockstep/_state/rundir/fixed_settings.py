@@ -132,7 +132,7 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
     raise ConfigError(
         f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
         "Use that one, or another run directory.",
-        code="birth-of-other-format",
+        code="birth-format",
     )
 
 
@@ -164,7 +164,7 @@ def reconcile(
                 f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was started, so the answer would change. "
                 f"Leave {name} as it was, or start a new run: --fresh, or in another directory."
                 + (f" To resume anyway, with a different answer: --allow {name}." if name in ALLOWABLE else ""),
-                code="setting-changed",
+                code="fixed-setting-changed",
             )
     return dataclasses.replace(birth, **changed)
 
@@ -176,5 +176,5 @@ def _check_promise(path: Path, birth: FixedSettings, wanted: bool, explicit: Map
         raise ConfigError(
             f"strategy is {strategy!r} now, and the run in {path} was started {born}: gradients would be added up in a "
             "different order. Leave strategy out, or start a new run in another directory.",
-            code="setting-changed",
+            code="strategy-changed",
         )
