@@ -21,8 +21,7 @@ MOST_IN_TEXT = 6
 SEARCHES = {"search", "match", "fullmatch", "findall", "finditer"}
 TEXTS = {"startswith", "endswith", "count", "index", "find"}
 
-DATA = {
-}
+DATA = {}
 """The literals that may stay, by file: each begins as here, and is data for the reason given."""
 
 

@@ -23,14 +23,14 @@ class ProcessObserver:
 
     def begin(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
         """Receives the start of a program in a worker of ``lockstep run``. It is called once, after
-                the fork.
+        the fork.
 
-                Args:
-                    private_dir: the private directory of the launch, which the launcher's observers
-                                (``Launch.private_dir``) also receive.
-                            rank: the rank of this process.
-                    world_size: the number of processes of the launch.
-                    program: the program, as text for the user.
+        Args:
+            private_dir: the private directory of the launch, which the launcher's observers
+                        (``Launch.private_dir``) also receive.
+                    rank: the rank of this process.
+            world_size: the number of processes of the launch.
+            program: the program, as text for the user.
         """
 
     def end(self, how: str) -> None:
