@@ -40,7 +40,7 @@ def cost_s(width: int, batch_size: int, num_shards: int, every: int, steps: int)
         subjects.prepared(item)
     data, loss = (torch.randn(batch_size // num_shards, 64),), torch.tensor(0.5)
     plan = plan_step(1, (batch_size,), 0, even_blocks(1, num_shards))
-    for micro in plan.micro_steps:
+    for micro in plan.micro_batches:
         micro.samples = list(range(micro.rows.start, micro.rows.stop))
     with tempfile.TemporaryDirectory() as directory:
         writer = TraceWriter(Path(directory), "rank-0", is_fresh=False)
@@ -49,7 +49,7 @@ def cost_s(width: int, batch_size: int, num_shards: int, every: int, steps: int)
         for step in range(1, steps + 1):
             journal.begin_step(step)
             journal.begin_phase(0)
-            for micro in plan.micro_steps:
+            for micro in plan.micro_batches:
                 journal.begin_shard(micro)
                 journal.received(micro, data)
                 journal.before_backward(loss, None)

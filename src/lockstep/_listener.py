@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 
 
 class Stage(enum.IntEnum):
@@ -75,10 +75,10 @@ class Listener:
     def begin_phase(self, phase: int) -> None:
         """A phase begins; the first of a step is number 0."""
 
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         """A micro-batch of this process begins."""
 
-    def received(self, micro: MicroStep, data: Any) -> None:
+    def received(self, micro: MicroBatch, data: Any) -> None:
         """The script is about to receive these samples, which are still where they were fetched: on
         the device it gets copies. Called once per loader where two are run side by side."""
 

@@ -26,7 +26,7 @@ TENSORS = {
 
 
 def sent(value):
-    micro = plan_step(1, (8,), 0, even_blocks(1, 1)).micro_steps[0]
+    micro = plan_step(1, (8,), 0, even_blocks(1, 1)).micro_batches[0]
     data = pack(Parcel(runs=[(micro, value)]), [CPU])
     [(_, found)] = unpack(data, [CPU]).runs
     return found, len(data)

@@ -134,7 +134,7 @@ def deal_all(make, world_size, num_shards, epochs=1, **place):
             for plan, data in source.steps(first, epoch):
                 assert plan.number == last + 1, "a step was skipped"
                 last = plan.number
-                for micro, batch in zip(plan.micro_steps, data, strict=True):
+                for micro, batch in zip(plan.micro_batches, data, strict=True):
                     assert (last, micro.shard) not in seen, "two ranks had the same shard"
                     seen[last, micro.shard] = batch
             counted.append(last - first + 1)

@@ -142,7 +142,7 @@ def launch(name):
 def steps(source, first, epoch, skip=0, after=nothing):
     taken = []
     for plan, _ in source.steps(first, epoch, skip):
-        taken.append([index for micro in plan.micro_steps for index in micro.samples])
+        taken.append([index for micro in plan.micro_batches for index in micro.samples])
         source.taken(plan.number)
         after(plan.number)
     source.ended()

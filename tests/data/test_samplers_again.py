@@ -79,7 +79,7 @@ def loader_of(kind, num_workers=0):
 def one_pass(source, first, epoch, skip=0, most=None):
     taken = []
     for plan, _ in source.steps(first, epoch, skip):
-        taken.append([index for micro in plan.micro_steps for index in micro.samples])
+        taken.append([index for micro in plan.micro_batches for index in micro.samples])
         source.taken(plan.number)
         if len(taken) == most:
             break
@@ -97,7 +97,7 @@ def resumed(kind, num_workers, *, allows_other_data=False):
         plan, _ = next(undisturbed)
         source.taken(plan.number)
     state = source.state(6)
-    rest = [[index for micro in plan.micro_steps for index in micro.samples] for plan, _ in undisturbed]
+    rest = [[index for micro in plan.micro_batches for index in micro.samples] for plan, _ in undisturbed]
     again = choose_source(loader_of(kind, num_workers), place)
     again.load_state(state)
     return one_pass(again, 5, 1, skip=2), rest

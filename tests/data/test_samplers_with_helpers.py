@@ -73,7 +73,7 @@ class Lists(Own):
 def one_pass(source, first, epoch, most=None, skip=0):
     taken = []
     for plan, _ in itertools.islice(source.steps(first, epoch, skip), most):
-        taken.append([index for micro in plan.micro_steps for index in micro.samples])
+        taken.append([index for micro in plan.micro_batches for index in micro.samples])
         source.taken(plan.number)
     if most is None:
         source.ended()

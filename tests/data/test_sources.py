@@ -227,7 +227,7 @@ def test_augmentation_depends_neither_on_workers_nor_on_the_rank(num_workers, wo
         for rank in (0, 3):  # few processes: these two have the first and the last shard
             source = choose_source(build(num_workers), assignment(rank, 4, 4))
             for plan, data in itertools.chain(source.steps(1, 0), source.steps(5, 1)):
-                seen.update({(plan.number, micro.shard): b for micro, b in zip(plan.micro_steps, data, strict=True)})
+                seen.update({(plan.number, micro.shard): b for micro, b in zip(plan.micro_batches, data, strict=True)})
         expected = {key: batch for key, batch in expected.items() if key[1] in (0, 3)}
     else:
         seen, _ = deal_all(lambda: build(num_workers), world_size, 4, epochs=2)
@@ -426,7 +426,7 @@ def test_every_process_has_every_step_also_those_without_samples_of_its_own(batc
         source = choose_source(DataLoader(Numbers(17), batch_sampler=batches, collate_fn=list), assignment(rank, 5, 5))
         plans = [plan for plan, _ in source.steps(1, 0)]
         assert [(plan.number, plan.num_samples) for plan in plans] == list(enumerate(sizes, 1))
-        assert [bool(plan.micro_steps) for plan in plans] == [size > rank for size in sizes]
+        assert [bool(plan.micro_batches) for plan in plans] == [size > rank for size in sizes]
 
 
 # What is said of them

@@ -44,7 +44,7 @@ class Launch:
             steps = source.steps(first, epoch, skip)
             for number, (plan, data) in enumerate(steps, 1):
                 found = taken.setdefault(plan.number, {})
-                found.update({micro.shard: batch for micro, batch in zip(plan.micro_steps, data, strict=True)})
+                found.update({micro.shard: batch for micro, batch in zip(plan.micro_batches, data, strict=True)})
                 if number == most:
                     break
             self.left.append(steps)

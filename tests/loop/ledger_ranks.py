@@ -70,7 +70,7 @@ class Rank:
         rank. Returns the outcome and the values."""
         self.step = step or self.step + 1
         plan = plan_step(self.step, (num_samples,), self._rank, self.blocks)
-        for micro in plan.micro_steps:
+        for micro in plan.micro_batches:
             shard(self.ledger, micro)
             self.ledger.end_shard(micro)
         return self.ledger.settle(plan, phase, keys, self.gather, self.step)

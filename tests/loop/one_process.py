@@ -70,7 +70,7 @@ class Process:
         self._number += 1
         plan = plan_step(self._number, (num_samples,), self.rank, self.blocks)
         numbers = first + torch.arange(float(num_samples)).unsqueeze(1)
-        return Batch(plan, [numbers[micro.rows] for micro in plan.micro_steps], self.phases, None)
+        return Batch(plan, [numbers[micro.rows] for micro in plan.micro_batches], self.phases, None)
 
     def backward(self, x, **options):
         """The backward pass of the mean of a shard, whose gradient is that of ``x``."""

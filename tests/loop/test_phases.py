@@ -187,7 +187,7 @@ def drawn(sizes, rank, num_phases=2):
         outside.append(torch.rand(()).item())
         for phase in range(num_phases):
             process.phases.num_done = phase
-            for micro in batch.plan.micro_steps:
+            for micro in batch.plan.micro_batches:
                 process.phases.micro = micro
                 process.phases.resume_stream()
                 inside[process.phases.step, phase, micro.shard] = torch.rand(()).item()

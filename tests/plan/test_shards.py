@@ -22,8 +22,8 @@ def plans(num_samples, world_size, num_shards, step=3):
     return [plan_step(step, sizes, rank, even_blocks(world_size, num_shards)) for rank in range(world_size)]
 
 
-def micro_steps(*numbers):
-    return [plan.micro_steps for plan in plans(*numbers)]
+def micro_batches(*numbers):
+    return [plan.micro_batches for plan in plans(*numbers)]
 
 
 @quick
@@ -63,8 +63,8 @@ def test_more_processes_than_shards_is_an_error_with_the_remedy(world_size):
 @given(samples, worlds)
 def test_how_a_global_batch_is_cut_does_not_depend_on_the_number_of_processes(num_samples, world):
     world_size, num_shards = world
-    alone = micro_steps(num_samples, 1, num_shards)[0]
-    together = [micro for own in micro_steps(num_samples, world_size, num_shards) for micro in own]
+    alone = micro_batches(num_samples, 1, num_shards)[0]
+    together = [micro for own in micro_batches(num_samples, world_size, num_shards) for micro in own]
     what = [(micro.shard, micro.num_samples, micro.step_samples, micro.step, micro.fraction) for micro in alone]
     assert [(m.shard, m.num_samples, m.step_samples, m.step, m.fraction) for m in together] == what
     assert [micro.shard for micro in alone] == list(range(min(num_samples, num_shards)))
@@ -76,7 +76,7 @@ def test_the_ranks_with_samples_are_a_prefix_and_all_ranks_know_how_many(num_sam
     world_size, num_shards = world
     by_rank = plans(num_samples, world_size, num_shards)
     active = even_blocks(world_size, num_shards).num_active(min(num_samples, num_shards))
-    assert [bool(plan.micro_steps) for plan in by_rank] == [rank < active for rank in range(world_size)]
+    assert [bool(plan.micro_batches) for plan in by_rank] == [rank < active for rank in range(world_size)]
     assert {(plan.number, plan.num_samples, plan.num_active_ranks) for plan in by_rank} == {(3, num_samples, active)}
 
 
@@ -84,11 +84,11 @@ def test_the_ranks_with_samples_are_a_prefix_and_all_ranks_know_how_many(num_sam
 @given(st.lists(samples, min_size=1, max_size=4).map(tuple).filter(sum), worlds)
 def test_parts_of_an_accumulated_step_come_shard_by_shard(sizes, world):
     world_size, num_shards = world
-    together = [micro for own in micro_steps(sizes, world_size, num_shards) for micro in own]
+    together = [micro for own in micro_batches(sizes, world_size, num_shards) for micro in own]
     assert [(m.shard, m.part) for m in together] == sorted((m.shard, m.part) for m in together)
     for part, size in enumerate(sizes):
         cut = [(m.shard, m.num_samples, m.batch_samples) for m in together if m.part == part]
-        assert cut == [(m.shard, m.num_samples, size) for m in micro_steps(size, 1, num_shards)[0]]
+        assert cut == [(m.shard, m.num_samples, size) for m in micro_batches(size, 1, num_shards)[0]]
     assert sum(micro.fraction for micro in together) == pytest.approx(1, abs=1e-12)
     for shard in {micro.shard for micro in together}:
         own = [micro for micro in together if micro.shard == shard]

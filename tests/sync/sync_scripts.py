@@ -98,7 +98,7 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
             plan = plan_step(step, (size,), team.rank, even_blocks(team.world_size, team.num_shards))
             for phase, calls in enumerate(phases):
                 sync.begin_phase(plan, phase)
-                for micro in plan.micro_steps:
+                for micro in plan.micro_batches:
                     sync.begin_shard(micro)
                     first = sum(len(range(s, size, team.num_shards)) for s in range(micro.shard))
                     x = samples(step, size)[first : first + micro.num_samples]

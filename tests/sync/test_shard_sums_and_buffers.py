@@ -187,7 +187,7 @@ def test_the_set_of_parameters_that_learns_most_often_is_not_forgotten_for_other
             layer.requires_grad_(number != frozen)
         plan = plan_step(step, (4,), 0, blocks)
         sync.begin_phase(plan, 0)
-        for micro in plan.micro_steps:
+        for micro in plan.micro_batches:
             sync.begin_shard(micro)
             sync.backward(sum(layer(torch.ones(2, 2)).mean() for layer in layers), 0, 0.5, {})
             sync.end_shard()

@@ -13,16 +13,16 @@ from lockstep._base.errors import UsageError
 from lockstep._data.shared import Shared, keep
 from lockstep._data.uploads import Upload, Uploads
 from lockstep._data.values import MEAN, Total
-from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._plan.shards import MicroBatch, StepPlan
 
-ShardRun = tuple[MicroStep, Any]
-"""A micro-step and its samples."""
+ShardRun = tuple[MicroBatch, Any]
+"""A micro-batch and its samples."""
 _LINES = "for images, labels in batch.shards: ..."
 
 
 def own_runs(plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
-    """The micro-steps that count, and nothing else. See ``PhaseDriver.runs``."""
-    return zip(plan.micro_steps, data, strict=True)
+    """The micro-batches that count, and nothing else. See ``PhaseDriver.runs``."""
+    return zip(plan.micro_batches, data, strict=True)
 
 
 class PhaseDriver(Protocol):
@@ -30,7 +30,7 @@ class PhaseDriver(Protocol):
 
     @property
     def runs(self) -> Callable[[StepPlan, Sequence[Any], bool], Iterator[ShardRun]]:
-        """Gives the micro-steps to run of a batch, with their samples, from its plan, the samples,
+        """Gives the micro-batches to run of a batch, with their samples, from its plan, the samples,
         and whether it leads the phase. Each is asked for when the one before has ended."""
 
     @property
@@ -39,8 +39,8 @@ class PhaseDriver(Protocol):
         shards on this process, the loop may end before ``begin_phase``."""
 
     @property
-    def micro(self) -> MicroStep | None:
-        """The running micro-step; None: outside of ``batch.shards``."""
+    def micro(self) -> MicroBatch | None:
+        """The running micro-batch; None: outside of ``batch.shards``."""
 
     @property
     def step(self) -> int:
@@ -58,16 +58,16 @@ class PhaseDriver(Protocol):
         """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one
         where a loop runs over the shards of two batches side by side."""
 
-    def begin_shard(self, micro: MicroStep, data: Any) -> None:
-        """Begin a micro-step, of which the script is about to receive the samples; ``data`` are
+    def begin_shard(self, micro: MicroBatch, data: Any) -> None:
+        """Begin a micro-batch, of which the script is about to receive the samples; ``data`` are
         these before they are moved to the device."""
 
-    def received(self, micro: MicroStep, data: Any) -> None:
-        """The script is about to receive samples of the current micro-step from a loader beside the
-        one that leads."""
+    def received(self, micro: MicroBatch, data: Any) -> None:
+        """The script is about to receive samples of the current micro-batch from a loader beside
+        the one that leads."""
 
     def end_shard(self) -> None:
-        """End the micro-step."""
+        """End the micro-batch."""
 
     def end_phase(self) -> None:
         """End the phase: this process's shards have run, and are combined with those of the other
@@ -134,7 +134,7 @@ class Batch(GlobalBatch):
 
     Args:
         plan: this process's part of the step.
-        data: the samples of each micro-step, before they are moved to the device.
+        data: the samples of each micro-batch, before they are moved to the device.
         driver: runs the phases.
         uploads: moves samples to the device; None: they stay where they are.
     """
@@ -341,5 +341,5 @@ class Shards:
         self._is_over = True
 
 
-def _name(micro: MicroStep | None) -> str:
+def _name(micro: MicroBatch | None) -> str:
     return "none" if micro is None else f"shard {micro.shard}, part {micro.part}"

@@ -306,7 +306,7 @@ class ResumableLoader:
 
     def _part(self, this: _Pass, plan: StepPlan, data: list[Any]) -> Any:
         rank, world_size, num_samples = self._place.rank, self._place.world_size, plan.num_samples
-        self._weight = plan.micro_steps[0].num_samples * world_size / num_samples if rank < num_samples else 0.0
+        self._weight = plan.micro_batches[0].num_samples * world_size / num_samples if rank < num_samples else 0.0
         if num_samples < world_size and rank == 0 and not (self._is_weight_read or self._is_padding_said):
             self._is_padding_said = True
             say(

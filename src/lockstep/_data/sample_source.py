@@ -252,7 +252,7 @@ class SampleSource(Source):
                     if compared and assignment.rank > 0:
                         samples = batches[0][shard_slice(0, len(batches[0]), assignment.num_shards)]
                         yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
-                for micro in plan.micro_steps:
+                for micro in plan.micro_batches:
                     micro.samples = batches[micro.part][micro.rows]
                     key = (assignment.loader, step, micro.rows.start if by_row else micro.shard, micro.part)
                     yield Request(Purpose.FETCH, key, micro.samples, epoch)
@@ -265,10 +265,10 @@ class SampleSource(Source):
                 plans[0].digest = digest([plans[0].digest, fetched])
                 if assignment.rank > 0:
                     continue
-            while not plans[0].micro_steps:
+            while not plans[0].micro_batches:
                 yield plans.popleft(), []
             data.append(fetched)
-            if len(data) == len(plans[0].micro_steps):
+            if len(data) == len(plans[0].micro_batches):
                 yield plans.popleft(), data
                 data = []
         for plan in plans:  # the last steps of the pass may have no samples for this process

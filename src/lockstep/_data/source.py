@@ -9,7 +9,7 @@ from lockstep._data.torch_loader import length_of
 from lockstep._plan.shards import StepPlan
 
 StepData = tuple[StepPlan, list[Any]]
-"""A step's plan, and the samples of each of this process's micro-steps."""
+"""A step's plan, and the samples of each of this process's micro-batches."""
 
 
 class Source(Protocol):

@@ -2,7 +2,7 @@
 
 There are three kinds: indexed samples (a DataLoader over a map-style data set), a stream of samples
 (one over an ``IterableDataset``), and ready batches (any iterable). Each yields the steps of a pass
-in order: this process's part of the step, and the samples of each of its micro-steps.
+in order: this process's part of the step, and the samples of each of its micro-batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lockstep._data.states import generators_of, generators_within, has_state, p
 from lockstep._data.streams import Purpose
 from lockstep._data.torch_loader import check_batches, is_torch_loader, samplers_of, set_epoch
 from lockstep._data.trail import Trail
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 
 T = TypeVar("T")
 _END = object()
@@ -47,7 +47,7 @@ class _ShardReader(StreamReader):
         sizes = tuple(map(len, parts))
         plan = assignment.plan(batch, sizes)
         data = []
-        for micro in plan.micro_steps:
+        for micro in plan.micro_batches:
             micro.samples = _positions(first_sample, sizes, micro)
             assignment.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
             data.append(self.collate(parts[micro.part][micro.rows], micro.samples, batch, micro.shard))
@@ -56,8 +56,8 @@ class _ShardReader(StreamReader):
         yield plan, data
 
 
-def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> range:
-    """Positions in the pass of a micro-step's samples; ``first_sample`` is the position of its
+def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroBatch) -> range:
+    """Positions in the pass of a micro-batch's samples; ``first_sample`` is the position of its
     step's first sample."""
     first = first_sample + sum(sizes[: micro.part])
     return range(first + micro.rows.start, first + micro.rows.stop)
@@ -163,11 +163,11 @@ class ReadySource(Source):
             if step >= first_step + skip:
                 if assignment.world_size > 1 and step == first_step + skip:
                     plan.digest = digest([part for part, *_ in parts])
-                for micro in plan.micro_steps:
+                for micro in plan.micro_batches:
                     micro.samples = _positions(first_sample, sizes, micro)
                 yield (
                     plan,
-                    [cut(parts[m.part][0], m.rows, m.batch_samples) for m in plan.micro_steps],
+                    [cut(parts[m.part][0], m.rows, m.batch_samples) for m in plan.micro_batches],
                 )
             first_sample += sum(sizes)
         self._trail.end()

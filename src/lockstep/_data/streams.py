@@ -80,7 +80,7 @@ _root = functools.lru_cache(maxsize=64)(derive)
 
 
 def reseed(seed: int, purpose: Purpose, *key: int) -> None:
-    """Start the streams of a key in this process. Cheap enough for every micro-step (some 7 µs)."""
+    """Start the streams of a key in this process. Cheap enough for each micro-batch (some 7 µs)."""
     value = _root(seed, purpose)
     for part in key:  # as in derive(), written out: this runs several times a step
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK

@@ -21,7 +21,7 @@ from lockstep._base.errors import UsageError
 from lockstep._data.streams import preserve_rng
 from lockstep._listener import Listener, Listeners
 from lockstep._loop.phases import Phases, Sinks
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._prepare.per_shard import PerShard
 from lockstep._state.recovery.run_state import RunState
 from lockstep._sync.gradients import detach_grads, put_back
@@ -109,7 +109,7 @@ class _Dropped(ShardSync):
         self._parameters = parameters
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         pass
 
     @override

@@ -51,7 +51,7 @@ from lockstep._data.values import (
     part_of,
     take,
 )
-from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._sync.protocol import Outcome
 from lockstep._world.comm.agreement import compare_ranks
 from lockstep._world.comm.collectives import Collectives
@@ -231,12 +231,12 @@ class Ledger:
         self._page, self._added, self._on_device, self._given = _Page(), [], [], {}
         self.num_calls, self._weight = 0, None
 
-    def weight_of(self, micro: MicroStep) -> Weight:
+    def weight_of(self, micro: MicroBatch) -> Weight:
         """Returns the current micro-batch's weight so far: the weight of its last backward call, or
         its number of samples if that call had no weight."""
         return float(micro.num_samples) if self._weight is None else self._weight
 
-    def call(self, weight: Weight | None, reduction: str | None, micro: MicroStep) -> Weight:
+    def call(self, weight: Weight | None, reduction: str | None, micro: MicroBatch) -> Weight:
         """Records a backward call and returns the factor for its gradients.
 
         Raises:
@@ -262,7 +262,7 @@ class Ledger:
         return micro.fraction if kind == "samples" else 1.0
 
     def add(
-        self, weight: float | Tensor | None, values: dict[str, Any], micro: MicroStep, reduction: str | None = None
+        self, weight: float | Tensor | None, values: dict[str, Any], micro: MicroBatch, reduction: str | None = None
     ) -> None:
         """Records values of the current micro-batch.
 
@@ -277,7 +277,7 @@ class Ledger:
         for name, value in values.items():
             self._added.append((name, *take(name, value, reduction, lengths), of_values))
 
-    def end_shard(self, micro: MicroStep) -> None:
+    def end_shard(self, micro: MicroBatch) -> None:
         """Ends the micro-batch. Only now is its weight known: ``backward`` may have been called
         after ``add``."""
         for name, kind, value, given in self._added:
@@ -375,7 +375,7 @@ class Ledger:
         is_foreseen = form.foresees(page)
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._accumulate * plan.blocks.most)  # the most micro-batches that a rank has
-        busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
+        busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_batches))
         told = [teller.tell() for teller in self.tellers]
         place = float(step * _MOST_PHASES + phase)
         line = [_MARK, place, 0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples)]

@@ -41,7 +41,7 @@ from lockstep._listener import Listeners
 from lockstep._loop import refusals
 from lockstep._loop.ledger import Ledger
 from lockstep._loop.refusals import is_sum, may_be_sum
-from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._prepare.guards import ShardGuards
 from lockstep._prepare.state_adapters import parameters_of
 from lockstep._prepare.trained import TrainedObjects
@@ -103,7 +103,7 @@ class Phases:
         self.num_shards = num_shards
         self.step = 0
         """The number of the current step; between steps, of the last one."""
-        self.micro: MicroStep | None = None
+        self.micro: MicroBatch | None = None
         """The running micro-batch; None: outside of ``batch.shards``."""
         self.num_done = 0
         """The number of completed phases of the current step."""
@@ -343,7 +343,7 @@ class Phases:
         self.own.mark((BEGINNING, perf_counter()))
         return batch
 
-    def begin_shard(self, micro: MicroStep, data: Any) -> None:
+    def begin_shard(self, micro: MicroBatch, data: Any) -> None:
         """Begins a micro-batch, of which the script is about to receive the samples. Local."""
         self.micro = self.guards.gradients.micro = micro
         _, sync, methods, mark = self.sinks
@@ -359,7 +359,7 @@ class Phases:
             notify(micro, data)
         mark((IN_FORWARD, perf_counter()))
 
-    def received(self, micro: MicroStep, data: Any) -> None:
+    def received(self, micro: MicroBatch, data: Any) -> None:
         """Notifies listeners of samples from another loader than the leading one. Local."""
         for notify in self.sinks.methods["received"]:
             notify(micro, data)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep._base.errors import AbandonedError, LossError, UsageError
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 
 
 def uneven_side_by_side(first: list[int], second: list[int]) -> UsageError:
@@ -100,7 +100,7 @@ def backward_outside(*, has_loader: bool) -> UsageError:
     )
 
 
-def cut_short(micro: MicroStep, error: BaseException) -> UsageError:
+def cut_short(micro: MicroBatch, error: BaseException) -> UsageError:
     """Returns the error for a shard that continues or ends after an error interrupted its backward
     pass."""
     return UsageError(
@@ -116,7 +116,7 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "no message")
 
 
-def sum_for_a_mean(micro: MicroStep, num_shards: int) -> LossError:
+def sum_for_a_mean(micro: MicroBatch, num_shards: int) -> LossError:
     """Returns the error for a loss that is summed over a shard's samples."""
     return LossError(
         f"the loss of shard {micro.shard} is a sum over its {micro.num_samples} samples, but a mean is expected: averaged over "
@@ -126,7 +126,7 @@ def sum_for_a_mean(micro: MicroStep, num_shards: int) -> LossError:
     )
 
 
-def perhaps_sum_for_a_mean(micro: MicroStep, num_shards: int) -> str:
+def perhaps_sum_for_a_mean(micro: MicroBatch, num_shards: int) -> str:
     """Returns the warning of a loss that is a sum over as many stacked losses as there are
     samples."""
     return (

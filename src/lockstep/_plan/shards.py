@@ -38,7 +38,7 @@ def num_filled(sizes: Sequence[int], num_shards: int) -> int:
 
 
 @dataclass(slots=True)
-class MicroStep:
+class MicroBatch:
     """One run of a shard within a phase, on the process that owns it. Exists only for shards that
     are not empty.
 
@@ -84,7 +84,7 @@ class StepPlan:
     sizes: tuple[int, ...]
     """Number of samples in each of its global batches (one, unless ``accumulate`` is used). The
     same on every rank."""
-    micro_steps: list[MicroStep]
+    micro_batches: list[MicroBatch]
     """The micro-batches in the order in which they run; empty if all of this process's shards
     are."""
     num_active_ranks: int
@@ -103,13 +103,13 @@ class StepPlan:
 def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) -> StepPlan:
     """Returns a process's part of a step whose global batches have ``sizes`` samples."""
     rows, active = _plan(sizes, rank, blocks)
-    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active, sum(sizes), blocks)
+    return StepPlan(number, sizes, [MicroBatch(number, *fields) for fields in rows], active, sum(sizes), blocks)
 
 
 # Nearly all batches of a run have the same size, so all but the numbers of steps is computed once.
 @functools.lru_cache(maxsize=256)
 def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tuple[Any, ...], ...], int]:
-    """Returns the fields of each MicroStep after ``step``, and the number of ranks with samples. A
+    """Returns the fields of each MicroBatch after ``step``, and the number of ranks with samples. A
     shard's parts are consecutive, so that their sum is complete before the next shard."""
     num_shards = blocks.num_shards
     filled = num_filled(sizes, num_shards)
@@ -122,13 +122,13 @@ def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tupl
         if shard < filled
     ]
     positions = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
-    micro_steps = []
+    micro_batches = []
     for index, (shard, part, begins, ends) in enumerate(positions):
         rows = shard_slice(shard, sizes[part], num_shards)
         number, is_last = rows.stop - rows.start, index == len(positions) - 1
         of_step = sum(sizes), number / sum(sizes)
-        micro_steps.append((shard, part, number, sizes[part], *of_step, index, begins, ends, is_last, rows))
-    return tuple(micro_steps), blocks.num_active(filled)
+        micro_batches.append((shard, part, number, sizes[part], *of_step, index, begins, ends, is_last, rows))
+    return tuple(micro_batches), blocks.num_active(filled)
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:

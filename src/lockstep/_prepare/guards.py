@@ -16,7 +16,7 @@ from lockstep._base.digest import bit_sums
 from lockstep._base.errors import ModelError, UsageError
 from lockstep._base.versions import version
 from lockstep._plan.powers_of_two import PowersOfTwo
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._prepare.trained import TrainedObjects
 from lockstep._prepare.unprepared import UnpreparedParameters
 from lockstep._world.comm.dtensors import is_dtensor
@@ -67,7 +67,7 @@ class ShardWeights:
         return [parameter.data_ptr() for parameter in self._stored]
 
     def end_shard(self, step: int) -> None:
-        """Check after a micro-step that no weights were exchanged, as ``p.data = ...`` does, which
+        """Check after a micro-batch that no weights were exchanged, as ``p.data = ...`` does, which
         is not counted as a change. (The next shard's may be at the old address again.)
 
         Raises:
@@ -178,8 +178,8 @@ class ShardGradients:
         self._accumulating: list[Node] = []
         """Autograd's nodes that write the gradients of first parameters: they keep a hook only
         while they exist."""
-        self.micro: MicroStep | None = None
-        """The running micro-step, which the loop sets."""
+        self.micro: MicroBatch | None = None
+        """The running micro-batch, which the loop sets."""
         self.is_running = False
         """Whether ``team.backward`` runs. The loop resets it, also after an error."""
         self.have_been = False
@@ -207,7 +207,7 @@ class ShardGradients:
         """Begin the backward pass of ``team.backward``.
 
         Args:
-            call: its number within the micro-step, from 0.
+            call: its number within the micro-batch, from 0.
 
         Raises:
             UsageError: there are gradients already that it did not compute.
@@ -226,10 +226,10 @@ class ShardGradients:
                 parameter.grad = IncompleteGrad.like(parameter)
 
     def end_shard(self, num_calls: int) -> None:
-        """End the micro-step.
+        """End the micro-batch.
 
         Args:
-            num_calls: of ``team.backward`` in the micro-step.
+            num_calls: of ``team.backward`` in the micro-batch.
 
         Raises:
             UsageError: there are gradients that ``team.backward`` did not compute.
@@ -256,7 +256,7 @@ class ShardGradients:
                 assert self.micro is not None
                 self._refuse(self._parameters[parameter], self.micro)
 
-    def _refuse(self, name: str, micro: MicroStep) -> NoReturn:
+    def _refuse(self, name: str, micro: MicroBatch) -> NoReturn:
         raise UsageError(
             f"step {micro.step}, shard {micro.shard}: {name!r} has a gradient that was not computed by team.backward(loss): it "
             "would not be combined with those of the other shards, or would be mixed into the step's. To train, call "

@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep._base.errors import UsageError
 from lockstep._data.batches import map_tensors
 from lockstep._plan.blocks import Blocks
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._world.comm.collectives import Collectives
 
 
@@ -21,8 +21,8 @@ class RunningShard(Protocol):
 
     num_shards: int
     """V."""
-    micro: MicroStep | None
-    """The running micro-step; None: outside of ``batch.shards``."""
+    micro: MicroBatch | None
+    """The running micro-batch; None: outside of ``batch.shards``."""
 
     def check_outside(self, call: str) -> None:
         """Raise UsageError, naming ``call``, inside ``batch.shards``."""

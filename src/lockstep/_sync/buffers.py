@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from lockstep._base.errors import ModelError
 from lockstep._base.reports import warn
 from lockstep._base.versions import version
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._plan.tree import Node
 from lockstep._sync.buffer_looks import Look, judge, look_at
 from lockstep._sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
@@ -224,7 +224,7 @@ class ShardBuffers:
         self._looks = {}
         _restart(self._changed_slots())
 
-    def end_shard(self, micro: MicroStep) -> dict[int, Tensor] | None:
+    def end_shard(self, micro: MicroBatch) -> dict[int, Tensor] | None:
         """Ends a micro-batch. If it is the last of its shard, returns the shard's ``changes`` and
         undoes them. Otherwise returns None: each part of a shard continues with the buffers of the
         part before."""

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ModelError, UsageError
-from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._sync.afterwards import reduce_afterwards
 from lockstep._sync.gradients import Gradients, add_weighted, detach_grads, is_left_out, is_narrow, usable, weigh, widen
 from lockstep._sync.protocol import Outcome, Sync
@@ -138,7 +138,7 @@ class DDPSync(ShardedSync):
             self._build(engine)
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         super().begin_shard(micro)
         # DDP would reduce the gradients of each shard. So only the last shard runs through it, and
         # the hook adds the sums of the earlier shards: as many messages as with one shard.

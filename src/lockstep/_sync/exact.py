@@ -46,7 +46,7 @@ from typing_extensions import override
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import UsageError
 from lockstep._plan.blocks import even_blocks
-from lockstep._plan.shards import MicroStep, StepPlan, num_filled
+from lockstep._plan.shards import MicroBatch, StepPlan, num_filled
 from lockstep._plan.tree import Node, push
 from lockstep._sync.bucket_sum import BucketSum
 from lockstep._sync.buckets import Bucket, keep_freed_memory, make_buckets
@@ -162,7 +162,7 @@ class ExactSync(Sync):
         self.buffers = ShardBuffers()
         self._histories: dict[int, _History] = {}
         """The history of each phase number."""
-        self._micro: MicroStep | None = None
+        self._micro: MicroBatch | None = None
         self._listening = False
         self._hook_lock = threading.Lock()
         """The lock of gradient hooks: autograd has a thread per GPU, and the parts of a model may
@@ -217,7 +217,7 @@ class ExactSync(Sync):
             exchange.begin_phase(blocks.roots)
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         self._micro = micro
 
     @override

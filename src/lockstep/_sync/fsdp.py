@@ -24,7 +24,7 @@ from typing_extensions import override
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError, DataError, LossError, ModelError
 from lockstep._plan.blocks import block
-from lockstep._plan.shards import MicroStep, StepPlan, num_filled
+from lockstep._plan.shards import MicroBatch, StepPlan, num_filled
 from lockstep._plan.tree import Node, push, roots
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.exchange import Exchange
@@ -121,7 +121,7 @@ class FSDPSync(Sync):
         self._runs, self._used = UnitRuns(), UsedParameters(self._device)
         self._changing: set[int] = set()
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
-        self._micro: MicroStep | None = None
+        self._micro: MicroBatch | None = None
         self._listening = False
         self._call = 0
         self._factor: float | Tensor = 1.0
@@ -225,7 +225,7 @@ class FSDPSync(Sync):
             self._exchange.begin_phase(subtrees)
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         self._micro = micro
         self._runs.begin_shard()
         for unit in self._units:

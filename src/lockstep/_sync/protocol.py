@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._sync.buffers import ShardBuffers
 
 
@@ -42,7 +42,7 @@ class Outcome:
 class ShardSync(Protocol):
     """The part of a Sync that micro-batches run on."""
 
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         """Begins a micro-batch. Local."""
 
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from typing_extensions import override
 
-from lockstep._plan.shards import MicroStep, StepPlan, num_filled
+from lockstep._plan.shards import MicroBatch, StepPlan, num_filled
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.gradients import Gradients, add_weighted, usable
 from lockstep._sync.protocol import Outcome, Sync
@@ -43,7 +43,7 @@ class ShardedSync(Sync):
         together, and so are the second ones."""
         self._plan: StepPlan | None = None
         self._phase = 0
-        self._micro: MicroStep | None = None
+        self._micro: MicroBatch | None = None
 
     @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ class ShardedSync(Sync):
         self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         self._micro = micro
 
     @override

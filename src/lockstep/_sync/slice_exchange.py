@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._sync.slice_sum import SliceSum
 from lockstep._sync.slices import Slices
 from lockstep._sync.timed_comms import Waited
@@ -71,7 +71,7 @@ class SliceExchange:
         return slices in self._leaves
 
     @torch.no_grad()
-    def send(self, slices: Slices, micro: MicroStep) -> None:
+    def send(self, slices: Slices, micro: MicroBatch) -> None:
         """Sends the leaf of a micro-batch's backward pass to its owners, and add what they send.
         Every rank must call it."""
         leaf = self._leaves.pop(slices, None)

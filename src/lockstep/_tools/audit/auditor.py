@@ -20,7 +20,7 @@ from lockstep._journal.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAIT
 from lockstep._listener import Listener, Listeners
 from lockstep._loop.aside import Aside
 from lockstep._loop.phases import Phases
-from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._tools.audit.choice import Choice
 from lockstep._tools.audit.gradient_sums import GradientSums, digest_of
 from lockstep._tools.audit.parcel import Parcel, pack, unpack
@@ -190,7 +190,7 @@ class Auditor(Listener):
             case.parcels.append(self._receive(choice.owner))
 
     def _pack(self, shard: int, plan: StepPlan, data: Sequence[Any], number: int) -> bytes:
-        runs = [(micro, samples) for micro, samples in zip(plan.micro_steps, data, strict=True) if micro.shard == shard]
+        runs = [(micro, samples) for micro, samples in zip(plan.micro_batches, data, strict=True) if micro.shard == shard]
         values = self._aside.carried(shard) if number == 0 else []
         try:
             parcel = pack(Parcel(runs=runs, per_shard=values), self._devices)
@@ -283,7 +283,7 @@ class Auditor(Listener):
     # Listening to the shard's owner
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         case = self._case
         if case is not None and micro.shard == case.choice.shard and self._collectives.rank == case.choice.owner:
             self._own = case.owner_sums
@@ -315,7 +315,7 @@ class AuditTimer(Listener):
         self._clock = clock
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         self._clock.charge(WAITING, then=IN_AUDIT)
 
     @override

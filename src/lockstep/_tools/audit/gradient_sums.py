@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lockstep._base.digest import bit_sum, read_sums
 from lockstep._listener import Listener
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 
 LOSS = "the loss"
 Sums = dict[str, int]
@@ -37,7 +37,7 @@ class GradientSums(Listener):
         self._part = self._call = 0
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         self._part, self._call = micro.part, -1
         for parameter, name in self._parameters.items():
             if parameter.requires_grad:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep._data.batches import map_tensors
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 
 _LINE = 64
 """PyTorch's memory alignment in bytes. Kernels may add in a different order where a tensor is
@@ -24,7 +24,7 @@ aligned differently."""
 class Parcel:
     """A shard of one batch."""
 
-    runs: Sequence[tuple[MicroStep, Any]]
+    runs: Sequence[tuple[MicroBatch, Any]]
     """The micro-batches of the shard in this step, with their samples."""
     per_shard: Sequence[Any] = ()
     """The shard's values of each ``team.per_shard``, in the order of their creation."""

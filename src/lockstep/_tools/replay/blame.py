@@ -15,7 +15,7 @@ from lockstep._data.batches import cut
 from lockstep._listener import Listener
 from lockstep._loop.aside import Aside
 from lockstep._loop.phases import Phases
-from lockstep._plan.shards import MicroStep, StepPlan
+from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._tools.verify.trace.lines import TraceWriter, exact
 from lockstep._tools.verify.trace.recorder import plain
 
@@ -65,7 +65,7 @@ class SampleBySample(Listener):
                     yield alone, cut(batch, single, micro.num_samples)
 
     @override
-    def received(self, micro: MicroStep, data: Any) -> None:
+    def received(self, micro: MicroBatch, data: Any) -> None:
         """Note the sample."""
         self._line.setdefault("sample", plain(micro.samples[0]))
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 from lockstep._base.digest import digest
 from lockstep._data.values import all_on_cpu
 from lockstep._listener import Listener, Stage
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._state.recovery.fingerprint import Fingerprint, short_digest
 from lockstep._sync.gradients import widen
 from lockstep._tools.replay.digests import NOTHING
@@ -34,7 +34,7 @@ from lockstep._world.comm.bit_sums import unread_bit_sums
 from lockstep._world.comm.dtensors import is_cut, sum_over_ranks, to_local
 
 _FIELDS = 7
-"""The number of fields that are noted of a micro-batch: its step, phase, shard and part, the digests
+"""The number of fields that are noted of a micro-batch: its step, phase, shard and part, digests
 of its samples' identities and of their content, and its losses (a number, a tensor on a GPU, or a
 tuple of several)."""
 
@@ -72,7 +72,7 @@ class DigestJournal(Listener):
         self._step = self._phase = 0
         self._is_due = False
         """Whether the current step ends with a line."""
-        self._micro: MicroStep | None = None
+        self._micro: MicroBatch | None = None
         self._samples = 0
         """The digest of the identities of the micro-batch's samples so far."""
         self._contents: list[str] = []
@@ -101,7 +101,7 @@ class DigestJournal(Listener):
         self._num_safe = len(self._noted)
 
     @override
-    def received(self, micro: MicroStep, data: Any) -> None:
+    def received(self, micro: MicroBatch, data: Any) -> None:
         if self._micro is None:
             self._micro, self._samples, self._contents, self._losses = micro, 0, [], []
         self._samples = zlib.crc32(_as_bytes(micro.samples), self._samples)
@@ -130,7 +130,7 @@ class DigestJournal(Listener):
             self._noted += self._entry(self._micro)
             self._micro = None
 
-    def _entry(self, micro: MicroStep) -> tuple[Any, ...]:
+    def _entry(self, micro: MicroBatch) -> tuple[Any, ...]:
         """The fields of the current micro-batch."""
         losses = self._losses[0] if len(self._losses) == 1 else tuple(self._losses)
         content = digest(self._contents)[:16] if self._contents else NOTHING

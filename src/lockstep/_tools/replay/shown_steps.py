@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from lockstep._data.batches import map_tensors
 from lockstep._listener import EVENTS, Listener
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._tools.replay.journal import norm_of
 from lockstep._tools.verify.trace.lines import TraceWriter, exact
 from lockstep._tools.verify.trace.recorder import Recorder
@@ -59,7 +59,7 @@ class ShownSteps(Recorder):
             self._optimizers.append(item)
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         super().begin_shard(micro)
         self._own = {}
 
@@ -70,7 +70,7 @@ class ShownSteps(Recorder):
             self._own[name] = gradient.detach().clone() if known is None else known + gradient
 
     @override
-    def received(self, micro: MicroStep, data: Any) -> None:
+    def received(self, micro: MicroBatch, data: Any) -> None:
         super().received(micro, data)
         if self._out is not None and self._phase == 0 and self._shown in (None, micro.shard):
             position = {"step": self._step, "shard": micro.shard, "part": micro.part}

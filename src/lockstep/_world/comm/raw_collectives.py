@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lockstep._base.errors import UsageError
 from lockstep._listener import Listener
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._world.comm.collectives import Collectives
 
 
@@ -29,10 +29,10 @@ class RawCollectives(Listener):
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives  # and not the group itself, which must end with the run
         self._num_before = 0
-        self._micro: MicroStep | None = None
+        self._micro: MicroBatch | None = None
 
     @override
-    def received(self, micro: MicroStep, data: Any) -> None:
+    def received(self, micro: MicroBatch, data: Any) -> None:
         # Counted from here: where two loaders are run side by side, an audit may ask the other
         # ranks before this.
         self._micro = micro

@@ -213,7 +213,7 @@ class TrainingBatch(PromisedBatch):
 
     def _shards(self) -> Iterator[tuple[int, int, Any]]:
         """Yields the shards of this process: number, number of samples, samples."""
-        sizes = {micro.shard: micro.num_samples for micro in self._batch.plan.micro_steps}
+        sizes = {micro.shard: micro.num_samples for micro in self._batch.plan.micro_batches}
         for data in self._batch.shards:
             shard = self.team.shard
             self._check(data)
@@ -260,8 +260,8 @@ class TrainingBatch(PromisedBatch):
         """Returns the rows of a leaf or of a model's result from all ranks, after the steps of
         ``path``."""
         if root.call is leaf:
-            micro_steps = zip(self._batch.plan.micro_steps, self._batch.data, strict=True)
-            results = [(micro.shard, micro.num_samples, follow(root.args, data)) for micro, data in micro_steps]
+            micro_batches = zip(self._batch.plan.micro_batches, self._batch.data, strict=True)
+            results = [(micro.shard, micro.num_samples, follow(root.args, data)) for micro, data in micro_batches]
         elif root.results is None:
             raise UsageError(
                 f"the value of {root.name} was read, but the call came after accelerator.backward(loss), which therefore did "

@@ -232,7 +232,7 @@ class LockstepStrategy(SingleDeviceStrategy):
         assert self._steps is not None
         begins = host.epoch_batch_idx(self.trainer) % parts == 0
         before = host.take_gradients(module) if begins else None
-        sizes = {micro.shard: micro.num_samples for micro in inner.plan.micro_steps}
+        sizes = {micro.shard: micro.num_samples for micro in inner.plan.micro_batches}
         for samples in inner.shards:
             shard = self.team.shard
             num_samples = sizes[shard] if shard in sizes else count_samples(samples)

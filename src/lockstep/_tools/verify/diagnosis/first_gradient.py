@@ -22,7 +22,7 @@ from typing_extensions import override
 from lockstep._base.digest import digest
 from lockstep._base.tracebacks.frames import owner
 from lockstep._listener import Listener, Stage
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._tools.verify.trace.lines import TraceWriter
 from lockstep._tools.verify.trace.subjects import Subjects
 from lockstep._world import devices
@@ -80,7 +80,7 @@ class FirstGradient(Listener):
             dataset.__class__ = type(plain.__name__, (plain,), methods)
 
     @override
-    def received(self, micro: MicroStep, data: Any) -> None:
+    def received(self, micro: MicroBatch, data: Any) -> None:
         self._streams = _state_of_streams()
         columns = [column for column in _tensors(data) if column.shape[:1] == (micro.num_samples,)]
         self._rows += [digest([column[index] for column in columns]) for index in range(micro.num_samples)]

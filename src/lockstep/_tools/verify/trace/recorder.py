@@ -19,7 +19,7 @@ from lockstep._base.digest import digest, squared_norm
 from lockstep._base.stopping import Ended
 from lockstep._data.torch_loader import length_of
 from lockstep._listener import Listener, Stage
-from lockstep._plan.shards import MicroStep
+from lockstep._plan.shards import MicroBatch
 from lockstep._tools.verify.trace.lines import TraceWriter, exact
 from lockstep._tools.verify.trace.subjects import Subjects
 from lockstep._world.comm.dtensors import full_tensor
@@ -45,7 +45,7 @@ class Recorder(Listener):
         self._position = {"epoch": 0, "pass": -1}
         self._step = 0
         self._phase = 0
-        self._micro: MicroStep | None = None
+        self._micro: MicroBatch | None = None
         self._shard: dict[str, Any] = {}
         self._shards: list[dict[str, Any]] = []
         """The lines of the current step, written when it ends: it may yet be discarded."""
@@ -89,13 +89,13 @@ class Recorder(Listener):
         self._order = {}
 
     @override
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroBatch) -> None:
         self._micro = micro
         self._shard = {"batches": [], "losses": [], "weights": [], "gradients": {}}
         self._subjects.hook_gradients(self._hooked, self._note_gradient)
 
     @override
-    def received(self, micro: MicroStep, data: Any) -> None:
+    def received(self, micro: MicroBatch, data: Any) -> None:
         samples = [plain(sample) for sample in micro.samples]
         self._shard["batches"].append({"samples": samples, "content": digest(data)})
 
