@@ -72,24 +72,24 @@ class RunContext:
 
     run_dir: Path
     """The run directory."""
-    birth: FixedSettings
+    fixed_settings: FixedSettings
     """The settings that cannot change during the run."""
     checkpoint: Checkpoint | None
     """The checkpoint to resume from; None: start at step 0."""
     lock: RunLock | None
     """The lock of the run directory, on rank 0; None on other ranks."""
-    token: str
+    launch_id: str
     """The identifier of this launch, the same on every rank."""
     is_new: bool
     """Whether no launch has used the run directory before. Valid on rank 0 only."""
-    shards_given: bool
+    shards_are_set: bool
     """Whether the script or the command line set V. If not, V is the number of processes of the
     run's first launch."""
     notices: Sequence[str] = ()
     """Lines that rank 0 prints at the start."""
-    given: Mapping[str, Any] = field(default_factory=dict)
+    script_settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings that the script passes, for ``instrument.Run``."""
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    requests: Mapping[str, Any] = field(default_factory=dict)
     """The requests of the command that started this run by instrument, for ``instrument.Run``."""
     on_terminal: bool = False
     """Whether the output goes to a terminal."""
@@ -149,8 +149,8 @@ class Engine:
         self.saver = Saver(
             Store(context.run_dir),
             config,
-            context.token,
-            context.birth,
+            context.launch_id,
+            context.fixed_settings,
             self.state,
             self.collectives,
             self.journal,
@@ -253,7 +253,7 @@ class Engine:
             self._display,
             clock,
             OverlapTimer(clock, self.sync) if world.world_size > 1 else None,
-            self._split_remarks() if self.is_main and not context.asked else None,
+            self._split_remarks() if self.is_main and not context.requests else None,
             self.at_exit,
         ]
         self.listeners.add(listener for listener in candidates if listener is not None)
@@ -273,7 +273,7 @@ class Engine:
         for instrument in instruments:
             self.listeners.add(instrument.listeners(run))
             notices += instrument.notices(run) if self.is_main else ()
-        for notice in notices if self.is_main and not context.asked else ():
+        for notice in notices if self.is_main and not context.requests else ():
             print(escape_control(f"lockstep: {notice}", has_lines=True), flush=True)
         if self.trained.scaling is not None:
             self.preparation.keep(self.trained.scaling)
@@ -285,11 +285,11 @@ class Engine:
             world=self.world,
             devices=self.devices,
             run_dir=context.run_dir,
-            birth=context.birth,
-            token=context.token,
+            fixed_settings=context.fixed_settings,
+            launch_id=context.launch_id,
             after=0 if checkpoint is None else checkpoint.manifest.step,
-            given=context.given,
-            asked=context.asked,
+            script_settings=context.script_settings,
+            requests=context.requests,
             hosts=tuple(self.hosts),
             collectives=self.collectives,
             journal=self.journal,
@@ -313,7 +313,7 @@ class Engine:
         about = RunInfo(
             run_dir=context.run_dir,
             project=script if script not in ("", "-c", "__main__") else "lockstep",
-            settings={**self._started, "args": shlex.join(sys.argv[1:]), "birth": context.birth.as_json()},
+            settings={**self._started, "args": shlex.join(sys.argv[1:]), "birth": context.fixed_settings.as_json()},
             hyperparameters=hyperparameters,
             is_again=not context.is_new,
             aside=preserve_rng,
@@ -323,8 +323,8 @@ class Engine:
 
     def _announcement(self) -> Announcement:
         context = self.context
-        given = context.shards_given or not context.is_new
-        return Announcement(self.config, self.world, self.devices, self.transport, context.run_dir, shards_given=given)
+        given = context.shards_are_set or not context.is_new
+        return Announcement(self.config, self.world, self.devices, self.transport, context.run_dir, shards_are_set=given)
 
     def _split_remarks(self) -> SplitRemarks | None:
         config = self.config

@@ -51,15 +51,15 @@ class Run:
     """The devices of this process."""
     run_dir: Path
     """The run directory."""
-    birth: FixedSettings
+    fixed_settings: FixedSettings
     """The settings that cannot change during the run."""
-    token: str
+    launch_id: str
     """The identifier of this launch, the same on every rank."""
     after: int
     """The step after which this launch resumes; 0: the run begins."""
-    given: Mapping[str, Any]
+    script_settings: Mapping[str, Any]
     """The settings that the script passes to ``join``."""
-    asked: Mapping[str, Any]
+    requests: Mapping[str, Any]
     """The requests of the command that started this run, by instrument; empty: the user started the
     run."""
     hosts: tuple[str, ...]

@@ -149,8 +149,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         config, context = _agree(config, options, explicit, environment, world, devices[0].type, collectives)
         context = dataclasses.replace(
             context,
-            given=given,
-            asked=environment.asked,
+            script_settings=given,
+            requests=environment.asked,
             on_terminal=environment.terminal if environment.terminal is not None else sys.stdout.isatty(),
         )
         assert config.threads is not None
@@ -200,7 +200,7 @@ def _agree(
     )
     opening: dict[str, Any] = {}
     lock: RunLock | None = None
-    is_new, notices, shards_given = True, list[str](), config.shards is not None
+    is_new, notices, shards_are_set = True, list[str](), config.shards is not None
     if world.rank == 0:
         try:
             run = _open(config, explicit, environment, world, device)
@@ -240,12 +240,12 @@ def _agree(
     block(world.rank, world.world_size, birth.shards)
     return config, RunContext(
         run_dir=run_dir,
-        birth=birth,
+        fixed_settings=birth,
         checkpoint=checkpoint,
         lock=lock,
-        token=token,
+        launch_id=token,
         is_new=is_new,
-        shards_given=shards_given,
+        shards_are_set=shards_are_set,
         notices=notices,
     )
 

@@ -175,7 +175,7 @@ class Preparation:
             tensor.data.copy_(self._collectives.broadcast(tensor))
         keep_dtypes(average)
         if self._sync.forward_is_collective:
-            self._sync.shard(average.module)
+            self._sync.shard_parameters(average.module)
             average_parts(average)
         refuse_inside(average, ("update_parameters",), self._loop.phases.check_outside)
         idle_when(average, "update_parameters", lambda: self._loop.resumption.is_catching_up)

@@ -142,7 +142,7 @@ class FSDPSync(Sync):
         self._check(model)
         broadcast_from_rank_0(model)
         before = dict(model.named_parameters())
-        self.shard(model)
+        self.shard_parameters(model)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
         # Emptied, because an optimizer that still refers to them would keep the whole model in
         # memory.
@@ -177,7 +177,7 @@ class FSDPSync(Sync):
                 )
 
     @override
-    def shard(self, model: nn.Module) -> None:
+    def shard_parameters(self, model: nn.Module) -> None:
         if self._mesh is None:
             self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
         for part in (*find_units(model), model) if any(True for _ in model.parameters()) else ():

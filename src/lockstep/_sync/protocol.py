@@ -100,7 +100,7 @@ class Sync(ShardSync, Protocol):
             The callable for forward passes with gradients.
         """
 
-    def shard(self, model: nn.Module) -> None:
+    def shard_parameters(self, model: nn.Module) -> None:
         """Shards a model that is not trained (an average) in the way in which ``attach`` shards one
         that is. It must be the same on all ranks, and every rank must call it. Only if
         ``forward_is_collective``."""

@@ -34,7 +34,7 @@ class Announcement(Listener):
     """A listener that prints the description, on rank 0.
 
     Args:
-        shards_given: whether V was set, or the run has it from an earlier launch.
+        shards_are_set: whether V was set, or the run has it from an earlier launch.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Announcement(Listener):
         transport: Transport,
         run_dir: Path,
         *,
-        shards_given: bool,
+        shards_are_set: bool,
     ) -> None:
         self._config, self._world, self._devices = config, world, devices
-        clause = "" if shards_given else f" ({chosen_shards(world.world_size)})"
+        clause = "" if shards_are_set else f" ({chosen_shards(world.world_size)})"
         self._where = f"{transport}, run {run_dir}{clause}"
 
     @override

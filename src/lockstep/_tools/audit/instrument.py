@@ -36,7 +36,7 @@ class Audit(Instrument):
         Raises:
             ConfigError: a run with this strategy cannot be audited.
         """
-        if self.options.audit == 0 or run.asked:
+        if self.options.audit == 0 or run.requests:
             return ()
         from lockstep._tools.audit.opening import open_audit  # with torch
 

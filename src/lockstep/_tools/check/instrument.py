@@ -22,7 +22,7 @@ class Reading(Instrument):
     @override
     def notices(self, run: Run) -> Iterable[str]:
         """The findings in the script that this process runs, as lines."""
-        return () if run.asked else notices(read_main(), resumes=run.config.checkpoint_every != "off")
+        return () if run.requests else notices(read_main(), resumes=run.config.checkpoint_every != "off")
 
 
 def read_main() -> list[Finding]:

@@ -45,7 +45,7 @@ class RunBox(Listener):
     def _open(self) -> Sampler:
         run, world = self._run, self._run.world
         run.meetings.look = self._look
-        about = about_process(world.rank, world.world_size, world.host, run.token, num_nodes=world.num_nodes)
+        about = about_process(world.rank, world.world_size, world.host, run.launch_id, num_nodes=world.num_nodes)
         stuck = StuckWatch(
             run.run_dir,
             world.rank,

@@ -28,13 +28,13 @@ def open_digests(run: Run, every: int, always: range) -> list[Listener]:
         every: steps between full entries; 0: there are none but those in ``always``.
         always: further steps that are written in full: the steps that a replay shows.
     """
-    birth, rank = run.birth, run.world.rank
+    birth, rank = run.fixed_settings, run.world.rank
     if every == 0 and not always:
         return []
     writer = TraceWriter(run.run_dir, f"rank-{rank}", DIRECTORY, is_fresh=False)
     writer.write(
         event="start",
-        launch=run.token,
+        launch=run.launch_id,
         rank=rank,
         world_size=run.world.world_size,
         after=run.after,

@@ -21,7 +21,7 @@ def begin_trace(run: Run, level: str, checkpoint_every: int | str) -> TraceWrite
     """
     config, world = run.config, run.world
     writer = TraceWriter(run.run_dir, f"rank-{world.rank}")
-    trial = TrialSettings(**run.asked.get("trials", {}))
+    trial = TrialSettings(**run.requests.get("trials", {}))
     writer.write(
         event="start",
         level=level,
@@ -34,7 +34,7 @@ def begin_trace(run: Run, level: str, checkpoint_every: int | str) -> TraceWrite
         precision=config.precision,
         device=run.devices[0].type,
         launcher=world.launcher,
-        chosen=sorted(trial.chosen(run.given)),
+        chosen=sorted(trial.chosen(run.script_settings)),
         checkpoint_every=checkpoint_every,
     )
     return writer
