@@ -31,7 +31,7 @@ from lockstep._journal.measure.step_clock import (
     LOGGING,
     SAVING,
     OverlapTimer,
-    PartTimer,
+    StageTimer,
     StepClock,
 )
 from lockstep._listener import Listeners, Stage
@@ -49,7 +49,7 @@ def turn(world_size: int, num_steps: int) -> float:
     slow_ranks = SlowRanks(may_judge=True, tell=reports.append)
     clock = StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu"))
     clock.tell = slow_ranks.add
-    timers = PartTimer(clock, LOGGING, Stage.SAVING, SAVING), PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING)
+    timers = StageTimer(clock, LOGGING, Stage.SAVING, SAVING), StageTimer(clock, CHECKPOINT, Stage.LATE, LOADING)
     told = Listeners([*timers, clock, OverlapTimer(clock, SimpleNamespace(waited_s=0.0))])
     optimizer = torch.optim.SGD([torch.zeros(1)])
     told.begin_pass(0, 1, num_steps, 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep._base.errors import ConfigError, UsageError
-from lockstep._data.values import COUNT, MEAN, SUM, add_up, check_weight, on_cpu, part_of, take
+from lockstep._data.values import COUNT, MEAN, SUM, add_up, check_weight, entry_of, on_cpu, take
 
 COLUMN = torch.tensor([[1.0], [5.0], [2.0], [4.0]])
 
@@ -19,7 +19,7 @@ def taken(value, reduction=None, lengths=(4,)):
 
 def combined(*values, reduction=None, weights=None, lengths=(4,)):
     weights = weights or [1.0] * len(values)
-    parts = [part_of(*taken(value, reduction, lengths), weight) for value, weight in zip(values, weights, strict=True)]
+    parts = [entry_of(*taken(value, reduction, lengths), weight) for value, weight in zip(values, weights, strict=True)]
     return add_up("name", parts).result
 
 

@@ -25,7 +25,7 @@ from lockstep._data.evaluation_source import Dealt, EvaluationKey, EvaluationSou
 from lockstep._data.metric_updates import MetricUpdates
 from lockstep._data.shared import gather, keep
 from lockstep._data.uploads import Uploads
-from lockstep._data.values import SUM, Part, Weight, check_weight, checked, combine, on_cpu, part_of, take
+from lockstep._data.values import SUM, Entry, Weight, check_weight, checked, combine, entry_of, on_cpu, take
 from lockstep._world.comm.collectives import Collectives
 
 LINES = (
@@ -274,14 +274,14 @@ class EvaluationPass:
         """The means and sums over all ranks, by name; every rank must call it. Only here are values
         on a GPU waited for."""
         self._guard.check_outside("the end of the block")
-        mine: list[tuple[Place, str, Part]] = [
-            (place, name, part_of(kind, on_cpu(value), checked(float(weight), "batch.add")))
+        mine: list[tuple[Place, str, Entry]] = [
+            (place, name, entry_of(kind, on_cpu(value), checked(float(weight), "batch.add")))
             for place, name, kind, value, weight in self._added
             if place in self._requested
         ]
         everyone = itertools.chain.from_iterable(self._collectives.all_gather_plain(mine))
         in_order = sorted(everyone, key=lambda record: record[0])
-        totals = combine(((name, part) for _, name, part in in_order))
+        totals = combine(((name, entry) for _, name, entry in in_order))
         self._updates.replay(self._requested, self._collectives, self._device, lambda: self._source.reseed_replay(self._key))
         return {name: total.result for name, total in totals.items()}
 

@@ -20,7 +20,7 @@ MEAN, SUM, COUNT = "mean", "sum", "count"
 _LARGEST_COUNT = 2**53
 """Integers up to which float64 is exact."""
 
-Part = tuple[str, Any, float]
+Entry = tuple[str, Any, float]
 """What one shard adds to a result: the kind; the sum of its values, means multiplied by their
 weights; the sum of weights."""
 
@@ -133,7 +133,7 @@ def all_on_cpu(values: Sequence[Tensor]) -> list[Any]:
     return found
 
 
-def part_of(kind: str, value: Any, weight: float) -> Part:
+def entry_of(kind: str, value: Any, weight: float) -> Entry:
     """What a value adds to the result."""
     if kind != MEAN:
         return kind, value, 1.0
@@ -143,9 +143,9 @@ def part_of(kind: str, value: Any, weight: float) -> Part:
     return kind, torch.zeros_like(value) if isinstance(value, Tensor) else 0.0, 0.0
 
 
-def is_float(part: Part) -> bool:
-    """Whether a float64 can hold the part's value."""
-    kind, value, _ = part
+def is_float(entry: Entry) -> bool:
+    """Whether a float64 can hold the entry's value."""
+    kind, value, _ = entry
     return not isinstance(value, Tensor) and (kind != COUNT or abs(value) <= _LARGEST_COUNT)
 
 
@@ -168,15 +168,15 @@ class Total:
         return torch.full_like(self.total, math.nan) if isinstance(self.total, Tensor) else math.nan
 
 
-def add_up(name: str, parts: Iterable[Part]) -> Total:
-    """Combine what the shards have added under a name. The result depends on the order of ``parts``
-    for tensors only.
+def add_up(name: str, entries: Iterable[Entry]) -> Total:
+    """Combine what the shards have added under a name. The result depends on the order of
+    ``entries`` for tensors only.
 
     Raises:
         UsageError: they are not of one kind or shape.
     """
-    parts = list(parts)
-    kinds, values = {kind for kind, _, _ in parts}, [value for _, value, _ in parts]
+    entries = list(entries)
+    kinds, values = {kind for kind, _, _ in entries}, [value for _, value, _ in entries]
     shapes = {tuple(value.shape) if isinstance(value, Tensor) else () for value in values}
     if MEAN in kinds and len(kinds) > 1:
         raise UsageError(f"batch.add({name}=...) was given reduction='sum' for some shards and not for others")
@@ -186,7 +186,7 @@ def add_up(name: str, parts: Iterable[Part]) -> Total:
             "they cannot be combined elementwise. Give all shards the same shape, as bincount(minlength=num_classes) does; "
             f"of one value per sample, give the sum: {name}.sum()"
         )
-    kind, weight = (kinds.pop() if len(kinds) == 1 else SUM), math.fsum(weight for _, _, weight in parts)
+    kind, weight = (kinds.pop() if len(kinds) == 1 else SUM), math.fsum(weight for _, _, weight in entries)
     if isinstance(values[0], Tensor):
         total = values[0].clone()
         for value in values[1:]:
@@ -196,16 +196,16 @@ def add_up(name: str, parts: Iterable[Part]) -> Total:
     return Total(kind, sum(values) if kind == COUNT else _sum(values), weight)
 
 
-def combine(parts: Iterable[tuple[str, Part]]) -> dict[str, Total]:
-    """Combine what the shards have added, by name. ``parts``: names and parts, in shard (or batch)
-    order.
+def combine(entries: Iterable[tuple[str, Entry]]) -> dict[str, Total]:
+    """Combine what the shards have added, by name. ``entries``: names and entries, in shard (or
+    batch) order.
 
     Raises:
         UsageError: those of a name are not of one kind or shape.
     """
-    by_name: dict[str, list[Part]] = {}
-    for name, part in parts:
-        by_name.setdefault(name, []).append(part)
+    by_name: dict[str, list[Entry]] = {}
+    for name, entry in entries:
+        by_name.setdefault(name, []).append(entry)
     return {name: add_up(name, of_name) for name, of_name in by_name.items()}
 
 

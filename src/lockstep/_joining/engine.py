@@ -31,7 +31,15 @@ from lockstep._journal.measure.nan_watch import NanWatch
 from lockstep._journal.measure.passes import PassMeter
 from lockstep._journal.measure.progress import choose_display
 from lockstep._journal.measure.split import LOADING
-from lockstep._journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, OverlapTimer, PartTimer, StepClock
+from lockstep._journal.measure.step_clock import (
+    CHECKPOINT,
+    LOGGING,
+    SAVING,
+    LoaderTimer,
+    OverlapTimer,
+    StageTimer,
+    StepClock,
+)
 from lockstep._journal.measure.trackers import RunInfo, Trackers, trackers_for
 from lockstep._journal.writer import EventWriter
 from lockstep._listener import Listener, Listeners, Stage
@@ -246,9 +254,9 @@ class Engine:
             self.log,
             self.trackers,
             self._announcement() if self.is_main else None,
-            PartTimer(clock, LOGGING, Stage.SAVING, SAVING),
+            StageTimer(clock, LOGGING, Stage.SAVING, SAVING),
             self.saver,
-            PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING),
+            StageTimer(clock, CHECKPOINT, Stage.LATE, LOADING),
             self.passes,
             self._display,
             clock,

@@ -38,17 +38,17 @@ from torch import Tensor
 from lockstep._base.errors import DataError, LossError, MismatchError, PeerError, UsageError
 from lockstep._data.values import (
     COUNT,
-    Part,
+    Entry,
     Total,
     Weight,
     all_on_cpu,
     check_weight,
     checked,
     combine,
+    entry_of,
     is_float,
     is_on_device,
     on_cpu,
-    part_of,
     take,
 )
 from lockstep._plan.shards import MicroBatch, StepPlan
@@ -94,7 +94,7 @@ class _Page:
     """The weights given by the script, by backward call and micro-batch."""
     values: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
     """The weighted sum of numbers and the sum of their weights, by name and micro-batch."""
-    others: list[tuple[str, int, Part]] = field(default_factory=list)
+    others: list[tuple[str, int, Entry]] = field(default_factory=list)
     """The names, micro-batches and values of what no float can express: tensors and large
     integers."""
     new_keys: tuple[Hashable, ...] = ()
@@ -104,7 +104,7 @@ class _Page:
     def names(self) -> set[Name]:
         return {name for name, _ in self.values}
 
-    def parts(self) -> list[tuple[str, int, Part]]:
+    def entries(self) -> list[tuple[str, int, Entry]]:
         """Returns all names, micro-batches and values."""
         numbers = [
             (name, slot, (kind, int(value) if kind == COUNT else value, weight))
@@ -285,7 +285,7 @@ class Ledger:
             if is_on_device(value) or is_on_device(weight):
                 self._on_device.append((name, micro.index, kind, value, weight))
             else:
-                self._note(name, micro.index, part_of(kind, on_cpu(value), float(weight)))
+                self._note(name, micro.index, entry_of(kind, on_cpu(value), float(weight)))
         self._added, self.num_calls, self._weight = [], 0, None
 
     def _wait_for_devices(self) -> None:
@@ -299,16 +299,16 @@ class Ledger:
         for name, slot, kind, value, weight in self._on_device:
             number = next(numbers) if is_on_device(value) else on_cpu(value)
             of_value = checked(next(numbers), "batch.add") if is_on_device(weight) else float(weight)
-            self._note(name, slot, part_of(kind, number, of_value))
+            self._note(name, slot, entry_of(kind, number, of_value))
         self._on_device, self._given = [], {}
         self._clock.device_finished()
 
-    def _note(self, name: str, slot: int, part: Part) -> None:
-        kind, value, weight = part
+    def _note(self, name: str, slot: int, entry: Entry) -> None:
+        kind, value, weight = entry
         key = (name, kind), slot
         # Numbers that one micro-batch adds under a name several times are one number in its slot.
         # If the sum does not fit into a float any more, it moves to the pages.
-        if is_float(part):
+        if is_float(entry):
             earlier, weights = self._page.values.get(key, (0 if kind == COUNT else 0.0, 0.0))
             value, weight = earlier + value, weights + weight
             if is_float((kind, value, weight)):
@@ -363,8 +363,8 @@ class Ledger:
         # Every rank computes the results by itself from the same pages, so no result needs a
         # message.
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
-        in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
-        values = dict(sorted(combine(((name, part) for name, _, part in in_order)).items()))
+        in_order = (item for peer in pages for item in sorted(peer.entries(), key=operator.itemgetter(1)))
+        values = dict(sorted(combine(((name, entry) for name, _, entry in in_order)).items()))
         together = dict.fromkeys(item for peer in pages for item in peer.new_keys)
         return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
 

@@ -327,7 +327,7 @@ class LoaderTimer(Listener):
         self._clock.charge(DATA)
 
 
-class PartTimer(Listener):
+class StageTimer(Listener):
     """A listener that charges the time of the listeners of earlier stages between steps to one
     part.
 
