@@ -9,12 +9,14 @@ from lockstep._plan.tree import roots
 from lockstep._sync.exchange import split
 
 
-def elements_sent(rank: int, world_size: int, num_shards: int, ranks_per_host: int, length: int) -> collections.Counter[int]:
+def elements_sent(
+    rank: int, world_size: int, num_shards: int, ranks_per_machine: int, length: int
+) -> collections.Counter[int]:
     """The elements of a long tensor that a rank sends to each other one."""
     owned = [roots(block(each, world_size, num_shards)) for each in range(world_size)]
     sent: collections.Counter[int] = collections.Counter()
     span = range(length)
-    for one in plan_rounds(rank, owned, bases(world_size, ranks_per_host)):
+    for one in plan_rounds(rank, owned, bases(world_size, ranks_per_machine)):
         parts = split(span, len(one.members))
         mine = one.members.index(rank)
         for peer, part in zip(one.members, parts, strict=True):
@@ -25,8 +27,8 @@ def elements_sent(rank: int, world_size: int, num_shards: int, ranks_per_host: i
     return sent
 
 
-def out_of_host(world_size: int, num_shards: int, ranks_per_host: int, length: int, host: int = 0) -> int:
+def out_of_machine(world_size: int, num_shards: int, ranks_per_machine: int, length: int, host: int = 0) -> int:
     """The elements that leave a host."""
-    own = range(host * ranks_per_host, (host + 1) * ranks_per_host)
-    of_ranks = [elements_sent(rank, world_size, num_shards, ranks_per_host, length) for rank in own]
+    own = range(host * ranks_per_machine, (host + 1) * ranks_per_machine)
+    of_ranks = [elements_sent(rank, world_size, num_shards, ranks_per_machine, length) for rank in own]
     return sum(number for sent in of_ranks for peer, number in sent.items() if peer not in own)

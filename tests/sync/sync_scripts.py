@@ -66,7 +66,7 @@ def make(kind, team, **options):
     if kind == "exact, by collectives":
         return ExactSync(team.rank, team.world_size, team.num_shards, gpus=[torch.device("cpu")])
     if kind == "exact, between hosts":
-        return ExactSync(team.rank, team.world_size, team.num_shards, between_hosts=True)
+        return ExactSync(team.rank, team.world_size, team.num_shards, between_machines=True)
     return DDPSync(team.num_shards, **{"find_unused": False, **options})
 
 
@@ -143,7 +143,7 @@ def start_unlike():
         return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 
 
-def sum_in_rounds(ranks_per_host, lengths, num_shards):
+def sum_in_rounds(ranks_per_machine, lengths, num_shards):
     """The sums of leaves over all shards as several exchanges at a time take them, the rounds of
     each rank, and the number of elements sent to each other rank."""
     sent = collections.Counter()
@@ -155,7 +155,7 @@ def sum_in_rounds(ranks_per_host, lengths, num_shards):
 
     with lockstep.join() as team:
         blocks = [block(rank, team.world_size, num_shards) for rank in range(team.world_size)]
-        exchange = Exchange(team.rank, ranks_per_host=ranks_per_host)
+        exchange = Exchange(team.rank, ranks_per_machine=ranks_per_machine)
         exchange.begin_phase(1, [roots(own) for own in blocks])
         sums = []
         for length in lengths:

@@ -4,7 +4,7 @@ taken."""
 import pytest
 import sync_scripts
 import torch
-from traffic import elements_sent, out_of_host
+from traffic import elements_sent, out_of_machine
 
 from lockstep._plan.tree import Node, fold, push
 
@@ -22,25 +22,27 @@ def on_one_process(length, num_shards):
 
 
 @pytest.mark.parametrize(
-    ("nproc", "ranks_per_host", "rounds"),
+    ("nproc", "ranks_per_machine", "rounds"),
     [(2, 1, [(0, 1)]), (3, 1, [(0, 1, 2)]), (4, 4, [(0, 1, 2, 3)]), (4, 2, [(0, 1), (0, 2)]), (6, 3, [(0, 1, 2), (0, 3)])],
 )
-def test_sums_are_those_of_one_process(standing_crew, nproc, ranks_per_host, rounds):
-    of_ranks = standing_crew(nproc, sync_scripts.sum_in_rounds, ranks_per_host, LENGTHS, 7)
+def test_sums_are_those_of_one_process(standing_crew, nproc, ranks_per_machine, rounds):
+    of_ranks = standing_crew(nproc, sync_scripts.sum_in_rounds, ranks_per_machine, LENGTHS, 7)
     assert of_ranks[0][1] == rounds
     for sums, _, _ in of_ranks:
         for length, found in zip(LENGTHS, sums, strict=True):
             assert torch.equal(found, on_one_process(length, 7))
 
 
-@pytest.mark.parametrize(("nproc", "ranks_per_host", "num_shards"), [(4, 2, 4), (4, 2, 7), (6, 3, 6)])
-def test_ranks_send_what_was_planned_and_a_host_lets_out_what_a_ring_would(standing_crew, nproc, ranks_per_host, num_shards):
-    of_ranks = standing_crew(nproc, sync_scripts.sum_in_rounds, ranks_per_host, [LONG], num_shards)
+@pytest.mark.parametrize(("nproc", "ranks_per_machine", "num_shards"), [(4, 2, 4), (4, 2, 7), (6, 3, 6)])
+def test_ranks_send_what_was_planned_and_a_host_lets_out_what_a_ring_would(
+    standing_crew, nproc, ranks_per_machine, num_shards
+):
+    of_ranks = standing_crew(nproc, sync_scripts.sum_in_rounds, ranks_per_machine, [LONG], num_shards)
     out = 0
     for rank, (_, _, sent) in enumerate(of_ranks):
-        assert sent == elements_sent(rank, nproc, num_shards, ranks_per_host, LONG)
-        out += sum(number for peer, number in sent.items() if rank < ranks_per_host <= peer)
-    assert out == out_of_host(nproc, num_shards, ranks_per_host, LONG)
+        assert sent == elements_sent(rank, nproc, num_shards, ranks_per_machine, LONG)
+        out += sum(number for peer, number in sent.items() if rank < ranks_per_machine <= peer)
+    assert out == out_of_machine(nproc, num_shards, ranks_per_machine, LONG)
     if num_shards == nproc == 4:  # hosts hold one subtree each
         assert out <= 1.1 * 2 * (nproc - 1) / nproc * LONG
 

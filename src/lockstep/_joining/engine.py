@@ -51,7 +51,7 @@ from lockstep._loop.meeting import Meetings
 from lockstep._loop.phases import Phases
 from lockstep._loop.preparing import Preparation
 from lockstep._plan.blocks import Blocks, even_blocks
-from lockstep._plan.rounds import equal_hosts
+from lockstep._plan.rounds import equal_machines
 from lockstep._prepare.guards import ShardGuards
 from lockstep._prepare.precision import find_precision
 from lockstep._prepare.scaling import LossScaling
@@ -130,11 +130,11 @@ class Engine:
         reseed(config.seed, Purpose.START)
         # Unguarded: the loop issues its own collectives only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
-        self.hosts = [world.host] * world.world_size
+        self.machines = [world.host] * world.world_size
         if world.num_nodes > 1:
-            self.hosts = self.collectives.all_gather_plain(world.host)
-        self.transport = dataclasses.replace(transport, ranks_per_host=equal_hosts(self.hosts))
-        self._started = start_event(config, world, devices[0], transport, self.hosts)
+            self.machines = self.collectives.all_gather_plain(world.host)
+        self.transport = dataclasses.replace(transport, ranks_per_machine=equal_machines(self.machines))
+        self._started = start_event(config, world, devices[0], transport, self.machines)
         # In this order: the loop is given the saver, and listeners the loop's clock and phases.
         self._build_records()
         self._build_loop()
@@ -298,7 +298,7 @@ class Engine:
             after=0 if checkpoint is None else checkpoint.manifest.step,
             script_settings=context.script_settings,
             requests=context.requests,
-            hosts=tuple(self.hosts),
+            machines=tuple(self.machines),
             collectives=self.collectives,
             journal=self.journal,
             phases=self.phases,

@@ -62,8 +62,8 @@ class Run:
     requests: Mapping[str, Any]
     """The requests of the command that started this run, by instrument; empty: the user started the
     run."""
-    hosts: tuple[str, ...]
-    """The host of each rank."""
+    machines: tuple[str, ...]
+    """The host name of each rank's machine."""
     collectives: Collectives
     """Collectives over all ranks."""
     journal: EventWriter

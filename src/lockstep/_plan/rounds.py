@@ -6,14 +6,14 @@ nodes of the tree (``plan.tree``), every rank a slice of them; in the next, rank
 that have the same slice sum theirs, and so on. So a rank exchanges with ``sum(base - 1)`` others
 rather than ``W - 1``, and sends as much as in a ring. For a power of two in base 2 this is
 recursive halving (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-Operations in MPICH", 2005). The ranks of a host come first: only its slices leave it, once.
+Operations in MPICH", 2005). The ranks of a machine come first: only its slices leave it, once.
 
-Three hosts of two ranks (bases 2 and 3), one shard a rank, and a tensor in six parts::
+Three machines of two ranks (bases 2 and 3), one shard a rank, and a tensor in six slices::
 
-    round 1    0 1    2 3    4 5     within each host: ranks 0, 2 and 4 sum parts 0 to 2 of their
-                                     pair, ranks 1, 3 and 5 parts 3 to 5
-    round 2    0 2 4     1 3 5       between hosts: each rank sums one part over the three pairs
-    way back   0 2 4     1 3 5       the sums, in the opposite order: every rank has three parts,
+    round 1    0 1    2 3    4 5     within each machine: ranks 0, 2 and 4 sum slices 0 to 2 of
+                                     their pair, ranks 1, 3 and 5 slices 3 to 5
+    round 2    0 2 4     1 3 5       between machines: each rank sums one slice over the three pairs
+    way back   0 2 4     1 3 5       the sums, in the opposite order: every rank has three slices,
                0 1    2 3    4 5     then all six
 
 A rank sends to 1 + 2 others instead of 5. It sends 1/2 + 1/3 of the tensor, and as much on the way
@@ -48,24 +48,25 @@ class Round:
     """The largest number of subtrees that any rank has before this round."""
 
 
-def bases(world_size: int, ranks_per_host: int = 1) -> list[int]:
+def bases(world_size: int, ranks_per_machine: int = 1) -> list[int]:
     """Returns the base of each round.
 
     Args:
         world_size: number of ranks.
-        ranks_per_host: number of consecutive ranks on each host; divides ``world_size``.
+        ranks_per_machine: number of consecutive ranks on each machine; divides ``world_size``.
     """
-    return [*_group(ranks_per_host), *_group(world_size // ranks_per_host)]
+    return [*_group(ranks_per_machine), *_group(world_size // ranks_per_machine)]
 
 
-def equal_hosts(hosts: Sequence[str]) -> int:
-    """Returns the number of consecutive ranks on each host, if it is the same on all; otherwise 1.
+def equal_machines(machines: Sequence[str]) -> int:
+    """Returns the number of consecutive ranks on each machine, if it is the same on all; otherwise
+    1.
 
     Args:
-        hosts: the host of each rank.
+        machines: the machine of each rank.
     """
-    numbers = [len(list(ranks)) for _, ranks in itertools.groupby(hosts)]
-    return numbers[0] if len(set(numbers)) == 1 else 1
+    sizes = [len(list(ranks)) for _, ranks in itertools.groupby(machines)]
+    return sizes[0] if len(set(sizes)) == 1 else 1
 
 
 def _group(number: int) -> list[int]:

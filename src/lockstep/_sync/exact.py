@@ -122,8 +122,8 @@ class ExactSync(Sync):
         rank: this process's rank.
         world_size: number of processes.
         num_shards: V of the run.
-        ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
-        between_hosts: whether any messages go over a network.
+        ranks_per_machine: number of consecutive ranks on each machine; 1 if machines differ in it.
+        between_machines: whether any messages go over a network.
         gpus: the devices whose gradients are exchanged by collectives (NCCL); others use tagged
             messages (Gloo).
     """
@@ -139,8 +139,8 @@ class ExactSync(Sync):
         world_size: int,
         num_shards: int,
         *,
-        ranks_per_host: int = 1,
-        between_hosts: bool = False,
+        ranks_per_machine: int = 1,
+        between_machines: bool = False,
         gpus: Sequence[torch.device] = (),
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
@@ -149,7 +149,7 @@ class ExactSync(Sync):
         """The blocks of the current phase."""
         self._block = self._blocks.by_rank[rank]
         self._num_shards = num_shards
-        self._exchange = Exchange(rank, ranks_per_host=ranks_per_host, between_hosts=between_hosts)
+        self._exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
         self._on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
         self._world_size = world_size
         self._num_phases = 0
@@ -480,7 +480,7 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
         dist.get_rank(),
         dist.get_world_size(),
         num_shards,
-        ranks_per_host=transport.ranks_per_host,
-        between_hosts=transport.interface != "lo",
+        ranks_per_machine=transport.ranks_per_machine,
+        between_machines=transport.interface != "lo",
         gpus=devices if transport.is_on_devices else (),
     )

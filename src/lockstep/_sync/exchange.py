@@ -7,9 +7,9 @@ half as many messages.
 
 Messages carry tags, so they match in whatever order the ranks send them; collectives would not.
 (Gloo matches collectives by the order in which they are issued, which differs between ranks here.)
-Between hosts, long messages are split into pieces that are all posted before any is waited for,
-since Gloo does not send one long message both ways at the same time. Within a host that would only
-cost time.
+Between machines, long messages are split into pieces that are all posted before any is waited
+for, since Gloo does not send one long message both ways at the same time. Within a machine that
+would only cost time.
 
 If everything in a phase is short, it is deferred to one message with the numbers of the phase
 (``gather``).
@@ -57,8 +57,8 @@ from lockstep._sync.together import gather_together
 from lockstep._world.comm.waiter import has_timed_out
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
-# Pieces between hosts: short enough for both directions to be busy, long enough for few sends, of
-# which one of 256 KiB takes 0.3 ms of the calling thread (docs/internals/exact-sum.md).
+# Pieces between machines: short enough for both directions to be busy, long enough for few sends,
+# of which one of 256 KiB takes 0.3 ms of the calling thread (docs/internals/exact-sum.md).
 _PIECE_BYTES = 512 << 10
 # Up to here whole nodes are sent in every round: a message costs more for its latency than for its
 # bytes, and no way back halves the number of messages.
@@ -85,21 +85,21 @@ class Exchange:
 
     Args:
         rank: this process's rank in the default group.
-        ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
-        between_hosts: whether any messages go over a network.
+        ranks_per_machine: number of consecutive ranks on each machine; 1 if machines differ in it.
+        between_machines: whether any messages go over a network.
     """
 
-    def __init__(self, rank: int, *, ranks_per_host: int = 1, between_hosts: bool = False) -> None:
+    def __init__(self, rank: int, *, ranks_per_machine: int = 1, between_machines: bool = False) -> None:
         self.rank = rank
         self.waited_s = 0.0
         """Seconds that this rank has waited for others since this was last set to 0."""
-        self.piece_bytes = _PIECE_BYTES if between_hosts else 1 << 40
+        self.piece_bytes = _PIECE_BYTES if between_machines else 1 << 40
         self.roots: Roots = [[]]
         """The subtrees of each rank, in rank order."""
         self.rounds: list[Round] = []
         self.holds = False
         """Whether started exchanges wait for ``gather``."""
-        self._ranks_per_host = ranks_per_host
+        self._ranks_per_machine = ranks_per_machine
         self._tag = _FIRST_TAG
         self._underway: list[Iterator[None]] = []
         """The exchanges that are not complete, in the order in which they were started. Each pauses
@@ -131,7 +131,7 @@ class Exchange:
         """
         if roots is not self.roots:
             self.roots = roots
-            self.rounds = plan_rounds(self.rank, roots, bases(len(roots), self._ranks_per_host))
+            self.rounds = plan_rounds(self.rank, roots, bases(len(roots), self._ranks_per_machine))
         self.holds, self._held = holds, []
         self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
 

@@ -62,8 +62,8 @@ class FSDPSync(Sync):
         world_size: number of processes.
         num_shards: V of the run.
         devices: the devices of this process; the first is used.
-        ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
-        between_hosts: whether any messages go over a network.
+        ranks_per_machine: number of consecutive ranks on each machine; 1 if machines differ in it.
+        between_machines: whether any messages go over a network.
 
     Raises:
         ConfigError: some ranks would have more shards than others.
@@ -80,8 +80,8 @@ class FSDPSync(Sync):
         num_shards: int,
         devices: Sequence[torch.device],
         *,
-        ranks_per_host: int = 1,
-        between_hosts: bool = False,
+        ranks_per_machine: int = 1,
+        between_machines: bool = False,
     ) -> None:
         if num_shards % world_size:
             raise ConfigError(
@@ -103,7 +103,7 @@ class FSDPSync(Sync):
         self._exchange: Exchange | OrderedExchange
         """The exchange of buffers."""
         if self._device.type == "cpu":
-            self._exchange = Exchange(rank, ranks_per_host=ranks_per_host, between_hosts=between_hosts)
+            self._exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
         else:
             self._exchange = OrderedExchange(self._device)
         self._num_phases = 0
@@ -413,6 +413,6 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
         dist.get_world_size(),
         num_shards,
         devices,
-        ranks_per_host=transport.ranks_per_host,
-        between_hosts=transport.interface != "lo",
+        ranks_per_machine=transport.ranks_per_machine,
+        between_machines=transport.interface != "lo",
     )

@@ -32,11 +32,11 @@ class Explanation(Instrument):
             ranks reach the same result, so only rank 0 does this."""
             step, cause = run.phases.step, (slow.rank, slow.activity)
             if run.world.rank == 0:
-                run.journal.write("slow", step=step, host=run.hosts[slow.rank], **asdict(slow))
+                run.journal.write("slow", step=step, host=run.machines[slow.rank], **asdict(slow))
                 if cause not in told:
                     told.add(cause)
                     at = _line_of(run, slow.rank)
-                    text = f"{slow.describe(run.hosts, step)}{f' It spends the time at {at}.' if at else ''}"
+                    text = f"{slow.describe(run.machines, step)}{f' It spends the time at {at}.' if at else ''}"
                     places = {slow.rank: at} if at else {}
                     publish(Report(kind=SLOW, text=text, ranks=(slow.rank,), cause=slow.activity, places=places))
 

@@ -47,7 +47,7 @@ class Transport:
     """The network interface that Gloo listens on; ``auto`` if Gloo chooses it."""
     timeout_s: float
     """The longest wait of a collective for a rank, in seconds."""
-    ranks_per_host: int = 1
+    ranks_per_machine: int = 1
     """Number of consecutive ranks on each host, known once they have exchanged them; 1 if hosts
     have different numbers."""
 
