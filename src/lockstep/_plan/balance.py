@@ -19,7 +19,7 @@ the times of the next window, before a shard moves; and after a move, steps must
                        to at most 16 times its length
 
 Two windows, because the best blocks of a window always look better in it: they fit its noise. The
-noise of the next window had no part in the choice, so the gain there is not overestimated."""
+noise of the next window did not influence the choice, so the gain there is not overestimated."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _HALVINGS = 60
 
 SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9)
 """The columns of what each rank reports in each phase: its samples; the seconds for getting and
-computing them; the seconds of the script's other code; the sum of these seconds; the part of the
+computing them; the seconds of the script's other code; the sum of these seconds; the share of the
 sum that depends on its shards; the seconds since the phase before in which it was not busy; and the
 last step that its loaders may have planned."""
 Row = Sequence[float]

@@ -97,8 +97,7 @@ class Blocks:
 
 @functools.lru_cache(maxsize=256)
 def blocks_of(sizes: tuple[int, ...]) -> Blocks:
-    """Returns blocks of these numbers of shards, by rank: the same object, as long as it is
-    remembered."""
+    """Returns blocks of these sizes, by rank: the same object, as long as it is cached."""
     return Blocks(tuple(itertools.accumulate(sizes, initial=0)))
 
 

@@ -1,21 +1,25 @@
-"""Steps at growing intervals, for a look that costs too much for every step."""
+"""Steps at growing intervals, for a check that costs too much for every step.
+
+The code calls such a check a *look*: it inspects what a script did (to samples, weights, buffers)
+and may warn of it."""
 
 from __future__ import annotations
 
 
 class PowersOfTwo:
-    """A choice of steps: the first of a launch, the second, the fourth, the eighth and so on. What
-    a script does wrong it nearly always does from the first step on, and the looks cost nothing on
-    average."""
+    """A choice of steps: the first of a launch, the second, the fourth, the eighth and so on.
+
+    What a script does wrong it nearly always does from the first step on, and the looks cost
+    nothing on average."""
 
     def __init__(self) -> None:
         self._first: int | None = None
         self.next = 0
-        """The first step for which ``take`` may be true. (In every step, reading this is faster
-        than asking.)"""
+        """The first step for which ``take`` may be true. (Callers compare each step with it, and
+        call ``take`` only from then on: a call in every step would cost more.)"""
 
     def take(self, step: int) -> bool:
-        """Whether to look in this step, which is at or after those asked for before."""
+        """Whether to look in this step, which is not before any step passed earlier."""
         if self._first is None:
             self._first = step
         number = step - self._first + 1

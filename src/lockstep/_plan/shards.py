@@ -1,5 +1,8 @@
 """Splitting a global batch into shards, and assigning shards to processes.
 
+A global batch is one batch of the loader, over all processes. A step has one global batch, or with
+``accumulate=k`` as many as k: its parts. A micro-batch is a shard of one part.
+
 A global batch of ``n`` samples is split into ``V`` shards as evenly as possible: their sizes differ
 by at most one, larger ones come first, and the last ones are empty only if ``n < V``. Neither the
 split nor a shard's weight depends on the number of processes. Each process has a block of shards
@@ -42,15 +45,14 @@ class MicroBatch:
     """One run of a shard within a phase, on the process that owns it. Exists only for shards that
     are not empty.
 
-    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard runs once for each
-    of them, consecutively. (Treated as immutable, but for ``samples``; a frozen dataclass takes
-    four times as long to create.)"""
+    With ``accumulate=k`` a shard runs once for each part of the step, consecutively. (Treated as
+    immutable, but for ``samples``; a frozen dataclass takes four times as long to create.)"""
 
     step: int
     """Number of the step, as counted by its loader."""
     shard: int
     part: int
-    """Number of the global batch within the step, from 0."""
+    """Index of the global batch within the step, from 0."""
     num_samples: int
     """Number of samples in this micro-batch."""
     batch_samples: int
@@ -61,7 +63,7 @@ class MicroBatch:
     """The fraction of the step's samples in this micro-batch. The fractions of all micro-batches of
     all shards sum to one."""
     index: int
-    """Number of the micro-batch within this process's phase, from 0."""
+    """Index of the micro-batch within this process's phase, from 0."""
     begins_shard: bool
     """Whether it is the first of its shard in a phase."""
     ends_shard: bool
@@ -71,8 +73,8 @@ class MicroBatch:
     rows: slice
     """The slice of its samples in the global batch."""
     samples: Sequence[Any] = ()
-    """The identity of its samples: the sampler's indices, or positions in the pass over a stream or
-    ready batches."""
+    """The identity of its samples: the sampler's indices, or positions in the pass over an iterable
+    dataset or ready batches."""
 
 
 @dataclass(slots=True)
@@ -101,17 +103,17 @@ class StepPlan:
 
 
 def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) -> StepPlan:
-    """Returns a process's part of a step whose global batches have ``sizes`` samples."""
-    rows, active = _plan(sizes, rank, blocks)
-    return StepPlan(number, sizes, [MicroBatch(number, *fields) for fields in rows], active, sum(sizes), blocks)
+    """Returns a process's share of a step whose global batches have ``sizes`` samples."""
+    fields, num_active = _plan(sizes, rank, blocks)
+    return StepPlan(number, sizes, [MicroBatch(number, **each) for each in fields], num_active, sum(sizes), blocks)
 
 
-# Nearly all batches of a run have the same size, so all but the numbers of steps is computed once.
+# Nearly all batches of a run have the same size, so all but the step numbers is computed once.
 @functools.lru_cache(maxsize=256)
-def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tuple[Any, ...], ...], int]:
-    """Returns the fields of each MicroBatch after ``step``, and the number of ranks with samples. A
-    shard's parts are consecutive, so that their sum is complete before the next shard."""
-    num_shards = blocks.num_shards
+def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[list[dict[str, Any]], int]:
+    """Returns the fields of each MicroBatch without ``step``, and the number of ranks with samples.
+    A shard's parts are consecutive, so that their sum is complete before the next shard."""
+    num_shards, step_samples = blocks.num_shards, sum(sizes)
     filled = num_filled(sizes, num_shards)
     # By shard first and by part second: a leaf of the tree is a whole shard, with the parts of all
     # accumulated batches. By part first, a leaf for each shard would have to be kept over all
@@ -122,13 +124,26 @@ def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tupl
         if shard < filled
     ]
     positions = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
-    micro_batches = []
-    for index, (shard, part, begins, ends) in enumerate(positions):
+    fields: list[dict[str, Any]] = []
+    for index, (shard, part, begins_shard, ends_shard) in enumerate(positions):
         rows = shard_slice(shard, sizes[part], num_shards)
-        number, is_last = rows.stop - rows.start, index == len(positions) - 1
-        of_step = sum(sizes), number / sum(sizes)
-        micro_batches.append((shard, part, number, sizes[part], *of_step, index, begins, ends, is_last, rows))
-    return tuple(micro_batches), blocks.num_active(filled)
+        num_samples = rows.stop - rows.start
+        fields.append(
+            {
+                "shard": shard,
+                "part": part,
+                "num_samples": num_samples,
+                "batch_samples": sizes[part],
+                "step_samples": step_samples,
+                "fraction": num_samples / step_samples,
+                "index": index,
+                "begins_shard": begins_shard,
+                "ends_shard": ends_shard,
+                "is_last": index == len(positions) - 1,
+                "rows": rows,
+            }
+        )
+    return fields, blocks.num_active(filled)
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:

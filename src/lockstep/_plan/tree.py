@@ -45,7 +45,7 @@ class Node(Generic[T]):
 
 
 def push(stack: list[Node[T]], node: Node[T], add: Callable[[T, T], T]) -> None:
-    """Pushes a node on the stack, and sum complete subtrees.
+    """Pushes a node on the stack, and sums complete subtrees.
 
     Args:
         stack: nodes in ascending order of shards.

@@ -1,7 +1,7 @@
 """Summing the leaves of one bucket in the order of the tree.
 
-A leaf is one shard's part of the bucket: gradients times the shard's weight, with ABSENT where it
-has none, and behind them a 1 or 0 for each parameter. Bits are the same for every number of
+A leaf is what one shard adds to the bucket: gradients times the shard's weight, with ABSENT where
+it has none, and behind them a 1 or 0 for each parameter. Bits are the same for every number of
 processes, because each element of a leaf is a function of its shard alone: the gradient is created
 by autograd in an empty ``.grad``, widened, and multiplied once; then it is only ever added, in the
 brackets of the tree. With ``accumulate``, a leaf is the sum over the shard's parts, in order."""
@@ -50,8 +50,8 @@ class BucketSum:
         ``flush``. A factor that only the device knows is a scalar tensor there; with it, gradients
         of weight 0 are ABSENT, but count as gradients."""
         if not gradient.is_cpu:
-            # A second part of this gradient, of a weight in several checkpointed blocks: the first
-            # is added before, so that the order of additions is that of arrival, as on the CPU.
+            # The gradient arrives again, of a weight in several checkpointed blocks: what arrived
+            # first is added before, so that additions are in the order of arrival, as on the CPU.
             if slot in self._arrived:
                 self.flush()
             self._arrived[slot] = gradient

@@ -73,7 +73,7 @@ class Bucket:
         self._lent: list[tuple[Flat, weakref.ref[Any]]] = []
 
     def view(self, data: Tensor, slot: int) -> Tensor:
-        """Returns a parameter's part of flat memory."""
+        """Returns a parameter's slot of flat memory."""
         size, strides, start = self._slots[slot]
         if self.parameters[slot].is_complex():
             pairs = data[start : start + 2 * size.numel()].view(-1, 2)

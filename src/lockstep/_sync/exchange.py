@@ -11,7 +11,7 @@ Between machines, long messages are split into pieces that are all posted before
 for, since Gloo does not send one long message both ways at the same time. Within a machine that
 would only cost time.
 
-If everything in a phase is short, it is deferred to one message with the numbers of the phase
+If everything in a phase is short, it is deferred to one message with the phase's weights and values
 (``gather``).
 
 One exchange of a tensor of n elements among four ranks, which are one round (each box is n/4)::
@@ -36,10 +36,10 @@ Every rank runs the same operations in the same order, which is a function of th
     finish    wait 1.3 ...
 
 As each message is posted before any rank waits for it in this order, the rank that is furthest
-behind can always proceed. The lag is what overlaps communication with the backward pass: with no
-lag, each bucket would stop the pass until the slowest rank has filled the same bucket; if nothing
-waited before ``finish``, later rounds would begin only after the backward pass, and the memory that
-messages are received into would be in use for all buckets together."""
+behind can always proceed. The lag is what overlaps communication with the backward pass. With no
+lag, each bucket would stop the backward pass until the slowest rank has filled the same bucket. If
+nothing waited before ``finish``, later rounds would begin only after the backward pass, and the
+memory that messages are received into would be in use for all buckets together."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ _LAG = 2  # exchanges started before the oldest is waited for
 # Lower tags are left to the user, and ``world.comm.short`` uses those from 2**30 + 2**28 on. Two
 # phases alternate between two ranges: a rank that has finished a phase may post messages of the
 # next one while another still waits in the first. It cannot be two phases ahead, because a phase
-# ends with the numbers of all ranks. Tags are C ints: 2**30 + 2 * 2**24 < 2**31.
+# ends with the weights and values of all ranks. Tags are C ints: 2**30 + 2 * 2**24 < 2**31.
 _FIRST_TAG = 1 << 30
 _TAGS_PER_PHASE = 1 << 24
 
 
-def split(span: range, number: int) -> list[range]:
-    """Returns nearly equal, aligned parts of a range of elements. The first is the longest; the
+def split(span: range, num_slices: int) -> list[range]:
+    """Returns nearly equal, aligned slices of a range of elements. The first is the longest; the
     last ones may be empty."""
-    width = -(-len(span) // (_UNIT * number)) * _UNIT
-    return [span[index * width : (index + 1) * width] for index in range(number)]
+    width = -(-len(span) // (_UNIT * num_slices)) * _UNIT
+    return [span[index * width : (index + 1) * width] for index in range(num_slices)]
 
 
 class Exchange:
@@ -120,11 +120,11 @@ class Exchange:
         for key in [key for key, step in self._last_used.items() if step < self._num_steps - 2]:
             del self._scratch[key], self._last_used[key]
 
-    def begin_phase(self, number: int, roots: Roots, *, holds: bool = False) -> None:
+    def begin_phase(self, phase: int, roots: Roots, *, holds: bool = False) -> None:
         """Begins a phase.
 
         Args:
-            number: number of the phase within this launch, the same on every rank.
+            phase: index of the phase within this launch, the same on every rank.
             roots: the subtrees of ranks 0, 1, ...
             holds: whether exchanges started before ``gather`` are deferred to it. If so, it must
                 be called.
@@ -133,7 +133,7 @@ class Exchange:
             self.roots = roots
             self.rounds = plan_rounds(self.rank, roots, bases(len(roots), self._ranks_per_machine))
         self.holds, self._held = holds, []
-        self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
+        self._tag = _FIRST_TAG + phase % 2 * _TAGS_PER_PHASE
 
     def start(self, nodes: list[Tensor]) -> None:
         """Starts summing flat tensors over all ranks; after ``finish`` the sum is in ``nodes[0]``.
@@ -160,11 +160,11 @@ class Exchange:
         while self._underway:
             self._advance(self._underway)
 
-    def _advance(self, some: Sequence[Iterator[None]]) -> None:
+    def _advance(self, exchanges: Sequence[Iterator[None]]) -> None:
         """Brings some of the exchanges to where they next wait for other ranks."""
         # An exchange has as many stages on every rank, so it ends on all of them in the same call.
-        ended = [one for one in some if next(one, "ended") == "ended"]
-        self._underway = [one for one in self._underway if one not in ended]
+        ended = [stages for stages in exchanges if next(stages, "ended") == "ended"]
+        self._underway = [stages for stages in self._underway if stages not in ended]
 
     def gather(self, row: list[float]) -> list[list[float]]:
         """Gathers a row of numbers from each rank, and completes the deferred exchanges, in one
@@ -180,11 +180,11 @@ class Exchange:
         # Padded to the rank with the most nodes, since an all-gather takes rows of one length. The
         # padding is not added to anything: ``values`` leaves it out.
         most_nodes = max(map(len, self.roots))
-        parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
-        rows, by_rank = gather_together(row, parts)
-        for number, nodes in enumerate(held):
-            node_parts = by_rank[number * most_nodes :]
-            values = (node_parts[node][rank] for rank, roots in enumerate(self.roots) for node in range(len(roots)))
+        padded = [node for nodes in held for node in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
+        rows, gathered = gather_together(row, padded)
+        for index, nodes in enumerate(held):
+            by_node = gathered[index * most_nodes :]
+            values = (by_node[node][rank] for rank, roots in enumerate(self.roots) for node in range(len(roots)))
             nodes[0].copy_(sum_subtrees(self.roots, values, Tensor.add_))
         return rows
 
@@ -218,7 +218,7 @@ class _Sum:
         # Gloo sends from CPU memory only: tensors on a GPU are copied there and back.
         self._nodes = nodes if self._on_gpu is None else [node.cpu() for node in nodes]
         self._result = self._nodes[0]
-        """The part of the first node into which this rank's sum is written. (So the slices of the
+        """The slice of the first node into which this rank's sum is written. (So the slices of the
         result are in place in ``nodes[0]``, and the way back receives next to them.)"""
         self._works: list[dist.Work] = []
         self._scratch: list[Tensor] = []
@@ -228,67 +228,68 @@ class _Sum:
         self._tags: list[range] = []
         """The first tag of every message of each round: of each subtree, and of the result."""
         # Reserved for all rounds now, while all ranks do so in the order of starts. Later, the
-        # order in which exchanges advance would be part of the numbering.
-        for one in exchange.rounds:
-            length = length if self._is_whole else len(split(range(length), len(one.members))[0])
+        # order in which exchanges advance would decide the numbers.
+        for round_ in exchange.rounds:
+            length = length if self._is_whole else len(split(range(length), len(round_.members))[0])
             num_pieces = max(1, -(-length // self._piece))
-            self._tags.append(exchange.reserve_tags(one.most_nodes + 1, num_pieces))
+            self._tags.append(exchange.reserve_tags(round_.most_nodes + 1, num_pieces))
 
     def stages(self) -> Iterator[None]:
         """Takes the sum, pausing before each wait for other ranks."""
         rank, rounds = self._exchange.rank, self._exchange.rounds
         span = range(self._result.numel())
         stack = [Node(*root, node) for root, node in zip(self._exchange.roots[rank], self._nodes, strict=True)]
-        scatter_back = []
-        for one, tags in zip(rounds, self._tags, strict=True):
-            parts = [span] * len(one.members) if self._is_whole else split(span, len(one.members))
-            slices = [slice(part.start - span.start, part.stop - span.start) for part in parts]
-            mine = one.members.index(rank)
+        way_back = []
+        for round_, tags in zip(rounds, self._tags, strict=True):
+            members = round_.members
+            spans = [span] * len(members) if self._is_whole else split(span, len(members))
+            slices = [slice(each.start - span.start, each.stop - span.start) for each in spans]
+            mine = members.index(rank)
             # Each rank begins with another peer, to spread the load.
-            peers = [*range(mine + 1, len(parts)), *range(mine)]
+            peers = [*range(mine + 1, len(members)), *range(mine)]
             values = {mine: [node.value[slices[mine]] for node in stack]}
             # Receives first: a peer's message is delivered only once its receive is posted.
             for peer in peers:
-                values[peer] = self._receive_nodes(one, peer, len(parts[mine]), tags)
+                values[peer] = self._receive_nodes(round_, peer, len(spans[mine]), tags)
             for peer in peers:
                 for node, tag in zip(stack, tags, strict=False):
-                    self._send(node.value[slices[peer]], one.members[peer], tag)
+                    self._send(node.value[slices[peer]], members[peer], tag)
             yield
             self._wait()
-            result_index = next(number for number, node in enumerate(stack) if node.value is self._result)
+            result_index = next(index for index, node in enumerate(stack) if node.value is self._result)
             self._result = values[mine][result_index]
             # In member order, which is shard order, and not in the order of arrival.
-            in_order = (value for peer in range(len(parts)) for value in values[peer])
-            stack = sum_siblings(one.roots, in_order, self._add)
-            scatter_back.append((one, tags, parts, mine, peers))
-            span = parts[mine]
+            in_order = (value for peer in range(len(members)) for value in values[peer])
+            stack = sum_siblings(round_.roots, in_order, self._add)
+            way_back.append((members, tags[-1], spans, mine, peers))
+            span = spans[mine]
         total = fold(stack, self._add)
         assert total is self._result
         for scratch in self._scratch:
             self._exchange.give_back(scratch)
-        for one, tags, parts, mine, peers in () if self._is_whole else reversed(scatter_back):
-            # A peer sends its slice of the result only after it has received our part of it: the
-            # memory is free by then.
+        for members, tag, spans, mine, peers in () if self._is_whole else reversed(way_back):
+            # A peer sends its slice of the result only after it has received our slice of its
+            # nodes: the memory is free by then.
             for peer in peers:
-                self._receive(self._of_result(parts[peer]), one.members[peer], tags[-1])
+                self._receive(self._of_result(spans[peer]), members[peer], tag)
             for peer in peers:
-                self._send(self._of_result(parts[mine]), one.members[peer], tags[-1])
+                self._send(self._of_result(spans[mine]), members[peer], tag)
             yield
             self._wait()
         if self._on_gpu is not None:
             self._on_gpu[0].copy_(self._nodes[0])
 
-    def _of_result(self, part: range) -> Tensor:
-        return self._nodes[0][part.start : part.stop]
+    def _of_result(self, span: range) -> Tensor:
+        return self._nodes[0][span.start : span.stop]
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
         # In place, in either operand: the sum has the same bits, and must end in ``_result``.
         return torch.add(left, right, out=right if right is self._result else left)
 
-    def _receive_nodes(self, one: Round, peer: int, length: int, tags: range) -> list[Tensor]:
-        received = [self._exchange.take_scratch(self._nodes[0].dtype, length) for _ in one.roots[peer]]
+    def _receive_nodes(self, round_: Round, peer: int, length: int, tags: range) -> list[Tensor]:
+        received = [self._exchange.take_scratch(self._nodes[0].dtype, length) for _ in round_.roots[peer]]
         for data, tag in zip(received, tags, strict=False):
-            self._receive(data, one.members[peer], tag)
+            self._receive(data, round_.members[peer], tag)
         self._scratch += received
         return received
 
@@ -305,7 +306,8 @@ class _Sum:
             self._works.append(work)
 
     def _wait(self) -> None:
-        """Waits for what was posted. (A peer that has sent its part has posted to receive ours.)"""
+        """Waits for what was posted. (A peer that has sent its slice has posted to receive
+        ours.)"""
         began_s = time.perf_counter()
         try:
             for work in self._works:

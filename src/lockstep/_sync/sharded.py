@@ -109,12 +109,12 @@ class ShardedSync(Sync):
         """Returns the changes of buffers summed over all ranks. Every rank must call it."""
         sums: dict[int, Tensor] = {}
         for numbers in self.buffers.by_device(self._changing):
-            parts = [self._changes[n] if n in self._changes else self.buffers.absent(n) for n in numbers]
+            changes = [self._changes[n] if n in self._changes else self.buffers.absent(n) for n in numbers]
             if self._world_size > 1:
-                flat = torch.cat(parts)
+                flat = torch.cat(changes)
                 dist.all_reduce(flat)
-                parts = list(torch.split(flat, [part.numel() for part in parts]))
-            sums.update(zip(numbers, parts, strict=True))
+                changes = list(torch.split(flat, [change.numel() for change in changes]))
+            sums.update(zip(numbers, changes, strict=True))
         return sums
 
     @override

@@ -72,7 +72,7 @@ class SliceExchange:
 
     @torch.no_grad()
     def send(self, slices: Slices, micro: MicroBatch) -> None:
-        """Sends the leaf of a micro-batch's backward pass to its owners, and add what they send.
+        """Sends the leaf of a micro-batch's backward pass to its owners, and adds what they send.
         Every rank must call it."""
         leaf = self._leaves.pop(slices, None)
         # This rank's shard has no gradient for the unit, but another rank's may: all must take part

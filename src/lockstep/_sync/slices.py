@@ -77,8 +77,9 @@ class Slices:
         return leaf
 
     def put(self, leaf: Tensor, slot: int, gradient: Tensor, factor: float | Tensor, *, adds: bool) -> None:
-        """Multiplys a whole gradient by ``factor`` and put its slices into a leaf, or add them. If
-        it is a tensor, gradients of weight 0 are ABSENT, but count as gradients."""
+        """Multiplies a whole gradient by ``factor`` and puts its slices into a leaf, or adds them
+        to it. If ``factor`` is a tensor, gradients of weight 0 are ABSENT, but count as
+        gradients."""
         start, width = self._starts[slot], self._widths[slot]
         if not width:
             return

@@ -15,7 +15,7 @@ from lockstep._world.comm.horovod import find_horovod
 
 
 def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: bool, on_gpus: bool) -> str:
-    """Resolves ``auto``, and check the strategy against the number of processes and the kind of
+    """Resolves ``auto``, and checks the strategy against the number of processes and the kind of
     device.
 
     Args:

@@ -1,8 +1,8 @@
-"""Small gradients in one message with the numbers of their phase.
+"""Small gradients in one message with the weights and values of their phase.
 
 A message has a latency however short it is: tens of microseconds between processes of one machine,
 and several times that on a network or a virtual machine. At the end of each phase the ranks
-exchange the numbers of their ledgers. If all gradients are small they go into the same message.
+exchange what their ledgers hold. If all gradients are small they go into the same message.
 
 ::
 
@@ -21,24 +21,26 @@ from torch import Tensor
 
 from lockstep._world.comm.short import all_gather_short
 
-_ALIGNED = 8  # bytes: a part can be viewed as float64 only where it begins at a multiple of 8
+_ALIGNED = 8  # bytes: a tensor can be viewed as float64 only where it begins at a multiple of 8
 
 
 @torch.no_grad()
-def gather_together(row: Sequence[float], parts: Sequence[Tensor]) -> tuple[list[list[float]], list[list[Tensor]]]:
+def gather_together(row: Sequence[float], tensors: Sequence[Tensor]) -> tuple[list[list[float]], list[list[Tensor]]]:
     """Gathers a row of numbers and some flat tensors from each rank, in one collective.
 
-    Every rank must call it, with rows of equal length, and equally many parts of the same lengths
+    Every rank must call it, with rows of equal length, and equally many tensors of the same lengths
     and dtypes, on the CPU.
 
     Returns:
-        The rows by rank, and for each part the tensors of all ranks, in newly allocated memory.
+        The rows by rank, and for each tensor the tensors of all ranks, in newly allocated memory.
     """
     head = torch.tensor(row, dtype=torch.float64)
-    sizes = [head.nbytes, *(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]
+    sizes = [head.nbytes, *(-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors)]
     message = torch.zeros(sum(sizes), dtype=torch.uint8)
-    for space, part in zip(torch.split(message, sizes), (head, *parts), strict=True):
-        space[: part.nbytes] = part.view(torch.uint8)
+    for space, tensor in zip(torch.split(message, sizes), (head, *tensors), strict=True):
+        space[: tensor.nbytes] = tensor.view(torch.uint8)
     heads, *bodies = torch.split(all_gather_short(message), sizes, dim=1)
-    by_part = [[data[: part.nbytes].view(part.dtype) for data in body] for body, part in zip(bodies, parts, strict=True)]
-    return heads.view(torch.float64).tolist(), by_part
+    gathered = [
+        [data[: tensor.nbytes].view(tensor.dtype) for data in body] for body, tensor in zip(bodies, tensors, strict=True)
+    ]
+    return heads.view(torch.float64).tolist(), gathered
