@@ -190,6 +190,8 @@ def _agree(
     check_software(world, collectives)
     given = {name: value for values in (config, *options.values()) for name, value in dataclasses.asdict(values).items()}
     if STRATEGIES[config.strategy].promises_bits and "numerics" not in config.allow:
+        # PyTorch's own numeric settings change bits, too, and a script may set them on some ranks
+        # only.
         given |= numerics()
     compare_ranks(
         "settings",

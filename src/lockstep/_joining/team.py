@@ -45,6 +45,8 @@ class Team(Collectives):
     ``join()``."""
 
     def __init__(self, engine: Engine) -> None:
+        # `before_collective` may meet the other ranks. Not all ranks call a collective of a
+        # sub-group, or send a message, so these calls must not wait for a meeting.
         super().__init__(
             default_group(), engine.transport, engine.loop.before_collective, within_groups=engine.phases.check_outside
         )

@@ -221,8 +221,8 @@ class NodeAgent:
             round_.done(self.stopped_with)
             if round_.num_done == round_.num_nodes and not round_.has_stopped:
                 return True
-            # All are done otherwise, and some because the run was asked to stop: only their reports
-            # show with which status, so all nodes judge these.
+            # Otherwise a node was lost, or all are done and some because the run was asked to stop:
+            # then only the reports show how the round ended, and all nodes judge these.
             if round_.num_done < round_.num_nodes and not round_.silent(self.lost_s):
                 return False  # others have not finished
         if is_running:

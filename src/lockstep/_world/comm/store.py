@@ -122,9 +122,10 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
             code="rank-0-elsewhere",
         )
     # Without a message between them, all ranks must come to one port, and jobs that share a host to
-    # different ones. 997 is a prime and no factor of 22,000, the number of ports, so the steps of a
-    # job have different ports. Jobs with nearby numbers do too: the first that share one are step s
-    # of job j and step s - 1 of job j + 997.
+    # different ones. 997 is a prime and no factor of 22,000, the number of ports, so the first
+    # 22,000 steps of a job have different ports. Few steps of other jobs share one: step s of job j
+    # does with step s - 1 of job j + 997, and with step s + 22 of job j + 66 (66 + 22 * 997 =
+    # 22,000).
     port = _JOB_PORTS[(int(world.job.number) + 997 * int(world.job.step.number)) % len(_JOB_PORTS)]
     endpoint = f"{host}:{port} (of job {world.job.number}, unless MASTER_ADDR and MASTER_PORT are set)"
     waiter = Waiter(world.rank, world.world_size, endpoint, timeout_s)
