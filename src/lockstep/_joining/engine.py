@@ -240,8 +240,8 @@ class Engine:
         )
         self.passes = PassMeter(self.journal, self.collectives, clock.take, speaks=self._display is not None)
         self.log = MetricLog(world.world_size, config.log_every, lambda row: self.record("step", *row))
-        # The timers stand where the time that they charge begins or ends: LoaderTimer is the first
-        # of all, and each PartTimer the first of its stage. `passes` precedes the display, which
+        # The timers are where the time that they charge begins or ends: LoaderTimer is the first of
+        # all, and each StageTimer the first of its stage. `passes` precedes the display, which
         # shows what it has counted, and `at_exit` is the last: by then trackers are open.
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
