@@ -100,11 +100,11 @@ def test_a_path_is_a_checkpoint_or_where_some_are(made, call, monkeypatch):
 @pytest.mark.parametrize(
     ("wreck", "said"),
     [
-        (lambda d: shutil.rmtree(d), "no such file or directory"),
+        (lambda d: shutil.rmtree(d), "no such file"),
         (lambda d: shutil.rmtree(d / "checkpoints"), "contains no checkpoint"),
         (lambda d: (saved(d) / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda d: flip(saved(d) / "manifest.json"), "manifest.json was damaged"),
-        (lambda d: make_later(saved(d) / "manifest.json"), "Use the newer version"),
+        (lambda d: make_later(saved(d) / "manifest.json"), "newer version"),
     ],
     ids=["no run", "no checkpoint", "no manifest", "flipped", "later version"],
 )
@@ -135,8 +135,8 @@ def test_what_is_intact_is_said_to_be(made, call):
 @pytest.mark.parametrize(
     ("name", "wreck", "said"),
     [
-        ("model.safetensors", cut, "was damaged: it has 50 bytes, and"),
-        ("average.safetensors", flip, "was damaged: its content is not what was written"),
+        ("model.safetensors", cut, "has 50 bytes"),
+        ("average.safetensors", flip, "damaged"),
         ("state.json", Path.unlink, "is missing"),
     ],
     ids=["cut short", "flipped", "gone"],

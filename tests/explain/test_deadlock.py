@@ -206,13 +206,13 @@ GROUPS = """
         (
             "for group in (first, second) if rank else (second, first): dist.all_reduce(x, group=group)",
             [
-                "rank 0: all_reduce number 1 .* of process group 3 .*:9",
-                "rank 1: all_reduce number 1 .* of process group 2 .*:9",
+                "rank 0: all_reduce number 1 .* group 3 .*:9",
+                "rank 1: all_reduce number 1 .* group 2 .*:9",
             ],
         ),
         (
             "rank or dist.all_reduce(x, group=first)",
-            ["rank 0: all_reduce number 1 .* of process group 2 .ranks 0 and 1.*:9", "ranks 1 and 2: .*barrier.*:10"],
+            ["rank 0: all_reduce number 1 .* 2 .ranks 0 and 1.*:9", "ranks 1 and 2: .*barrier.*:10"],
         ),
     ],
     ids=["opposite orders", "never entered"],

@@ -1,6 +1,7 @@
 """What Slurm's variables say of a job, and what they do not."""
 
 import pytest
+from codes import raises
 from slurm_variables import ALONE, JOB, TASK
 
 from lockstep._base.errors import ConfigError
@@ -48,20 +49,21 @@ def test_a_requeued_task_of_an_array_is_the_same_part_as_before():
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "code", "named"),
     [
-        ({"SLURM_PROCID": "4"}, "Slurm's variables contradict each other .*SLURM_PROCID=4"),
-        ({"SLURM_STEP_NUM_TASKS": "5"}, "contradict each other"),
-        ({"SLURM_NODEID": "2"}, "contradict each other"),
-        ({"SLURM_LOCALID": "2"}, "contradict each other"),
-        ({"SLURM_STEP_NODELIST": "host[0-"}, "SLURM_STEP_NODELIST is 'host.0-', which is not as Slurm sets it"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE is 'two'"),
-        ({"SLURM_RESTART_COUNT": "x"}, "SLURM_RESTART_COUNT is 'x', which is not a whole number"),
+        ({"SLURM_PROCID": "4"}, "slurm-contradicts", "SLURM_PROCID=4"),
+        ({"SLURM_STEP_NUM_TASKS": "5"}, "slurm-contradicts", "SLURM_STEP_NUM_TASKS=5"),
+        ({"SLURM_NODEID": "2"}, "slurm-contradicts", "SLURM_NODEID=2"),
+        ({"SLURM_LOCALID": "2"}, "slurm-contradicts", "SLURM_LOCALID=2"),
+        ({"SLURM_STEP_NODELIST": "host[0-"}, "slurm-variable-invalid", "SLURM_STEP_NODELIST is 'host[0-'"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "slurm-variable-invalid", "SLURM_STEP_TASKS_PER_NODE is 'two'"),
+        ({"SLURM_RESTART_COUNT": "x"}, "slurm-variable-invalid", "SLURM_RESTART_COUNT is 'x'"),
     ],
 )
-def test_a_variable_that_somebody_else_has_set_is_named(changed, words):
-    with pytest.raises(ConfigError, match=words):
+def test_a_variable_that_somebody_else_has_set_is_named(changed, code, named):
+    with raises(ConfigError, code) as caught:
         read_job({**TASK, **changed})
+    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_a_script_that_starts_its_processes_is_passed_no_local_rank(read):
         (
             SPAWNS,
             {},
-            "torch.multiprocessing.spawn in train.py, line 2): starting it once (--spawns no",
+            "torch.multiprocessing.spawn in train.py, line 2)",
         ),
         (EITHER, {"nproc_per_node": None}, "(--spawns no"),
         (EITHER, {}, "(--spawns yes"),

@@ -172,15 +172,10 @@ def test_ranks_that_read_the_same_data_are_left_in_peace(standing_crew, name, wo
         assert code == ""
 
 
-AVERAGES = "AveragedModel averages weights"
-SCALERS = "GradScaler scales losses"
-SCHEDULES = "ChainedScheduler acts on the optimizer of prepared parameters"
-
-
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        ("nothing", [AVERAGES, SCHEDULES, SCALERS, "SGD acts on prepared parameters"]),
+        ("nothing", ["AveragedModel", "ChainedScheduler", "GradScaler", "SGD"]),
         ("prepared", []),
     ],
 )
@@ -188,8 +183,8 @@ def test_what_acts_and_is_in_no_checkpoint_is_said_once(crew, capfd, how, named)
     # no hook is left behind
     assert crew(2, guard_scripts.leave_out, how, checkpoint_every=2) == [0, 0]
     told = [line.partition("WARNING: ")[2] for line in capfd.readouterr().err.splitlines() if "WARNING: " in line]
-    assert all("its state is in no checkpoint" in line for line in told)
-    assert [line.partition(",")[0] for line in sorted(told)] == named
+    assert all("in no checkpoint" in line for line in told)
+    assert [line.split()[0] for line in sorted(told)] == named
 
 
 def test_without_checkpoints_nothing_is_said_of_what_is_in_none(crew, capfd):
