@@ -66,7 +66,7 @@ def test_no_code_and_no_table_is_cut_on_a_laptop_or_a_phone(lay_out):
     seen = lay_out(README)
     assert set(seen) == set(WIDTHS)
     for width, found in seen.items():
-        assert found["blocks"] > 8
+        assert found["blocks"] > 7
         assert (found["cut"], found["wide"]) == ([], False), f"at {width} pixels"
 
 
@@ -144,6 +144,9 @@ def test_figures_of_speed_are_those_of_the_results():
         assert measured in results
         number = re.search(r"[\d.]+", measured)[0]
         assert number in speed or f"{float(number):.2f}" in speed, number
+    for measured, shown in (("| 1.044 [1.029", "and 1.04 with 5M"), ("| 1.030 [1.008", "takes 1.03 of the time of DDP")):
+        assert measured in results.partition("--nproc 3 --shards 8")[2].partition("--link")[0]
+        assert shown in speed.replace("\n  ", " ")
     assert "391 now" in results
     assert "1,693 and 1,787" in results
     assert "1.79 ms" in speed
@@ -159,9 +162,8 @@ def test_lines_of_verify_are_those_that_the_tutorial_shows():
         return re.sub(r"[0-9a-f]{16,}|\d[\d.,]*\d|\d", "#", line)
 
     tutorial = (ROOT / "docs" / "tutorial.md").read_text().splitlines()
-    printed = [form(line) for line in tutorial if re.match(r"\[\d/\d\]|PASS ", line)]
-    sample = README.partition("$ lockstep verify examples/digits.py\n```\n\n```\n")[2].partition("```")[0].splitlines()
-    assert len(sample) > 5
+    printed = {form(line).replace("  ", " ") for line in tutorial if re.match(r"\[\d/\d\]|PASS ", line)}
+    sample = [" ".join(line.split()) for line in re.findall(r"^(?:- )?`((?:\[|PASS )[^`]+)`$", README, flags=re.MULTILINE)]
+    assert len(sample) == 5
     for line in sample:
-        pattern = ".*".join(map(re.escape, form(line).split("...")))
-        assert line == "..." or any(re.fullmatch(pattern, one) for one in printed), line
+        assert form(line.replace("loss 0.130424, ", "")) in printed, line
