@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from lockstep._data.assignment import ShardAssignment
-from lockstep._data.batch import own_runs
+from lockstep._data.batch import own_micro_batches
 from lockstep._data.loader import PreparedLoader
 from lockstep._data.sources import choose_source
 from lockstep._data.streams import Purpose, reseed
@@ -23,7 +23,7 @@ class FakeDriver:
         self.seed = seed
         self.step = 0
         self.micro = None
-        self.runs = own_runs
+        self.runs = own_micro_batches
         self.opened = []
         self.phases = self
         self.told = []

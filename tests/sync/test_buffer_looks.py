@@ -43,7 +43,7 @@ def train(module, sizes=(NUM_SAMPLES,) * NUM_SHARDS, steps=STEPS):
             add_changes(changes, found)
             buffers.rewind()
         buffers.apply(changes)
-        buffers.judge(buffers.looks())
+        buffers.warn_of_lost_changes(buffers.looks())
 
 
 def write_rows(buffer, samples, indices):
@@ -145,7 +145,7 @@ def test_after_the_first_phases_nobody_looks_any_more():
         seen.append(len(buffers.looks()))
         buffers.rewind()
         buffers.apply(changes)
-        buffers.judge(buffers.looks())
+        buffers.warn_of_lost_changes(buffers.looks())
     assert seen[0] == 1
     assert seen[-1] == 0
     assert seen == sorted(seen, reverse=True)

@@ -1,4 +1,11 @@
-"""``Batch``: what a prepared loader yields, this process's shards of one step's global batch."""
+"""``Batch``: what a prepared loader yields, this process's shards of one step.
+
+A step has one global batch, or several with ``accumulate``: its parts. A loop over ``batch.shards``
+runs once per micro-batch, which is one shard of one part.
+
+Two batches of two loaders may share a phase, as in ``zip(a.shards, b.shards)``. The first *leads*:
+its micro-batches begin and end, and its ``values`` get the results. The second runs *beside* it:
+its loop only yields samples of the same shards."""
 
 from __future__ import annotations
 
@@ -15,13 +22,14 @@ from lockstep._data.uploads import Upload, Uploads
 from lockstep._data.values import MEAN, Total
 from lockstep._plan.shards import MicroBatch, StepPlan
 
-ShardRun = tuple[MicroBatch, Any]
+MicroBatchSamples = tuple[MicroBatch, Any]
 """A micro-batch and its samples."""
 _LINES = "for images, labels in batch.shards: ..."
 
 
-def own_runs(plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
-    """The micro-batches that count, and nothing else. See ``PhaseDriver.runs``."""
+def own_micro_batches(plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[MicroBatchSamples]:
+    """Yields the micro-batches of a batch with their samples, as ``PhaseDriver.runs`` of a run in
+    which no instrument repeats shards."""
     return zip(plan.micro_batches, data, strict=True)
 
 
@@ -29,14 +37,15 @@ class PhaseDriver(Protocol):
     """What a batch needs of the loop to run its phases."""
 
     @property
-    def runs(self) -> Callable[[StepPlan, Sequence[Any], bool], Iterator[ShardRun]]:
-        """Gives the micro-batches to run of a batch, with their samples, from its plan, the samples,
-        and whether it leads the phase. Each is asked for when the one before has ended."""
+    def runs(self) -> Callable[[StepPlan, Sequence[Any], bool], Iterator[MicroBatchSamples]]:
+        """The function that yields the micro-batches to run of a batch, with their samples. Its
+        arguments are the batch's plan, its samples, and whether it leads the phase. Each
+        micro-batch is requested when the one before has ended."""
 
     @property
     def opened(self) -> list[Shards]:
-        """Where each iterator over a batch's shards is noted that the script requests. Without
-        shards on this process, the loop may end before ``begin_phase``."""
+        """The iterators over shards that the script has requested since the last phase. (On a
+        process without samples, the second of ``zip(a.shards, b.shards)`` never begins.)"""
 
     @property
     def micro(self) -> MicroBatch | None:
@@ -44,47 +53,48 @@ class PhaseDriver(Protocol):
 
     @property
     def step(self) -> int:
-        """Number of the current step; between steps, that of the last one."""
+        """The number of the current step; between steps, of the last one."""
 
     def compare_data(self, description: str) -> None:
-        """Check that all ranks have read the same first samples. Every rank must call it; it blocks
-        until all have."""
+        """Checks that all ranks have read the same first samples. Every rank must call it; it
+        blocks until all have."""
 
     def note_data(self, description: str) -> None:
-        """Check that all ranks have read the same first samples when the next phase ends. Every
-        rank must call it."""
+        """Checks at the end of the next phase that all ranks have read the same first samples.
+        Every rank must call it."""
 
     def begin_phase(self, batch: Batch) -> Batch:
-        """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one
-        where a loop runs over the shards of two batches side by side."""
+        """Begins a phase on a batch's shards. Returns the batch that leads the phase: this one, or
+        another beside which this one runs."""
 
     def begin_shard(self, micro: MicroBatch, data: Any) -> None:
-        """Begin a micro-batch, of which the script is about to receive the samples; ``data`` are
-        these before they are moved to the device."""
+        """Begins a micro-batch, of which the script is about to receive the samples. ``data``: the
+        samples before they are moved to the device."""
 
     def received(self, micro: MicroBatch, data: Any) -> None:
-        """The script is about to receive samples of the current micro-batch from a loader beside
-        the one that leads."""
+        """Notes that the script is about to receive samples of the current micro-batch from a batch
+        beside the leading one."""
 
     def end_shard(self) -> None:
-        """End the micro-batch."""
+        """Ends the micro-batch."""
 
     def end_phase(self) -> None:
-        """End the phase: this process's shards have run, and are combined with those of the other
-        ranks. Collective."""
+        """Ends the phase: combines this process's shards with the shards of the other ranks.
+        Collective."""
 
     def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
-        """Record values of the running shard."""
+        """Records values of the running shard."""
 
     @property
     def is_aside(self) -> bool:
-        """Whether a shard runs aside, without effect on the run."""
+        """Whether the running shard is a dry run, without effect on the run (``loop.aside``)."""
 
     def gather(self, mine: list[Shared]) -> list[Shared]:
-        """What the shards of all ranks have shared, in their order. Every rank must call it."""
+        """Returns what the shards of all ranks have shared, in shard order. Every rank must call
+        it."""
 
     def check_outside(self, call: str) -> None:
-        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
+        """Raises UsageError, with the name ``call``, inside ``batch.shards``."""
 
 
 class GlobalBatch(ABC):
@@ -95,7 +105,7 @@ class GlobalBatch(ABC):
 
     @abstractmethod
     def refuse(self, use: str) -> NoReturn:
-        """Raise the error for using the batch as if it were the samples.
+        """Raises the error for using the batch as if it were the samples.
 
         Raises:
             UsageError: always.
@@ -119,7 +129,8 @@ class GlobalBatch(ABC):
 
 
 class Batch(GlobalBatch):
-    """One step's global batch, of which this process has some shards (none, if the batch is small).
+    """The batch of one step over all processes, of which this process has some shards (none, if the
+    batch is small).
 
     ::
 
@@ -133,7 +144,7 @@ class Batch(GlobalBatch):
             team.log(loss=batch["loss"])
 
     Args:
-        plan: this process's part of the step.
+        plan: this process's share of the step.
         data: the samples of each micro-batch, before they are moved to the device.
         driver: runs the phases.
         uploads: moves samples to the device; None: they stay where they are.
@@ -144,8 +155,8 @@ class Batch(GlobalBatch):
         self.values: dict[str, Any] = {}
         """The results of ``batch[name]``."""
         self.totals: dict[str, tuple[float, float]] = {}
-        """The weighted sums behind those ``values`` that are means of numbers, and the weights'
-        sums, of the phases that this batch has led."""
+        """For each of ``values`` that is a mean of numbers, its weighted sum and the sum of its
+        weights, from the phases that this batch has led."""
         self.data = data
         self._driver = driver
         self._upload = None if uploads is None else uploads.of(data)
@@ -154,25 +165,25 @@ class Batch(GlobalBatch):
 
     @property
     def num_samples(self) -> int:
-        """Samples of the step's global batch (of all its parts, with ``accumulate``). The same on
-        every rank."""
+        """The number of samples of the step, over all processes and, with ``accumulate``, all its
+        parts. The same on every rank."""
         return self.plan.num_samples
 
     @property
     def shards(self) -> Iterator[Any]:
         """This process's shards, one after another, each on ``team.device``; none on a rank without
-        samples.
+        samples. With ``accumulate``, each shard comes once for each of the step's global batches.
 
-        Each loop over them is a phase, with a random stream and a gradient of its own. The end of
-        the loop synchronizes gradients over all ranks, so every rank must reach it; leaving the
-        loop early is an error."""
+        Each loop over them is a phase, with a separate gradient and separate random streams. The
+        end of the loop synchronizes gradients over all ranks, so every rank must reach it. Leaving
+        the loop early is an error."""
         shards = Shards(self, self._driver, self._upload)
         self._driver.opened.append(shards)
         return shards
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
-        """Record values of the current shard, to be combined over the global batch: ``batch[name]``
-        after the phase. Local.
+        """Records values of the current shard. After the phase, ``batch[name]`` is their mean or
+        sum over the step. Local.
 
         ::
 
@@ -196,11 +207,11 @@ class Batch(GlobalBatch):
         self._driver.add(weight, values, reduction)
 
     def share(self, value: Any) -> None:
-        """Share a value of the running shard with all processes, inside ``batch.shards``:
+        """Shares a value of the running shard with all processes, inside ``batch.shards``:
         ``shared()`` returns it. Local.
 
-        For what needs each shard's own values, not their mean. A metric object, say, that sees the
-        whole global batch::
+        For code that needs each shard's values, not their mean: a metric object, say, that sees the
+        global batch::
 
             for images, labels in batch.shards:
                 logits = model(images)
@@ -226,9 +237,9 @@ class Batch(GlobalBatch):
             self._shared.append(((micro.part, micro.shard), keep(value)))
 
     def shared(self) -> list[Any]:
-        """The values that the shards of all processes have shared since the last call, in the order
-        of their samples: the same on every rank. Every rank must call it, after the loop over
-        ``batch.shards``; it blocks until all have.
+        """Returns the values that the shards of all processes have shared since the last call, in
+        the order of their samples: the same on every rank. Every rank must call it, after the loop
+        over ``batch.shards``; it blocks until all have.
 
         Raises:
             UsageError: inside ``batch.shards``.
@@ -238,15 +249,15 @@ class Batch(GlobalBatch):
         return [value for _, value in self._driver.gather(mine)]
 
     def note(self, totals: Mapping[str, Total]) -> None:
-        """Take the results of a phase that this batch has led."""
+        """Takes the results of a phase that this batch has led."""
         for name, total in totals.items():
             self.values[name] = total.result
             if total.kind == MEAN and isinstance(total.total, float):
                 self.totals[name] = (total.total, total.weight)
 
     def __getitem__(self, name: str) -> Any:
-        """A value's mean or sum over the global batch: the same on every rank, to the bit. If two
-        phases of the step have added the name, it is that of the last.
+        """Returns a value's mean or sum over the step: bit-identical on every rank. If two phases
+        of the step have added the name, the later phase counts.
 
         Returns:
             Of numbers, and of one value per sample: a float, or the int that is a sum of integers.
@@ -272,18 +283,19 @@ class Batch(GlobalBatch):
         )
 
     def __repr__(self) -> str:
-        return f"Batch(step {self.plan.number}: {self.num_samples} samples, {len(self.data)} of the shards here)"
+        num_shards = sum(micro.begins_shard for micro in self.plan.micro_batches)
+        return f"Batch(step {self.plan.number}: {self.num_samples} samples, {num_shards} of the shards here)"
 
 
 class Shards:
-    """One loop over the shards of a batch. (Not a generator, since leaving it early must not close
-    anything.)"""
+    """The iterator of one loop over a batch's shards. (Not a generator, since leaving the loop
+    early must not close anything.)"""
 
     def __init__(self, batch: Batch, driver: PhaseDriver, upload: Upload | None) -> None:
         self.batch = batch
         self._driver = driver
         self._upload = upload
-        self._runs: Iterator[ShardRun] = iter(())
+        self._micro_batches: Iterator[MicroBatchSamples] = iter(())
         self._leader: Batch | None = None
         self._is_over = False
 
@@ -297,12 +309,12 @@ class Shards:
         if self._leader is None:
             self._leader = driver.begin_phase(batch)
             leads = self._leader is batch
-            self._runs = driver.runs(batch.plan, batch.data, leads)
+            self._micro_batches = driver.runs(batch.plan, batch.data, leads)
         else:
             leads = self._leader is batch
             if leads:
                 driver.end_shard()
-        run = next(self._runs, None)
+        run = next(self._micro_batches, None)
         if run is None:
             self._is_over = True
             if leads:
@@ -322,9 +334,9 @@ class Shards:
         return given
 
     def drop(self) -> None:
-        """The phase was left: undo a shard that runs aside."""
-        if isinstance(self._runs, Generator):
-            self._runs.close()
+        """Undoes a shard that runs aside, after the script has left the phase."""
+        if isinstance(self._micro_batches, Generator):
+            self._micro_batches.close()
 
     @property
     def is_over(self) -> bool:
@@ -333,11 +345,11 @@ class Shards:
 
     @property
     def is_beside(self) -> bool:
-        """Whether the loop runs side by side with one over another batch, which leads the phase."""
+        """Whether the loop runs beside a loop over another batch, which leads the phase."""
         return self._leader is not None and self._leader is not self.batch
 
     def end_beside(self) -> None:
-        """End the loop with a phase that another batch has led."""
+        """Ends the loop with a phase that another batch has led."""
         self._is_over = True
 
 

@@ -21,7 +21,7 @@ class Turns(Protocol):
 
 
 class HostedEpochs:
-    """A loop over epochs that belongs to a host: a library that drives training, and calls this
+    """A loop over epochs that belongs to a host library: one that drives training, and calls this
     object where ``for epoch in team.epochs(n)`` would begin an epoch and end. Created by
     ``team.hosted_epochs``.
 
@@ -73,7 +73,7 @@ class HostedEpochs:
         """Ends the loop. Every rank must call it. Later calls do nothing.
 
         Args:
-            early: whether the host has left it before its end, as a script does by ``break``.
+            early: whether the library has left it before its end, as a script does by ``break``.
         """
         if self._is_over:
             return
@@ -87,7 +87,7 @@ class HostedEpochs:
         self._turns.leave_epochs(max(self.first, self.num_epochs))
 
     def leave(self) -> None:
-        """Leaves the loop, which the host has not ended."""
+        """Leaves the loop, which the library has not ended."""
         self.end(early=True)
 
     @property

@@ -1,12 +1,13 @@
-"""The numbers of a phase: the shards' weights and the values that the script added, exchanged
-between ranks at its end.
+"""The weights and values of a phase: the shards' weights and the values that the script added. The
+ranks exchange them at its end.
 
 Nearly always the ranks can predict the form of this data: as many backward calls as the last time,
 of the same kinds, and values of the same names. Then a single message of fixed length per rank
-suffices. A rank whose data has another form (the script has added a tensor, for example) sets a
-flag in that message, upon which all ranks exchange pickled pages.
+suffices, its row. A rank whose data has another form (the script has added a tensor, for example)
+sets a flag in its row, upon which all ranks exchange pickled pages. A form is predicted for each
+phase index: the first phase of every step has its form, the second another.
 
-The message of a rank, in float64, where S is the largest number of micro-batches that a rank has::
+The row of a rank, in float64, where S is the largest number of micro-batches that a rank has::
 
     | mark | place | flag | calls | samples | first batches |        6 numbers
     | clock | tellers |                                              9 with balance, 6 without
@@ -14,11 +15,12 @@ The message of a rank, in float64, where S is the largest number of micro-batche
     | value, weight of name 0, slot 0 .. S-1 | name 1 ...            2 S for each name
 
 With one loss on 8 shards and 2 processes (S = 4) that is 6 + 9 + 2 x 4 = 23 numbers, 184 bytes. A
-row has a slot for every micro-batch, rather than a sum over this rank's shards, so that the result
-does not depend on which rank had which shard: rank 0's slots, then rank 1's and so on are the
-shards in order, since blocks are contiguous. Slots that are empty are marked: NaN for a weight, a
-weight of -1 for a value. Python's floats are float64, so that nothing is rounded on the way; what
-float64 cannot express (tensors, integers above 2**53) is never predicted."""
+row has a slot for every micro-batch (``MicroBatch.index``), rather than a sum over this rank's
+shards, so that the result does not depend on which rank had which shard: rank 0's slots, then rank
+1's and so on are the shards in order, since blocks are contiguous. Slots that are empty are marked:
+NaN for a weight, a weight of -1 for a value. Python's floats are float64, so that nothing is
+rounded on the way; what float64 cannot express (tensors, integers above 2**53) is never
+predicted."""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ KINDS = ("samples", "weight", "sum")
 the script, or 1."""
 
 _REMEMBERED = 50
-"""The number of phases of one number after which a name that none of them has used is no longer
+"""The number of phases of one index after which a name that none of them has used is no longer
 predicted. A script may have a name for each of a thousand tasks, or for each step, and each takes
 room in the message of every rank."""
 _MOST_PHASES = 1 << 20
@@ -91,12 +93,11 @@ class _Page:
     kinds: list[str] = field(default_factory=list)
     """One of ``KINDS`` for each backward call."""
     weights: dict[tuple[int, int], float] = field(default_factory=dict)
-    """The weights given by the script, by backward call and micro-batch."""
+    """The weights given by the script, by backward call and slot."""
     values: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
-    """The weighted sum of numbers and the sum of their weights, by name and micro-batch."""
+    """The weighted sum of numbers and the sum of their weights, by name and slot."""
     others: list[tuple[str, int, Entry]] = field(default_factory=list)
-    """The names, micro-batches and values of what no float can express: tensors and large
-    integers."""
+    """The names, slots and entries of what no float can express: tensors and large integers."""
     new_keys: tuple[Hashable, ...] = ()
     beside: int = 0
 
@@ -105,7 +106,7 @@ class _Page:
         return {name for name, _ in self.values}
 
     def entries(self) -> list[tuple[str, int, Entry]]:
-        """Returns all names, micro-batches and values."""
+        """Returns all names, slots and entries."""
         numbers = [
             (name, slot, (kind, int(value) if kind == COUNT else value, weight))
             for ((name, kind), slot), (value, weight) in self.values.items()
@@ -115,7 +116,7 @@ class _Page:
 
 @dataclass
 class _Foreseen:
-    """The form predicted for phases of one number in their steps. The same on every rank."""
+    """The form predicted for phases of one index in their steps. The same on every rank."""
 
     # The same, although each rank predicts by itself: it learns from the pages of all ranks, which
     # are the same everywhere. A rank with a form of its own would send a row of another length.
@@ -123,9 +124,9 @@ class _Foreseen:
     kinds: list[str] = field(default_factory=list)
     """The kinds of the backward calls."""
     names: dict[Name, int] = field(default_factory=dict)
-    """The names, each with the phase of this number in which it was last used."""
+    """The names, each with the value of ``num_phases`` when it was last used."""
     num_phases: int = 0
-    """The number of phases of this number so far."""
+    """The number of phases of this index so far."""
 
     def foresees(self, page: _Page) -> bool:
         """Whether a page has this form."""
@@ -162,8 +163,9 @@ class Clock(Protocol):
 
 
 class Teller(Protocol):
-    """A source of more numbers for the exchange at the end of a phase, without a further message.
-    How many they are may depend only on what is equal on all ranks."""
+    """A source of more numbers for the rows of a phase, so that they need no message of their own:
+    the divergence check and audits compare checksums in this way. How many numbers a teller adds
+    may depend only on what is equal on all ranks."""
 
     def tell(self) -> list[float]:
         """Returns the numbers of this rank for the phase that ends: equally many on every rank."""
@@ -173,12 +175,12 @@ class Teller(Protocol):
 
 
 class Ledger:
-    """The numbers of the current phase, and their exchange at its end.
+    """The weights and values of the current phase, and their exchange at its end.
 
     Args:
         collectives: over all ranks.
         accumulate: global batches per step.
-        clock: the source of times that are exchanged with the numbers of the phase.
+        clock: the source of times that are exchanged with the weights and values.
     """
 
     def __init__(self, collectives: Collectives, accumulate: int, clock: Clock) -> None:
@@ -194,15 +196,15 @@ class Ledger:
         them."""
         self._accumulate = accumulate
         self._foreseen: defaultdict[int, _Foreseen] = defaultdict(_Foreseen)
-        """The form predicted for each phase number."""
+        """The form predicted for each phase index."""
         self._page = _Page()
         self._added: list[tuple[str, str, Any, Weight | None]] = []
         """The names, kinds, values and weights of the current micro-batch."""
         self._on_device: list[tuple[str, int, str, Any, Weight]] = []
-        """The names, micro-batches, kinds, values and weights of which a value or weight is yet to
-        be read from its device."""
+        """The names, slots, kinds, values and weights of which a value or weight is yet to be read
+        from its device."""
         self._given: dict[tuple[int, int], Tensor] = {}
-        """The weights on a device that the script has given, by backward call and micro-batch."""
+        """The weights on a device that the script has given, by backward call and slot."""
         self._first_data: list[str] = []
         """The descriptions of first batches that the ranks compare with the next exchange."""
 
@@ -226,7 +228,8 @@ class Ledger:
         self._first_data.append(description)
 
     def drop(self) -> None:
-        """Discards the phase's numbers after the script has left the shard loop early."""
+        """Discards the phase's weights and values after the script has left the shard loop
+        early."""
         # What was foreseen stays: all ranks learn only from exchanges, and this phase had none.
         self._page, self._added, self._on_device, self._given = _Page(), [], [], {}
         self.num_calls, self._weight = 0, None
@@ -320,14 +323,14 @@ class Ledger:
     def settle(
         self, plan: StepPlan, phase: int, new_keys: Sequence[Hashable], gather: Gather, step: int, beside: int = 0
     ) -> tuple[Outcome, dict[str, Total]]:
-        """Exchanges the numbers of the phase with the other ranks. Every rank must call it; it
-        blocks until all have.
+        """Exchanges the weights and values of the phase with the other ranks. Every rank must call
+        it; it blocks until all have.
 
         Args:
-            plan: of the step.
-            phase: its number in the step.
+            plan: the plan of the step.
+            phase: the index of the phase in the step.
             new_keys: ``Sync.new_keys`` of this rank, for the other ranks.
-            gather: ``Sync.gather``, which may send the numbers along with the gradients.
+            gather: ``Sync.gather``, which may send the row along with the gradients.
             step: the step number, for messages.
             beside: ``Outcome.beside`` of this rank, for the other ranks.
 
@@ -369,7 +372,7 @@ class Ledger:
         return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
 
     def _exchange(self, plan: StepPlan, page: _Page, at: tuple[int, int], gather: Gather) -> list[_Page]:
-        """Exchanges the pages of all ranks. ``at``: the step, and the number of the phase in it."""
+        """Exchanges the pages of all ranks. ``at``: the step, and the phase's index in it."""
         step, phase = at
         form = self._foreseen[phase]
         is_foreseen = form.foresees(page)
@@ -379,7 +382,7 @@ class Ledger:
         told = [teller.tell() for teller in self.tellers]
         place = float(step * _MOST_PHASES + phase)
         line = [_MARK, place, 0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples)]
-        line += [self._data_number(), *busy, *itertools.chain(*told)]
+        line += [self._data_checksum(), *busy, *itertools.chain(*told)]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         # Sorted: a row has no names in it, so every rank must write and read them in one order.
         for name in sorted(form.names):
@@ -416,7 +419,7 @@ class Ledger:
             return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
         return [self._read(row, first, form, weighted, slots) for row in lines]
 
-    def _data_number(self) -> float:
+    def _data_checksum(self) -> float:
         """Returns a number that is the same on all ranks if they have begun their passes with the
         same batches."""
         return float(zlib.crc32("\n".join(self._first_data).encode())) if self._first_data else 0.0

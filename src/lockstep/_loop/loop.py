@@ -3,7 +3,7 @@
 What contains what, and which object hears of it::
 
     run
-      section        a loop over team.epochs(), or the code around it    Resumption
+      section        a loop over team.epochs(), or the code between two  Resumption
         epoch                                                            EpochLoop -> Loop
           pass       a loop over a prepared loader                       PreparedLoader -> Loop
             step     one batch of the loader                             PreparedLoader -> Loop
@@ -12,7 +12,7 @@ What contains what, and which object hears of it::
 
 The script's loops drive everything. Each is over an iterator of lockstep, which reports its next
 item and its end; nothing calls the script. One loader leads: its pass counts the steps. A loader
-that is iterated within that pass only yields batches.
+that is iterated within that pass runs *beside* it, and only yields batches.
 
 Ranks take the same steps without asking each other, since each phase ends in an exchange. They ask
 only where no phase has shown that all are here: at the end of a pass, before an evaluation, and
@@ -111,8 +111,8 @@ class Loop:
         """The newest loop over epochs, which the script may have left although it still refers to
         it."""
         self._hosted: HostedEpochs | None = None
-        """The newest loop over epochs that a host drives. (A strong reference: the host ends it by
-        a call, not by dropping its last reference.)"""
+        """The newest loop over epochs that a host library drives. (A strong reference: the library
+        ends it by a call, not by dropping its last reference.)"""
         self._listeners = listeners
         self._is_main = is_main
         self._has_warned = False
@@ -123,18 +123,18 @@ class Loop:
         self._num_in_pass = 0
         self._num_passes = 0
         self._beside: dict[PreparedLoader, int] = {}
-        """The open passes over other loaders than the leading one, with the number of the leading
-        pass in which each last yielded a batch. Between two leading passes it is unknown whether
+        """The open passes beside the leading one, by loader, with the number of the leading pass in
+        which each last yielded a batch. Between two leading passes it is unknown whether
         the script will continue or restart them, so no checkpoint is saved there."""
         self._has_warned_of_idle = False
         self._agreement_pending = False
-        """Whether the last step's ``tick`` is still due, because the loop was left within that
-        step."""
+        """Whether the last step's ``Listener.tick``, in which ranks agree between steps, is still
+        due, because the loop was left within that step."""
         self._error_before = getattr(sys, "last_value", None)
 
     @property
     def step(self) -> int:
-        """Number of the current step; between steps, that of the last one."""
+        """The number of the current step; between steps, of the last one."""
         return self.phases.step
 
     def _restore(self, is_final: bool) -> None:
@@ -160,8 +160,8 @@ class Loop:
         return Epochs(num_epochs, lambda epochs: EpochLoop(self._turns(epochs), self._begin_loop, self._leave_by_error))
 
     def hosted_epochs(self, num_epochs: int) -> HostedEpochs:
-        """Returns the epochs that are left, for a host's loop, as ``Team.hosted_epochs``
-        describes."""
+        """Returns the epochs that are left, for the loop of a host library, as
+        ``Team.hosted_epochs`` describes."""
         if num_epochs < 0:
             raise ConfigError(f"hosted_epochs({num_epochs}): it must be 0 or more.", code="negative-epochs")
         self._end_open_epochs()
@@ -223,7 +223,7 @@ class Loop:
         self._reseed_between(epoch)
 
     def end_epoch(self, epoch: int) -> None:
-        """Ends an epoch: save the checkpoint that is due, if any. Every rank must call it."""
+        """Ends an epoch, and saves the checkpoint that is due, if any. Every rank must call it."""
         self.flush("the end of the epoch")
         # A checkpoint between epochs cannot be saved while a pass is open beside the leading one:
         # the script may continue or restart it, and the position would not show which.
@@ -262,7 +262,7 @@ class Loop:
 
     @property
     def next_is_done(self) -> bool:
-        """See Driver."""
+        """Whether ``skips`` would be true."""
         return self._leader is None and self.resumption.next_is_done
 
     def skips(self) -> bool:
@@ -362,7 +362,7 @@ class Loop:
         return self._leader is not None
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Saves the checkpoint that is due, if any, and begin a step."""
+        """Saves the checkpoint that is due, if any, and begins a step."""
         # Before a step, not after one: the code between two steps belongs to the earlier one, and
         # has run when the loader is asked for the next batch.
         if self._saver.is_due and self._may_save():
@@ -432,15 +432,15 @@ class Loop:
     # Between passes
 
     def before_collective(self, call: str) -> None:
-        """Checks that this rank is outside of ``batch.shards``; after a pass that was left early,
-        meet the other ranks, too."""
+        """Checks that this rank is outside of ``batch.shards``. After a pass that was left early,
+        meets the other ranks, too."""
         self.phases.check_outside(call)
         # Within a pass, the exchange of the phase before has shown that all ranks are here.
         if self.meetings.is_due:
             self.meetings.meet(call, self.step)
 
     def before_evaluation(self, call: str) -> None:
-        """Checks that this rank is outside of ``batch.shards``, and meet the other ranks. Every
+        """Checks that this rank is outside of ``batch.shards``, and meets the other ranks. Every
         rank must call it."""
         self.phases.check_outside(call)
         self.meetings.meet(call, self.step)
@@ -536,7 +536,7 @@ class Loop:
         )
 
     def how_it_resumes(self) -> str:
-        """What the same command does now, for a sentence."""
+        """Returns what the same command does now, as the end of a sentence."""
         newest = self._saver.newest_written()
         return "starts over, since no checkpoint was saved" if newest is None else f"resumes after step {newest}"
 
@@ -566,7 +566,7 @@ class Loop:
             if not failed and step > 0:
                 is_same = self._divergence.compare_at_end(step)
                 is_saved = self._end is not None and self._end[0] == step
-                # (What rank 0 alone has changed since is no part of the run.)
+                # (What rank 0 alone has changed since does not belong to the run.)
                 is_saved = is_saved and (not is_same or self._end == (step, self._divergence.digest()))
         except MismatchError:
             self._saver.close(end, step, self.epoch_shown, failed=True)

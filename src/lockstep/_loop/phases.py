@@ -13,6 +13,10 @@ The script's own ``for`` loops are the clock. Each ``next()`` first ends what ca
         optimizer.step()             a hook of PyTorch           -> before_optimizer
                                      the loader's next()         -> end_step
 
+One iteration of ``batch.shards`` is one micro-batch. That is a whole shard, unless ``accumulate``
+gives a step several global batches: then a shard has one micro-batch for each of them, and
+begin_shard and end_shard run for each.
+
 So nothing runs at the end of a shard or phase if the script leaves its loop early: that is noticed
 at the next call that belongs outside (``check_outside``), or when the loader's iterator is dropped
 (``leave_step``). A rank without samples makes no shard, but runs begin_phase and end_phase as the
@@ -31,7 +35,7 @@ from torch.optim import Optimizer
 
 from lockstep._base.errors import ConfigError, LossError, UsageError, unknown_name
 from lockstep._base.reports import warn
-from lockstep._data.batch import Batch, Shards, own_runs
+from lockstep._data.batch import Batch, Shards, own_micro_batches
 from lockstep._data.evaluation_pass import EvaluationBatch
 from lockstep._data.shared import Shared
 from lockstep._data.streams import Purpose, reseed
@@ -78,7 +82,7 @@ class Phases:
         seed: the root of the run's random streams.
         num_shards: V.
         sync: synchronizes gradients and buffers.
-        ledger: exchanges the numbers of each phase.
+        ledger: exchanges the weights and values of each phase.
         trained: what was prepared so far.
         guards: of what is trained.
         listeners: notified of steps, phases and shards.
@@ -106,7 +110,7 @@ class Phases:
         self.micro: MicroBatch | None = None
         """The running micro-batch; None: outside of ``batch.shards``."""
         self.num_done = 0
-        """The number of completed phases of the current step."""
+        """The number of completed phases of the current step: the index of the running one."""
         self.was_left = 0
         """The step that was left inside ``batch.shards`` and is yet to be reported; 0: none."""
         self.has_loader = False
@@ -128,7 +132,7 @@ class Phases:
         """Whether each shard has a random stream, after which the step's begins again. With V = 1
         the step's stream simply continues, as in any script: starting a stream costs some 10 µs,
         most of it for ``random`` and ``numpy.random``."""
-        self.runs = own_runs
+        self.runs = own_micro_batches
         """The function that gives the micro-batches to run of a batch. An instrument that repeats
         shards sets another one (``loop.aside``)."""
         self.found_wrong = False
@@ -141,7 +145,8 @@ class Phases:
         self._plan: StepPlan | None = None
         """The plan of the current step; None: between steps."""
         self._batch: Batch | None = None
-        """The batch that leads the current phase; None: between phases."""
+        """The batch that leads the current phase: the first of ``zip(a.shards, b.shards)``; None:
+        between phases."""
         self.opened: list[Shards] = []
         """The iterators over shards that the script has requested since the last phase."""
         self._carried: Gradients = {}
@@ -261,7 +266,7 @@ class Phases:
         )
 
     def check_zero_grad(self, call: str) -> None:
-        """Makes ``check_outside`` for a call that clears gradients.
+        """Checks that a call that clears gradients is outside of ``batch.shards``.
 
         Raises:
             UsageError: like ``check_outside``.
@@ -275,8 +280,8 @@ class Phases:
         )
 
     def check_scaler(self, call: str) -> None:
-        """Makes ``check_outside`` for a call of the script's GradScaler, which fails where there
-        are no gradients.
+        """Checks that a call of the script's GradScaler is outside of ``batch.shards``, and that
+        there are gradients.
 
         Raises:
             UsageError: like ``check_outside``, or there are none.
@@ -286,8 +291,12 @@ class Phases:
             self.guards.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
-        """Returns to the random stream of this position, after something else has drawn from
-        another."""
+        """Returns to the random stream of this position, after other code has drawn from another
+        stream.
+
+        A stream is a sequence of random numbers with a seed of its own. Inside ``batch.shards`` the
+        seed is derived from the run's seed, step, shard, part and phase, and outside from the run's
+        seed, step and phase."""
         micro = self.micro
         if micro is not None:
             reseed(self.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)
@@ -300,7 +309,8 @@ class Phases:
         self._ledger.compare_data(description)
 
     def note_data(self, description: str) -> None:
-        """Checks the same when the next phase ends, without a further message."""
+        """Checks at the end of the next phase, without a further message, that all ranks have read
+        the same first samples. Every rank must call it."""
         self._ledger.note_data(description)
 
     def gather(self, mine: list[Shared]) -> list[Shared]:
@@ -344,15 +354,16 @@ class Phases:
         return batch
 
     def begin_shard(self, micro: MicroBatch, data: Any) -> None:
-        """Begins a micro-batch, of which the script is about to receive the samples. Local."""
+        """Begins a micro-batch, of which the script is about to receive the samples. With
+        ``accumulate``, runs for each of a shard's micro-batches. Local."""
         self.micro = self.guards.gradients.micro = micro
         _, sync, methods, mark = self.sinks
         if self._combines:
             sync.begin_shard(micro)
         for notify in methods["begin_shard"]:
             notify(micro)
-        # The stream belongs to step, shard and phase. So a shard draws the same numbers on any
-        # rank, and after any number of other shards.
+        # The stream belongs to step, shard, part and phase. So a micro-batch draws the same numbers
+        # on any rank, and after any number of others.
         if self._has_streams:
             self.resume_stream()
         for notify in methods["received"]:
@@ -365,7 +376,8 @@ class Phases:
             notify(micro, data)
 
     def end_shard(self) -> None:
-        """Ends the micro-batch. Local.
+        """Ends the micro-batch. With ``accumulate``, runs for each of a shard's micro-batches.
+        Local.
 
         Raises:
             UsageError: the script caught an error of its backward pass.
@@ -387,10 +399,12 @@ class Phases:
         mark((ENDING, perf_counter()))
 
     def settle(self) -> None:
-        """Exchanges the numbers of the phase, once the shards of this process have run. Every rank
-        must call it; it blocks until all have. ``end_phase`` calls it unless an instrument did,
-        which repeats shards after it has heard of the others' numbers, while buffers are still
-        those with which all shards began."""
+        """Exchanges the weights and values of the phase, once the shards of this process have run.
+        Every rank must call it; it blocks until all have.
+
+        ``end_phase`` calls it, unless an instrument did before: an audit repeats shards once the
+        ranks have exchanged rows, while buffers still have the values with which all shards
+        began."""
         batch, sync = self._batch, self._sync
         assert batch is not None
         if self.guards.is_strict:
@@ -434,9 +448,10 @@ class Phases:
             self.resume_stream()
 
     def _beside(self, plan: StepPlan) -> int:
-        """Returns the loops that have run side by side with the one that leads, a bit for each of
-        ``opened``, if some ranks have no samples: on these, a loop over both ends before the second
-        is asked for any, as if it were to come later."""
+        """Returns the loops that have run beside the leading one, a bit for each of ``opened``; 0
+        if every rank has samples. Ranks without samples learn from the others' bits: their
+        ``zip(a.shards, b.shards)`` ends before it asks ``b``, as if a loop over ``b`` were still
+        to come."""
         if plan.num_active_ranks == len(plan.blocks.by_rank):
             return 0
         return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_beside)

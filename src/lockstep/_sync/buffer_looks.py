@@ -1,10 +1,10 @@
 """Buffers that are no statistics (counters, tables, queues, minima), of which combining the shards'
 changes loses a part.
 
-``look_at`` sums up how one shard has changed a buffer, and ``judge`` finds from the looks of all
-shards whether combining them lost something. Pure. Nothing is lost of running statistics, where
-every shard changes all elements and the weighted mean is right, nor of what all shards change in
-the same way: a count of steps, a flag, the vectors of a spectral norm."""
+A look sums up how one shard has changed a buffer (``look_at``). ``find_lost_changes`` finds from
+the looks of all shards whether combining the changes has lost something. Pure. Nothing is lost of
+running statistics, where every shard changes all elements and the weighted mean is right, nor of
+what all shards change in the same way: a count of steps, a flag, the vectors of a spectral norm."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ _BY_HAND = (
 )
 
 
-def judge(looks: Iterable[Look], *, is_averaged: bool) -> str | None:
+def find_lost_changes(looks: Iterable[Look], *, is_averaged: bool) -> str | None:
     """Returns what combining the shards' changes of one buffer lost, and what to write instead;
     None: nothing, as far as they show.
 

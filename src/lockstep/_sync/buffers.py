@@ -16,9 +16,8 @@ for bit.
 
 Every shard begins at ``start``, so its result does not depend on which shards this process has run
 before. Changes are summed rather than values, since then a shard or rank without changes adds
-nothing, and nothing
-has to be sent for it. Which buffers change is learned once per module: if any shard has changed
-them, they are summed in later phases without asking."""
+nothing, and nothing has to be sent for it. Which buffers change is learned once per module: if any
+shard has changed them, they are summed in later phases without asking."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from lockstep._base.reports import warn
 from lockstep._base.versions import version
 from lockstep._plan.shards import MicroBatch
 from lockstep._plan.tree import Node
-from lockstep._sync.buffer_looks import Look, judge, look_at
+from lockstep._sync.buffer_looks import Look, find_lost_changes, look_at
 from lockstep._sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
 from lockstep._sync.copies import copy_all
 
@@ -226,8 +225,8 @@ class ShardBuffers:
 
     def end_shard(self, micro: MicroBatch) -> dict[int, Tensor] | None:
         """Ends a micro-batch. If it is the last of its shard, returns the shard's ``changes`` and
-        undoes them. Otherwise returns None: each part of a shard continues with the buffers of the
-        part before."""
+        undoes them. Otherwise returns None: each micro-batch of a shard continues with the buffers
+        of the one before."""
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
         if not micro.ends_shard:
             return None
@@ -245,7 +244,7 @@ class ShardBuffers:
         Args:
             fraction: of the step's samples.
             is_lowest_shard: whether the shard is the first.
-            num_samples: the shard's; 0 if it had several parts.
+            num_samples: the shard's; 0 if it had several micro-batches.
         """
         are_changed = [owner.changed for owner in self._owners]
         found: dict[int, Tensor] = {}
@@ -264,11 +263,11 @@ class ShardBuffers:
         return found
 
     def looks(self) -> Sequence[str]:
-        """Returns how this process's shards have changed buffers in the phase, for ``judge`` on
-        every rank. Nearly always empty."""
+        """Returns how this process's shards have changed buffers in the phase, for
+        ``warn_of_lost_changes`` on every rank. Nearly always empty."""
         return list(map(str, self._looks))
 
-    def judge(self, new_keys: Iterable[Hashable]) -> None:
+    def warn_of_lost_changes(self, new_keys: Iterable[Hashable]) -> None:
         """Warns where combining the shards' changes has lost something, once for each name.
 
         Args:
@@ -282,7 +281,7 @@ class ShardBuffers:
         for (owner, number), looks in sorted(by_buffer.items()):
             slot = self._owners[owner].slots[number]
             name = type(slot.module).__name__, slot.name
-            loss = judge(looks, is_averaged=slot.start.is_floating_point() or slot.start.is_complex())
+            loss = find_lost_changes(looks, is_averaged=slot.start.is_floating_point() or slot.start.is_complex())
             if loss is not None and name not in self._told:
                 self._told.add(name)
                 if not dist.is_initialized() or dist.get_rank() == 0:

@@ -1,11 +1,12 @@
 """Gradients summed in one fixed tree over shard numbers: bit-identical for every number of
 processes.
 
-The gradients of a shard are a leaf: weighted, in float32 or wider, with ABSENT where the shard has
-none. A process sums its leaves in tree order (``plan.tree``), and on its last shard sends each
-bucket that earlier phases had (``sync.exchange``) as soon as the backward pass has filled it, if
-that is too much for one message at the end. Buffers go through the same tree. A single process runs
-the same code without sending anything. (V = 1 needs none of it: ``auto`` is then ``single``.)
+The gradients of a shard are a leaf: weighted, in float32 or wider, with ABSENT (``sync.gradients``:
+-0.0, which changes no sum) where the shard has none. A process sums its leaves in tree order
+(``plan.tree``). On its last shard it sends each bucket that earlier phases had (``sync.exchange``)
+as soon as the backward pass has filled it, if that is too much for one message at the end. Buffers
+go through the same tree. A single process with several shards runs the same code without sending
+anything. (One shard on one process needs none of it: ``auto`` is then ``single``.)
 
 A phase on one rank that has the shards 3, 4 and 5 of six, and two buckets of gradients::
 
@@ -13,16 +14,18 @@ A phase on one rank that has the shards 3, 4 and 5 of six, and two buckets of gr
     shard 4   backward   leaves of 4            3 and (4+5), which go together, and 5 is missing
     shard 5   backward   leaf of 5, bucket 0 full  ->  start(roots of bucket 0)
               |          leaf of 5, bucket 1 full  ->  start(roots of bucket 1)
-    end of the loop      numbers of all ranks (``loop.ledger``), new buckets, buffers, wait, .grad
+    end of the loop      rows of all ranks (``loop.ledger``), new buckets, buffers, wait, .grad
 
 Ranks may have different numbers of shards, or none in a step, and their backward passes fill
 buckets at different times. They still make the same sequence of exchanges:
 
-1. buckets that earlier phases of this number had, sorted by backward call and bucket: within the
-last
-   backward pass, or in ``new_keys`` by a rank that has no such pass;
-2. the numbers of the phase, by which each rank learns which other buckets some rank has;
+1. buckets that earlier phases of this index had, sorted by backward call and bucket: within the
+   last backward pass, or in ``new_keys`` by a rank that has no such backward pass;
+2. the rows of the ledgers, from which each rank learns which other buckets some rank has;
 3. these buckets, sorted, and the changes of buffers.
+
+A phase's index is its place in its step, from 0: a GAN, say, trains its critic in phase 0 of every
+step and its generator in phase 1, which have different buckets.
 
 Why it does not deadlock: posting a message does not block, and every rank posts and waits in one
 order (that of ``sync.exchange``, for this sequence). A rank waits for a message only after the
@@ -34,7 +37,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -52,14 +55,14 @@ from lockstep._sync.bucket_sum import BucketSum
 from lockstep._sync.buckets import Bucket, keep_freed_memory, make_buckets
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.exchange import Exchange
-from lockstep._sync.gradients import came_in_parts, has_gradient, on_gradient, refuse_create_graph, take_gradient
+from lockstep._sync.gradients import came_in_pieces, has_gradient, on_gradient, refuse_create_graph, take_gradient
 from lockstep._sync.ordered import OrderedExchange
 from lockstep._sync.protocol import Outcome, Sync
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
 MOST_TOGETHER = 1 << 20
-"""The most bytes that a rank receives in one message with the numbers of a phase. More are better
+"""The most bytes that a rank receives in one message with the rows of the ledgers. More are better
 sent in buckets during the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time
 in buckets, 1.11 together)."""
 _MAX_LAYOUTS = 8
@@ -74,7 +77,7 @@ class Layout:
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = buckets
         self.slots = {p: (index, slot) for index, bucket in enumerate(buckets) for slot, p in enumerate(bucket.parameters)}
-        """Each parameter's bucket number, and its slot in the bucket."""
+        """Each parameter's place: the index of its bucket, and its slot in the bucket."""
         self._last_step: int | None = None
         """The newest step that has used it; None: its memory is freed."""
 
@@ -90,20 +93,29 @@ class Layout:
                 bucket.free()
 
 
+class _Slots(NamedTuple):
+    """The slots of a bucket that have gradients."""
+
+    own: set[int]
+    """The slots in which a shard of this process had one."""
+    any_shard: list[int]
+    """The slots in which a shard of any process had one, as the summed counts have shown."""
+
+
 class _History:
-    """What earlier phases of one number have sent, which is sent without asking from then on. The
-    same on every rank."""
+    """What earlier phases of one index have sent. It is sent without asking from then on. The same
+    on every rank, except ``slots[...].own``."""
 
     def __init__(self) -> None:
         self.buckets: dict[tuple[Layout, int], set[int]] = {}
         """The buckets in which any shard had gradients, for each layout and backward call."""
         self.owners: set[int] = set()
-        """The numbers of the modules whose buffers any shard has changed."""
-        self.slots: dict[tuple[Layout, int, int], tuple[set[int], list[int]] | None] = {}
-        """The slots of each bucket on a GPU, by layout and backward call: the slots in which this
-        process's shards had gradients, and the slots in which any shard had one, which only the
-        sums show. The sums are not read again, which would wait for the GPU, until a rank reports
-        that its own slots have changed. None: they have, and the sums are read in every phase."""
+        """The indices of the modules whose buffers any shard has changed."""
+        self.slots: dict[tuple[Layout, int, int], _Slots | None] = {}
+        """The slots of each bucket on a GPU, by layout, backward call and bucket. A bucket without
+        an entry has yet to be read for the first time. Reading its counts waits for the GPU, so
+        they are not read again while every rank's own slots are the same. None: some rank has
+        reported other own slots, so the counts are read in every phase."""
 
 
 def _cut_off() -> UsageError:
@@ -158,14 +170,15 @@ class ExactSync(Sync):
         self._layout = Layout(())
         self._hooks: list[RemovableHandle] = []
         self._missing: list[set[int]] = []
-        """The slots of each bucket whose gradients the current backward pass has yet to produce."""
+        """For each bucket, the slots whose gradients the current backward pass has yet to
+        produce."""
         self.buffers = ShardBuffers()
         self._histories: dict[int, _History] = {}
-        """The history of each phase number."""
+        """The history of each phase index."""
         self._micro: MicroBatch | None = None
         self._listening = False
         self._hook_lock = threading.Lock()
-        """The lock of gradient hooks: autograd has a thread per GPU, and the parts of a model may
+        """The lock of gradient hooks: autograd has a thread per GPU, and the modules of a model may
         be on several."""
         self._call = 0
         self._factor: float | Tensor = 1.0
@@ -272,14 +285,14 @@ class ExactSync(Sync):
     @override
     def new_keys(self) -> Sequence[Hashable]:
         """Returns ``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of sent
-        buckets in which other parameters had one than before, numbers of modules whose buffers have
-        changed, and looks."""
+        buckets in which other parameters had one than before, the indices of modules whose buffers
+        have changed, and ``ShardBuffers.looks``."""
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
             # Backward calls that this process has not made, because it has no samples in this step
             # or its last shard left the call out. Other ranks have started these buckets and wait
-            # for them, so they must be posted before the numbers of the phase are exchanged.
+            # for them, so they must be posted before the rows of the ledgers are exchanged.
             for call in range(self._num_calls, self._most_calls()):
                 for index in self._foreseen(call):
                     self._start(call, index)
@@ -287,7 +300,7 @@ class ExactSync(Sync):
         more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
         for call, index in self._sent:
             known = self._history.slots.get((self._layout, call, index))
-            if known is not None and known[0] != self._sums[call, index].used:
+            if known is not None and known.own != self._sums[call, index].used:
                 more.append((call, index, "slots"))
         return [*more, *sorted(owners - self._history.owners), *self.buffers.looks()]
 
@@ -322,7 +335,7 @@ class ExactSync(Sync):
         for exchange in self._on_gpus.values():
             exchange.finish()
         self.buffers.apply(changes)
-        self.buffers.judge(outcome.new_keys)
+        self.buffers.warn_of_lost_changes(outcome.new_keys)
         for call, index in sorted(self._sent):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             # Divided once, after the sum: dividing each leaf would round V times, and the total of
@@ -403,7 +416,7 @@ class ExactSync(Sync):
     def _take(self, index: int, slot: int, parameter: Parameter) -> None:
         gradient = take_gradient(parameter, self._names[parameter])
         if (self._call, index) in self._sent:
-            raise came_in_parts(self._names[parameter])
+            raise came_in_pieces(self._names[parameter])
         factor = self._factor
         # A gradient of weight 0 is left out: it may be NaN, from a mean over nothing, and 0 x NaN
         # is NaN.
@@ -437,7 +450,7 @@ class ExactSync(Sync):
             self._start(self._call, index)
 
     def _start(self, call: int, index: int) -> None:
-        """Starts exchanging this process's part of a bucket."""
+        """Starts exchanging this process's sums of a bucket."""
         bucket_sum = self._sum(call, index)
         bucket_sum.make_whole()
         self._sent.append((call, index))
@@ -459,18 +472,23 @@ class ExactSync(Sync):
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def _used(self, key: tuple[Layout, int, int], own: set[int], counts: Tensor) -> list[int]:
-        """Returns the slots in which any shard had a gradient. ``own``: the slots of this
-        process."""
+        """Returns the slots in which any shard had a gradient.
+
+        Args:
+            key: the layout, the backward call and the bucket.
+            own: the slots in which a shard of this process had one.
+            counts: the numbers of shards that had one, by slot, summed over all processes.
+        """
         if self._world_size == 1:
             return sorted(own)
         # A gradient of zeros and no gradient differ: optimizers with momentum or weight decay skip
         # a parameter whose .grad is None. So the counts behind each bucket are summed with it.
         known = self._history.slots.get(key)
         if known is not None:
-            return known[1]
+            return known.any_shard
         used = [slot for slot, count in enumerate(counts.tolist()) if count > 0]
         if not counts.is_cpu:
-            self._history.slots.setdefault(key, (own, used))
+            self._history.slots.setdefault(key, _Slots(own, used))
         return used
 
 

@@ -29,7 +29,7 @@ from lockstep._plan.tree import Node, push, roots
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.exchange import Exchange
 from lockstep._sync.gradients import (
-    came_in_parts,
+    came_in_pieces,
     has_gradient,
     is_left_out,
     on_gradient,
@@ -293,7 +293,7 @@ class FSDPSync(Sync):
         changes = self.buffers.start_sums(self._changing, self._changes, self._exchange.start)
         self._exchange.finish()
         self.buffers.apply(changes)
-        self.buffers.judge(outcome.new_keys)
+        self.buffers.warn_of_lost_changes(outcome.new_keys)
         for call, slices, row in self._gradients.totals():
             total = outcome.totals[call] if call < len(outcome.totals) else None
             self._set_gradients(call, slices, row if total is None else row.div_(total))
@@ -345,7 +345,7 @@ class FSDPSync(Sync):
             unit, slices, slot = self._places[whole]
             gradient = take_gradient(whole, self._names[whole])
             if unit in self._sent:
-                raise came_in_parts(self._names[whole])
+                raise came_in_pieces(self._names[whole])
             if is_left_out(self._factor):
                 return
             self._gradients.put(slices, slot, gradient, self._factor)
@@ -382,7 +382,7 @@ class FSDPSync(Sync):
     # The end of a phase
 
     def _set_gradients(self, call: int, slices: Slices, row: Tensor) -> None:
-        """Sets this rank's parts of gradients to their sums, where any shard had one."""
+        """Sets this rank's slices of gradients to their sums, where any shard had one."""
         used = self._used.of(call)
         slots = [slot for slot, parameter in enumerate(slices.parameters) if self._numbers[parameter] in used]
         for slot, own in zip(slots, slices.own(row, slots), strict=True):

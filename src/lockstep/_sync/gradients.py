@@ -98,9 +98,9 @@ def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float
         if not is_dropped:
             # Autograd may give several parameters one tensor, of which each sees a view (``rows[:,
             # None] + columns``).
-            part = weigh(gradient if is_narrow(gradient) else gradient.clone(), weight)
+            weighted = weigh(gradient if is_narrow(gradient) else gradient.clone(), weight)
             earlier = sums.get(parameter)  # looked up once: hashing a tensor is a call in Python
-            sums[parameter] = part if earlier is None else earlier.add_(part)
+            sums[parameter] = weighted if earlier is None else earlier.add_(weighted)
 
 
 def has_gradient(parameter: Tensor) -> bool:
@@ -157,10 +157,10 @@ def refuse_create_graph(options: dict[str, Any], strategy: str) -> None:
         )
 
 
-def came_in_parts(name: str) -> ModelError:
+def came_in_pieces(name: str) -> ModelError:
     """Returns the error for a parameter whose gradient grows after it was sent."""
     return ModelError(
-        f"the gradient of {name!r} came in several parts in one backward pass, after it had been sent. The cause is "
+        f"the gradient of {name!r} came in several pieces in one backward pass, after it had been sent. The cause is "
         "checkpoint(..., use_reentrant=True) over parameters that are also used elsewhere: pass use_reentrant=False.",
         code="gradient-in-parts",
     )

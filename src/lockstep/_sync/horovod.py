@@ -23,7 +23,7 @@ from lockstep._base.config import RunConfig
 from lockstep._base.errors import PeerError
 from lockstep._plan.shards import StepPlan
 from lockstep._sync.afterwards import add_absent
-from lockstep._sync.gradients import Gradients, add_weighted, came_in_parts, has_gradient, on_gradient, usable
+from lockstep._sync.gradients import Gradients, add_weighted, came_in_pieces, has_gradient, on_gradient, usable
 from lockstep._sync.protocol import Sync
 from lockstep._sync.sharded import ShardedSync
 from lockstep._sync.start import broadcast_from_rank_0
@@ -109,7 +109,7 @@ class HorovodSync(ShardedSync):
         if not self._listening:
             return
         if parameter in self._sent.get(self._call, {}):
-            raise came_in_parts(self._names[parameter])
+            raise came_in_pieces(self._names[parameter])
         sums: Gradients = {parameter: self._earlier.pop(parameter)} if parameter in self._earlier else {}
         add_weighted([parameter], sums, self._factor)
         if sums:  # empty if the shard has weight 0 and there are no earlier ones

@@ -5,13 +5,13 @@ Who calls what in a phase, on a rank with two shards::
     begin_phase                           local
     begin_shard, backward, end_shard      for each micro-batch; backward may exchange
     new_keys                              after the last shard; starts what earlier phases had
-    gather                                the numbers of all ranks (``loop.ledger``): all wait
+    gather                                the rows of all ranks (``loop.ledger``): all wait
     end_phase                             starts the rest: all wait
 
-``new_keys`` comes before the exchange of numbers and ``end_phase`` after it, because a rank can
-know only from the others which gradients and buffers, that no earlier phase had, some rank has in
-this one. In a phase like the one before it, that is none, and nothing but the numbers and the
-gradients is sent."""
+A row is what a rank's ledger has recorded in the phase: weights and values. ``new_keys`` comes
+before the exchange of rows and ``end_phase`` after it, because only the others' rows tell a rank
+which gradients and buffers, that no earlier phase had, some rank has in this one. In a phase like
+the one before it, that is none, and nothing but the rows and the gradients is sent."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Outcome:
     immutable.)"""
 
     totals: Sequence[float | None]
-    """The divisor of the sum of each backward call over all shards; None: not divided."""
+    """For each backward call, the divisor of its sum over all shards; None: not divided."""
     new_keys: Sequence[Hashable] = ()
     """The results of ``Sync.new_keys`` of all ranks, in order, without duplicates."""
     beside: int = 0
-    """The loops over other batches that were part of the phase on any rank, as bits in the order in
-    which the script opened them."""
+    """The loops over second batches (``zip(a.shards, b.shards)``) that belonged to the phase on any
+    rank, as bits in the order in which the script opened them."""
 
 
 class ShardSync(Protocol):
-    """The part of a Sync that micro-batches run on."""
+    """What a micro-batch needs of a strategy."""
 
     def begin_shard(self, micro: MicroBatch) -> None:
         """Begins a micro-batch. Local."""
@@ -51,32 +51,32 @@ class ShardSync(Protocol):
 
         Args:
             loss: a scalar.
-            call: number of the backward call within the micro-batch, from 0.
+            call: index of the backward call within the micro-batch, from 0.
             factor: factor for its gradients; a tensor on a device should not be waited for.
             options: for ``Tensor.backward``.
         """
 
     def end_shard(self) -> None:
-        """Ends the micro-batch: changes of buffers are recorded and undone. Local."""
+        """Ends the micro-batch. If it is the last of its shard, records the shard's changes of
+        buffers and undoes them. Local."""
 
 
 class Sync(ShardSync, Protocol):
     """A strategy: the only place where strategies differ. Created once per run.
 
-    In each phase every rank calls ``begin_phase``; for each of its micro-batches, if any,
-    ``begin_shard``, ``backward`` as often as the script does, and ``end_shard``; then ``new_keys``
-    and ``gather``, by which the ledger settles weights and values, and ``end_phase``, which
-    synchronizes gradients and buffers. Or ``drop`` at any point, if all ranks end or leave the
-    step.
+    In each phase every rank calls ``begin_phase``. For each of its micro-batches, if any, it calls
+    ``begin_shard``, ``backward`` as often as the script does, and ``end_shard``. Then it calls
+    ``new_keys``; ``gather``, by which the ledger settles weights and values; and ``end_phase``,
+    which synchronizes gradients and buffers. It calls ``drop`` instead, at any point, if all ranks
+    end or leave the step.
     """
 
     forward_is_collective: bool
     """Whether a forward pass is a collective, so that all ranks must run the model equally often,
     in evaluations too."""
     is_plain: bool
-    """Whether a step is that of a plain single-device script, with the same ``.grad`` inside
-    ``batch.shards``. Then nothing is combined: of what a phase calls, it gets ``backward``
-    alone."""
+    """Whether a step is the step of a plain single-device script, with the same ``.grad`` inside
+    ``batch.shards``. Then nothing is combined, and a phase calls only ``backward``."""
     waited_s: float
     """The seconds that this rank waited for others in the newest backward pass, as far as known."""
     waited_in_forward_s: float
@@ -101,20 +101,26 @@ class Sync(ShardSync, Protocol):
         """
 
     def shard_parameters(self, model: nn.Module) -> None:
-        """Shards a model that is not trained (an average) in the way in which ``attach`` shards one
-        that is. It must be the same on all ranks, and every rank must call it. Only if
-        ``forward_is_collective``."""
+        """Distributes the parameters of a model that is not trained (an average) over the ranks, as
+        ``attach`` does with a trained model under ``fsdp``. (These are shards of parameters, not of
+        a batch.) The model must be the same on all ranks, and every rank must call it. Does nothing
+        unless ``forward_is_collective``."""
         return
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """Begins a phase of a step. Every parameter's ``.grad`` must be None. Local."""
+        """Begins a phase of a step. Every parameter's ``.grad`` must be None. Local.
+
+        Args:
+            plan: the plan of the step.
+            phase: index of the phase in the step, from 0.
+        """
 
     def new_keys(self) -> Sequence[Hashable]:
         """Returns what the other ranks must learn about the phase because no earlier phase of this
-        number had it. May communicate: it starts the exchange of what earlier phases had."""
+        index had it. May communicate: it starts the exchange of what earlier phases had."""
 
     def gather(self, row: list[float]) -> list[list[float]] | None:
-        """Gathers a row of numbers from each rank, in one message with the gradients of the phase.
+        """Gathers the row of each rank's ledger, in one message with the gradients of the phase.
         Every rank must call it, after its shards have run and before ``end_phase``.
 
         Args:

@@ -78,8 +78,8 @@ class ShardedSync(Sync):
 
     @override
     def new_keys(self) -> Sequence[Hashable]:
-        """Returns the modules whose buffers have changed for the first time, and looks at
-        buffers."""
+        """Returns the modules whose buffers have changed for the first time, and
+        ``ShardBuffers.looks``."""
         new = [number for number in sorted(self._changes) if number not in self._changing]
         return [*new, *self.buffers.looks()]
 
@@ -100,7 +100,7 @@ class ShardedSync(Sync):
             parameter.grad = gradient.to(parameter.dtype)
         self._changing.update(number for number in outcome.new_keys if isinstance(number, int))
         self.buffers.apply(self._sum_changes())
-        self.buffers.judge(outcome.new_keys)
+        self.buffers.warn_of_lost_changes(outcome.new_keys)
         self._changes = {}
         self._plan = None
 

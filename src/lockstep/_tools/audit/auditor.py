@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lockstep._base.errors import DataError
 from lockstep._base.stopping import AuditFailed, ignore_interrupts
-from lockstep._data.batch import ShardRun, own_runs
+from lockstep._data.batch import MicroBatchSamples, own_micro_batches
 from lockstep._data.streams import remember_rng
 from lockstep._journal.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAITING, StepClock
 from lockstep._listener import Listener, Listeners
@@ -119,7 +119,7 @@ class Auditor(Listener):
 
     # A phase
 
-    def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
+    def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[MicroBatchSamples]:
         """Returns the shards to run, for ``PhaseDriver.runs``. Every rank must exhaust the shards
         of the batch that leads the phase, which blocks until all do.
 
@@ -141,15 +141,15 @@ class Auditor(Listener):
         case, number = self._case, self._num_batches
         self._num_batches += 1
         if case is None:
-            return own_runs(plan, data, leads)
+            return own_micro_batches(plan, data, leads)
         return self._lead(case, plan, data) if leads else self._follow(case, plan, data, number)
 
-    def _lead(self, case: _Case, plan: StepPlan, data: Sequence[Any]) -> Iterator[ShardRun]:
+    def _lead(self, case: _Case, plan: StepPlan, data: Sequence[Any]) -> Iterator[MicroBatchSamples]:
         rank = self._collectives.rank
         self._share(case, plan, data, 0)
         if rank == case.choice.auditor:
             yield from self._again(case)
-        yield from own_runs(plan, data, leads=True)
+        yield from own_micro_batches(plan, data, leads=True)
         if not self._differ():
             self._case = None
             return
@@ -158,17 +158,17 @@ class Auditor(Listener):
             yield from self._again(case)
         self._close(case)
 
-    def _follow(self, case: _Case, plan: StepPlan, data: Sequence[Any], number: int) -> Iterator[ShardRun]:
+    def _follow(self, case: _Case, plan: StepPlan, data: Sequence[Any], number: int) -> Iterator[MicroBatchSamples]:
         """Does the same for a batch that is taken inside the step of the leading one."""
         if case.results is None:  # else this rank has no shards of its own, and judges
             self._share(case, plan, data, number)
             if self._collectives.rank == case.choice.auditor:
                 yield from self._unpack(case, number).runs
-            yield from own_runs(plan, data, leads=False)
+            yield from own_micro_batches(plan, data, leads=False)
         if case.results is not None:
             yield from self._unpack(case, number).runs
 
-    def _again(self, case: _Case) -> Iterator[ShardRun]:
+    def _again(self, case: _Case) -> Iterator[MicroBatchSamples]:
         """Runs the shard without effect."""
         parcel = self._unpack(case, 0)
         case.repeat_sums = GradientSums(self._names)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep._data.batch import ShardRun, own_runs
+from lockstep._data.batch import MicroBatchSamples, own_micro_batches
 from lockstep._data.batches import cut
 from lockstep._listener import Listener
 from lockstep._loop.aside import Aside
@@ -43,7 +43,7 @@ class SampleBySample(Listener):
         self._writer = writer
         self._line: dict[str, Any] = {}
 
-    def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
+    def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[MicroBatchSamples]:
         """Yields the shard's single samples, as dry runs, and then the shards of the phase."""
         if (self._phases.step, self._phases.num_done) == (self._step, 0):
             for sample in self._samples(plan, data):
@@ -52,10 +52,10 @@ class SampleBySample(Listener):
                         yield sample
                 else:
                     yield sample
-        yield from own_runs(plan, data, leads)
+        yield from own_micro_batches(plan, data, leads)
 
-    def _samples(self, plan: StepPlan, data: Sequence[Any]) -> Iterator[ShardRun]:
-        for micro, batch in own_runs(plan, data, leads=True):
+    def _samples(self, plan: StepPlan, data: Sequence[Any]) -> Iterator[MicroBatchSamples]:
+        for micro, batch in own_micro_batches(plan, data, leads=True):
             if micro.shard == self._shard:
                 for row in range(micro.num_samples):
                     single = slice(row, row + 1)
