@@ -1,4 +1,4 @@
-"""Libraries that drive training by a loop of their own, on top of the engine."""
+"""Fixtures for libraries that drive training with a separate loop, on top of the engine."""
 
 from crew import crew, standing_crew
 from warm import run_here

@@ -1,5 +1,5 @@
 """A training that a library drives: it counts steps to ``len(loader)``, keeps its own state, and
-says where its epochs begin and end. ``hosted.py HOW``: how the loop is left (``whole``, ``break``,
+reports where its epochs begin and end. ``hosted.py HOW``: how the loop ends (``whole``, ``break``,
 ``break pass``), or ``two passes`` in each epoch.
 
 The last line has what it has come to. CATCH=STEP: an error leaves the loop there, and is caught.

@@ -1,5 +1,5 @@
-"""What is refused beneath Lightning's Trainer, by name: each is to raise the error that it
-returns."""
+"""Scripts that LockstepStrategy refuses, by name, each with the code of the error that it must
+raise."""
 
 import collections
 import contextlib
@@ -25,26 +25,27 @@ REFUSED = {}
 
 
 def run_refusal(name, root):
-    """Whether the error is raised, in this directory, and the error as it is."""
+    """Returns whether the expected error is raised, in this directory, and the error."""
     Path(root).mkdir(exist_ok=True)
     with warnings.catch_warnings(), contextlib.chdir(root):
         warnings.simplefilter("ignore")
         strategy = LockstepStrategy(**SETTINGS)
         try:
-            kind, function = REFUSED[name]
+            kind, code, function = REFUSED[name]
             try:
                 function(strategy)
             except Exception as error:
-                return type(error) is kind, repr(error)
+                found = getattr(error, "code", "")
+                return (type(error), found) == (kind, code), f"{found}: {error!r}"
             return False, "no error"
         finally:
             with contextlib.suppress(Exception):
                 strategy.close()
 
 
-def refused(kind=UsageError):
+def refused(code, kind=UsageError):
     def add(function):
-        REFUSED[function.__name__] = kind, function
+        REFUSED[function.__name__] = kind, code, function
         return function
 
     return add
@@ -65,21 +66,21 @@ def in_step(name, body):
     return kind()
 
 
-@refused()
+@refused("manual-optimization")
 def manual_optimization(strategy):
     model = Net()
     model.automatic_optimization = False
     fit(strategy, model)
 
 
-@refused()
+@refused("number-of-optimizers")
 def no_optimizer(strategy):
     model = Net()
     model.configure_optimizers = lambda: None
     fit(strategy, model)
 
 
-@refused(RuntimeError)  # Lightning's, with a note
+@refused("", RuntimeError)  # Lightning's, with a note
 def several_optimizers(strategy):
     class Two(Net):
         def configure_optimizers(self):
@@ -88,7 +89,7 @@ def several_optimizers(strategy):
     fit(strategy, Two())
 
 
-@refused()
+@refused("backward-overridden")
 def backward_overridden(strategy):
     class Own(Net):
         def backward(self, loss):
@@ -97,19 +98,19 @@ def backward_overridden(strategy):
     fit(strategy, Own())
 
 
-@refused()
+@refused("several-loaders")
 def several_training_loaders(strategy):
     one = loaders()[0]
     trainer(strategy).fit(Net(), CombinedLoader({"a": one, "b": one}))
 
 
-@refused()
+@refused("several-loaders")
 def validation_loaders_side_by_side(strategy):
     train, val = loaders()
     trainer(strategy).fit(Net(), train, CombinedLoader({"a": val, "b": val}, "min_size"))
 
 
-@refused()
+@refused("checkpoint-of-lightning")
 def a_checkpoint_to_go_on_from(strategy):
     model, one = Net(), trainer(strategy, max_epochs=1)
     one.fit(model, *loaders())
@@ -117,42 +118,42 @@ def a_checkpoint_to_go_on_from(strategy):
     one.fit(model, *loaders(), ckpt_path="saved.ckpt", weights_only=False)
 
 
-@refused()
+@refused("devices-of-trainer")
 def several_devices(strategy):
     fit(strategy, devices=2)
 
 
-@refused()
+@refused("devices-of-trainer")
 def several_nodes(strategy):
     fit(strategy, num_nodes=2)
 
 
-@refused(ConfigError)
+@refused("precision-of-trainer", ConfigError)
 def float16(strategy):
     fit(strategy, precision="16-true")
 
 
-@refused()
+@refused("reloaded-loaders")
 def loaders_made_again(strategy):
     fit(strategy, reload_dataloaders_every_n_epochs=1)
 
 
-@refused()
+@refused("validation-by-time")
 def validation_by_the_clock(strategy):
     fit(strategy, val_check_interval="00:00:00:05")
 
 
-@refused()
+@refused("callback-not-supported")
 def weight_averaging(strategy):
     fit(strategy, callbacks=[cb.StochasticWeightAveraging(0.1)])
 
 
-@refused()
+@refused("endless-training")
 def epochs_without_end(strategy):
     trainer(strategy, max_epochs=-1).fit(Net(), *loaders())
 
 
-@refused()
+@refused("loader-without-length")
 def a_loader_of_unknown_length(strategy):
     class Stream(IterableDataset):
         def __iter__(self):
@@ -161,7 +162,7 @@ def a_loader_of_unknown_length(strategy):
     trainer(strategy).fit(Net(), DataLoader(Stream(), 10))
 
 
-@refused()
+@refused("samples-in-hook")
 def samples_in_a_hook(strategy):
     class Reads(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -171,7 +172,7 @@ def samples_in_a_hook(strategy):
     fit(strategy, callbacks=[Reads()])
 
 
-@refused()
+@refused("samples-in-hook")
 def samples_in_a_hook_of_validation(strategy):
     class Reads(L.Callback):
         def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0):
@@ -180,7 +181,7 @@ def samples_in_a_hook_of_validation(strategy):
     fit(strategy, callbacks=[Reads()])
 
 
-@refused()
+@refused("value-of-one-shard")
 def other_outputs_in_a_hook(strategy):
     class Returns(Net):
         def training_step(self, batch, batch_idx):
@@ -192,19 +193,19 @@ def other_outputs_in_a_hook(strategy):
     fit(strategy, Returns())
 
 
-@refused()
+@refused("metric-read-in-step")
 def a_metric_computed_in_a_step(strategy):
     fit(strategy, in_step("validation_step", lambda self, _: self.val_acc.compute()))
 
 
-@refused()
+@refused("metric-in-container")
 def a_metric_in_a_list(strategy):
     model = Net()
     model.others = [MulticlassAccuracy(3)]
     fit(strategy, model)
 
 
-@refused()
+@refused("value-of-one-shard")
 def a_count_of_steps(strategy):
     def count(self, _):
         self.num_steps += 1
@@ -214,7 +215,7 @@ def a_count_of_steps(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("attribute-changed-in-step")
 def a_sum_in_place(strategy):
     def add(self, _):
         self.total += 1
@@ -224,7 +225,7 @@ def a_sum_in_place(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("attribute-changed-in-step")
 def a_count_in_a_mapping(strategy):
     def count(self, _):
         self.counts["steps"] += 1
@@ -234,7 +235,7 @@ def a_count_in_a_mapping(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("value-of-one-shard")
 def a_value_of_the_last_shard(strategy):
     def keep(self, batch):
         self.newest = batch[0]
@@ -244,7 +245,7 @@ def a_value_of_the_last_shard(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("list-read-in-evaluation")
 def a_list_read_in_an_evaluation(strategy):
     def few(self, batch):
         if len(self.few) < 2:
@@ -265,21 +266,21 @@ class Meter:
         self.total, self.count = self.total + value, self.count + 1
 
 
-@refused()
+@refused("attribute-changed-in-step")
 def a_running_average_in_an_object(strategy):
     model = in_step("training_step", lambda self, batch: self.meter.update(float(batch[0].mean())))
     model.meter = Meter()
     fit(strategy, model)
 
 
-@refused()
+@refused("attribute-changed-in-step")
 def a_list_in_an_object(strategy):
     model = in_step("validation_step", lambda self, batch: self.meter.values.append(len(batch[0])))
     model.meter = Meter()
     fit(strategy, model)
 
 
-@refused()
+@refused("metric-in-container")
 def a_metric_in_an_object(strategy):
     model = Net()
     model.meter = Meter()
@@ -287,7 +288,7 @@ def a_metric_in_an_object(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("metric-created-later")
 def a_metric_that_is_made_later(strategy):
     class Tracks(Net):
         def __init__(self):
@@ -300,7 +301,7 @@ def a_metric_that_is_made_later(strategy):
     fit(strategy, Tracks())
 
 
-@refused()
+@refused("attribute-changed-in-step")
 def counts_in_an_array(strategy):
     def count(self, batch):
         self.confusion[0, batch[1][0]] += 1
@@ -310,7 +311,7 @@ def counts_in_an_array(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("attribute-changed-in-step")
 def counts_in_a_list(strategy):
     def count(self, _):
         self.counts[0] += 1
@@ -320,21 +321,21 @@ def counts_in_a_list(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("attribute-changed-in-step")
 def a_list_that_forgets(strategy):
     model = in_step("training_step", lambda self, batch: self.newest.append(len(batch[0])))
     model.newest = collections.deque(maxlen=3)
     fit(strategy, model)
 
 
-@refused()
+@refused("attribute-changed-in-step")
 def a_generator_of_the_module(strategy):
     model = in_step("training_step", lambda self, _: torch.rand((), generator=self.generator))
     model.generator = torch.Generator()
     fit(strategy, model)
 
 
-@refused()
+@refused("buffer-changed-in-evaluation")
 def a_buffer_changed_in_an_evaluation(strategy):
     def add(self, _):
         self.seen += 1
@@ -344,7 +345,7 @@ def a_buffer_changed_in_an_evaluation(strategy):
     fit(strategy, model)
 
 
-@refused(UserWarning)
+@refused("", UserWarning)
 def a_count_of_a_submodule(strategy):
     def count(self, _):
         self.net[0].num_calls += 1
@@ -356,7 +357,7 @@ def a_count_of_a_submodule(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("value-of-one-shard")
 def a_value_of_a_step_that_is_compared(strategy):
     def keep(self, _):
         self.phase = "warm-up"
@@ -366,16 +367,16 @@ def a_value_of_a_step_that_is_compared(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused("gather-in-step")
 def gathered_in_a_step(strategy):
     fit(strategy, in_step("training_step", lambda self, batch: self.all_gather(batch[0])))
 
 
-@refused(ConfigError)
+@refused("setting-of-lightning", ConfigError)
 def accumulation_by_lockstep(_):
     LockstepStrategy(shards=4, accumulate=2)
 
 
-@refused()
+@refused("settings-of-joined-run")
 def another_run(_):
     LockstepStrategy(shards=8)

@@ -487,7 +487,7 @@ def overridden_hooks(strategy):
 
 
 class Dicts(Net):
-    """Values that a step keeps in a list of dicts, and a metric that is made anew in each epoch."""
+    """Values that a step keeps in a list of dicts, and a metric that each epoch creates again."""
 
     def __init__(self):
         super().__init__()

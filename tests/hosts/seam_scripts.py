@@ -164,7 +164,7 @@ a_lambda = lambda: 1  # noqa: E731
 
 
 class Long:
-    """A sampler that yields more than its length says."""
+    """A sampler that yields more than its length."""
 
     def __len__(self):
         return 7

@@ -1,5 +1,5 @@
-"""A library that drives training by a loop of its own tells the engine where it is: the result
-depends neither on the number of processes nor on kills, and its state is restored once."""
+"""A library that drives training with a separate loop reports its position to the engine: results
+depend neither on the number of processes nor on kills, and its state is restored once."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 """What the engine offers to a library that drives training: results of single shards and batches on
-every process, passes that are told to be over, state of which ranks may differ, and objects that
+every process, passes that end early, state that may differ between ranks, and objects that
 are prepared again."""
 
 import pytest

@@ -1,5 +1,5 @@
 """accelerate's nlp_example with two lines changed, the import and the loop over epochs, that is
-killed where it is told to.
+killed at a chosen step.
 
 As a script: ``interrupted_example.py STEP``, under any launcher; 0: to its end. Its last line is
 what ``run`` returns, in JSON."""

@@ -1,4 +1,4 @@
-"""Loops as people write them with accelerate. Each tells numbers, which are the same on any number
+"""Loops as people write them with accelerate. Each returns numbers, which are equal on any number
 of processes."""
 
 import contextlib
@@ -55,7 +55,7 @@ def sums_of_losses(accelerator):
 
 
 def counts(accelerator):
-    """Right answers and samples, as on one process: the numbers of the whole batch."""
+    """Counts right predictions and samples over the global batch, as on one process."""
     model, optimizer, loader, _ = parts(accelerator)
     mean, std = torch.tensor([0.1] * 6), torch.tensor([2.0] * 6)
     criterion = nn.CrossEntropyLoss()
@@ -163,7 +163,7 @@ def parts_of_a_loss(accelerator):
 
 
 def two_models_by_turns(accelerator):
-    """Two backward passes for a batch, each with an optimizer of its own."""
+    """Runs two backward passes per batch, each with a separate optimizer."""
     first, second, optimizer, other, loader, _ = parts(accelerator, models=2)
     told = []
     for x, y in loader:
@@ -180,7 +180,7 @@ def two_models_by_turns(accelerator):
 
 
 def losses_of_an_evaluation(accelerator):
-    """The loss of each batch, repeated for its samples: those of the last, smaller batch count
+    """Repeats the loss of each batch for its samples, so that the smaller last batch counts
     less."""
     model, _, _, test = parts(accelerator)
     model.eval()
@@ -396,57 +396,60 @@ def two_batches_at_once(accelerator):
 
 
 REFUSED = {
-    "if": (before_backward(lambda x, outputs, loss: loss > 1 and None), "UsageError"),
-    "item": (before_backward(lambda x, outputs, loss: loss.item()), "UsageError"),
-    "float": (before_backward(lambda x, outputs, loss: float(loss)), "UsageError"),
-    "format": (before_backward(lambda x, outputs, loss: f"{loss:.3f}"), "UsageError"),
-    "len": (before_backward(lambda x, outputs, loss: len(x)), "UsageError"),
-    "a range": (before_backward(lambda x, outputs, loss: range(x.size(0))), "UsageError"),
-    "numpy": (before_backward(lambda x, outputs, loss: outputs.detach().cpu().numpy()), "UsageError"),
-    "unpacked": (before_backward(lambda x, outputs, loss: list(outputs)), "UsageError"),
-    "isnan": (before_backward(lambda x, outputs, loss: bool(torch.isnan(loss))), "UsageError"),
-    "in place": (before_backward(lambda x, outputs, loss: x.clamp_(0, 1)), "UsageError"),
-    "into a tensor": (before_backward(lambda x, outputs, loss: torch.zeros(()).add_(loss)), "UsageError"),
-    "masked": (before_backward(lambda x, outputs, loss: x.__setitem__(0, 1.0)), "UsageError"),
-    "added to a tensor": (before_backward(lambda x, outputs, loss: operator.iadd(torch.zeros(()), loss)), "UsageError"),
+    "if": (before_backward(lambda x, outputs, loss: loss > 1 and None), "value-before-backward"),
+    "item": (before_backward(lambda x, outputs, loss: loss.item()), "value-before-backward"),
+    "float": (before_backward(lambda x, outputs, loss: float(loss)), "value-before-backward"),
+    "format": (before_backward(lambda x, outputs, loss: f"{loss:.3f}"), "value-before-backward"),
+    "len": (before_backward(lambda x, outputs, loss: len(x)), "value-before-backward"),
+    "a range": (before_backward(lambda x, outputs, loss: range(x.size(0))), "value-before-backward"),
+    "numpy": (before_backward(lambda x, outputs, loss: outputs.detach().cpu().numpy()), "value-before-backward"),
+    "unpacked": (before_backward(lambda x, outputs, loss: list(outputs)), "value-before-backward"),
+    "isnan": (before_backward(lambda x, outputs, loss: bool(torch.isnan(loss))), "value-before-backward"),
+    "in place": (before_backward(lambda x, outputs, loss: x.clamp_(0, 1)), "in-place-before-backward"),
+    "into a tensor": (before_backward(lambda x, outputs, loss: torch.zeros(()).add_(loss)), "in-place-before-backward"),
+    "masked": (before_backward(lambda x, outputs, loss: x.__setitem__(0, 1.0)), "in-place-before-backward"),
+    "added to a tensor": (
+        before_backward(lambda x, outputs, loss: operator.iadd(torch.zeros(()), loss)),
+        "in-place-before-backward",
+    ),
     "a graph from outside": (
         before_backward(lambda x, outputs, loss: loss + nn.Linear(1, 1).weight.pow(2).sum()),
-        "UsageError",
+        "graph-from-outside",
     ),
     "backward twice": (
         after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(loss)),
-        "UsageError",
+        "backward-twice",
     ),
     "backward by the same call": (
         after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(outputs.mean())),
-        "UsageError",
+        "graph-used-before",
     ),
     "a call after backward": (
         after_backward(lambda accelerator, model, x, outputs, loss: model(x).sum().item()),
-        "UsageError",
+        "call-after-backward",
     ),
     "other noise": (
         after_backward(lambda accelerator, model, x, outputs, loss: torch.randn_like(x).sum().item()),
-        "UsageError",
+        "other-random-numbers",
     ),
     "a number": (
         after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(torch.ones(()))),
-        "UsageError",
+        "loss-without-batch",
     ),
     "load_state": (lambda accelerator: accelerator.load_state("folder"), "AttributeError"),
     "unknown": (lambda accelerator: accelerator.no_such_thing, "AttributeError"),
-    "never in training mode": (never_in_training_mode, "UsageError"),
-    "read after an evaluation": (read_after_an_evaluation, "UsageError"),
-    "shards of different length": (padded_shards, "UsageError"),
-    "accumulation without a length": (no_length, "UsageError"),
-    "two batches at once": (two_batches_at_once, "UsageError"),
-    "changed weights": (changed_weights, "UsageError"),
-    "shards of different structure": (unlike_shards, "UsageError"),
+    "never in training mode": (never_in_training_mode, "backward-in-evaluation"),
+    "read after an evaluation": (read_after_an_evaluation, "evaluation-value-too-late"),
+    "shards of different length": (padded_shards, "unequal-rows"),
+    "accumulation without a length": (no_length, "accumulation-without-length"),
+    "two batches at once": (two_batches_at_once, "value-before-backward"),
+    "changed weights": (changed_weights, "model-changed"),
+    "shards of different structure": (unlike_shards, "unequal-structure"),
 }
 
 
 def refuse_all():
-    """The kind of error of each."""
+    """Returns the code of each error; of errors without one, the type."""
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True, shards=5, progress="off", checkpoint_every="off")
     errors = {}
@@ -455,7 +458,7 @@ def refuse_all():
             loop(accelerator)
         except (LockstepError, AttributeError) as error:
             print(f"{name}: {error}", flush=True)
-            errors[name] = type(error).__name__
+            errors[name] = getattr(error, "code", type(error).__name__)
         else:
             errors[name] = None
     return errors

@@ -1,5 +1,5 @@
-"""A training that is killed and resumed: its numbers, and those that it keeps in lockstep's state,
-at the end."""
+"""A training that is killed and resumed: the numbers of the script and of lockstep's state at the
+end."""
 
 import hashlib
 import os
@@ -72,7 +72,7 @@ def train(kill_at=0):
 
 
 def count_from_the_first_epoch(kill_at=0):
-    """Epochs by ``range``: the name of the error, if there is one."""
+    """Counts epochs by ``range``. Returns the code of the error, if there is one."""
     accelerator = Accelerator(cpu=True, shards=2, run_dir="run", checkpoint_every=1, progress="off")
     model = nn.Linear(3, 1)
     model, optimizer, loader = accelerator.prepare(
@@ -89,13 +89,13 @@ def count_from_the_first_epoch(kill_at=0):
                     die(accelerator)
     except Exception as error:
         print(error, flush=True)
-        return type(error).__name__
+        return getattr(error, "code", type(error).__name__)
     return None
 
 
 def accumulate_by_hand(kill_at=0):
-    """Gradients of two batches, counted by ``enumerate``: the name of the error, if there is one,
-    and the warnings."""
+    """Accumulates gradients of two batches, counted by ``enumerate``. Returns the code of the
+    error, if there is one, and the number of warnings."""
     accelerator = Accelerator(cpu=True, shards=2, run_dir="run", checkpoint_every=1, progress="off")
     model = nn.Linear(3, 1)
     model, optimizer, loader = accelerator.prepare(
@@ -112,6 +112,6 @@ def accumulate_by_hand(kill_at=0):
                         optimizer.zero_grad()
                     if accelerator.team.step == kill_at:
                         die(accelerator)
-        except UsageError:
-            return "UsageError", None
+        except UsageError as error:
+            return error.code, None
     return None, sum("accelerator.accumulate" in str(one.message) for one in found)

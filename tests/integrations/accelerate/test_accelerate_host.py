@@ -9,6 +9,7 @@ from accelerate import Accelerator as Plain
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, GradScalerKwargs, ProfileKwargs
+from codes import raises
 
 from lockstep._base.errors import ConfigError
 from lockstep.integrations.accelerate import Accelerator
@@ -68,15 +69,16 @@ def test_each_public_name_of_accelerate_is_there_or_refused_with_a_reason():
     ids=lambda arguments: next(iter(arguments)),
 )
 def test_other_ways_to_train_in_parallel_are_refused(arguments):
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, "argument-of-accelerator"):
         settings.refuse({name: make() for name, make in arguments.items()})
 
 
 def test_of_the_handlers_only_those_that_change_no_result_are_taken():
     profile = ProfileKwargs(record_shapes=True)
     assert settings.profile_of([DistributedDataParallelKwargs(find_unused_parameters=True), profile]) is profile
-    for refused in (DistributedDataParallelKwargs(comm_hook="fp16"), GradScalerKwargs()):
-        with pytest.raises(ConfigError):
-            settings.profile_of([refused])
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, "communication-hook"):
+        settings.profile_of([DistributedDataParallelKwargs(comm_hook="fp16")])
+    with raises(ConfigError, "handler-of-accelerator"):
+        settings.profile_of([GradScalerKwargs()])
+    with raises(ConfigError, "precision-of-accelerator"):
         settings.precision_of("fp16")

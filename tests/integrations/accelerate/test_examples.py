@@ -40,13 +40,13 @@ REFUSED = {
     "ddp_comm_hook": (
         {},
         {"ddp_comm_hook": "fp16", "ddp_comm_wrapper": "no", "gradient_accumulation_steps": 1},
-        "ConfigError",
+        "communication-hook",
     ),
-    "local_sgd": ({}, {"local_sgd_steps": 2, "gradient_accumulation_steps": 1}, "UsageError"),
+    "local_sgd": ({}, {"local_sgd_steps": 2, "gradient_accumulation_steps": 1}, "local-sgd"),
     "gradient_accumulation_for_autoregressive_models": (
         {"max_grad_norm": 1.0},
         {"gradient_accumulation_steps": 1, "with_wandb_tracking": False},
-        "UsageError",
+        "value-before-backward",
     ),
 }
 
@@ -76,10 +76,10 @@ def test_an_example_is_the_same_on_any_number_of_processes(nest, tmp_path, name)
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_depends_on_the_number_of_processes_is_refused(nest, tmp_path, name):
-    config, options, error = REFUSED[name]
+    config, options, code = REFUSED[name]
     for processes in (1, 2):
         assert nest.run(processes, "runs_example", "refused", [name, config, options], tmp_path) == (
             [0] * processes,
-            [error] * processes,
+            [code] * processes,
         )
     print((tmp_path / "log-0").read_text()[-1500:])

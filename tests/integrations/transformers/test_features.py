@@ -48,8 +48,8 @@ FEATURES = (
     "datasets",
     "model_init",
     "eval_on_start, full determinism",
-    "a module of one's own",
-    "collections of one's own",
+    "a custom module",
+    "custom collections",
     "values of all shards",
     "callbacks that look at batches",
     "logits of each word",
@@ -64,7 +64,7 @@ LIKE_PLAIN = (
     "drop_last, fractional epochs",
     "adafactor, weight decay",
 )
-"""Those that are compared with a plain Trainer: neither samples nor dropout are drawn at random."""
+"""Features that are compared with a plain Trainer: without random samples and dropout."""
 SAME_AS = {
     "loader workers": "random samples",
     "activation checkpointing": "usual",
@@ -91,10 +91,10 @@ RESUMED = {
     "callbacks": 5,
     "optimizers=": 7,
     "eval_on_start, full determinism": 5,
-    "collections of one's own": 7,
+    "custom collections": 7,
     "callbacks that look at batches": 7,
 }
-"""Features with a state of their own, and the step after which an error ends them."""
+"""Features with a separate state, and the step after which an error ends them."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 

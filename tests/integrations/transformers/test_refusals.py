@@ -1,4 +1,5 @@
-"""What Trainer cannot mean on lockstep is refused in words, and names what to change."""
+"""Arguments and methods that Trainer cannot support on lockstep are refused with an error that
+names them."""
 
 import pytest
 from trainer_calls import call

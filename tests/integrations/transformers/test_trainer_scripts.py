@@ -1,5 +1,5 @@
-"""Scripts as transformers' examples have them, with one line changed: one answer on any number of
-processes, through kills."""
+"""Scripts from transformers' examples, with one line changed, have the same results on any number
+of processes, through kills."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class Program:
     kills: tuple[tuple[int, int], ...]
     """Numbers of processes, and steps after which they are killed."""
     last: int
-    """Processes that go on to the end."""
+    """Processes that continue to the end."""
 
 
 PROGRAMS = {

@@ -1,5 +1,5 @@
-"""TRL's trainers give one answer on one process and on two, and after a kill, their own metrics
-included."""
+"""TRL's trainers have the same results on one process, on two, and after a kill, including TRL's
+metrics."""
 
 import hashlib
 import shutil

@@ -5,5 +5,5 @@ import importlib
 
 
 def call(module, function, *args):
-    """The result of a function of a module beside this one."""
+    """Returns the result of a function of a module in this directory."""
     return getattr(importlib.import_module(module), function)(*args)

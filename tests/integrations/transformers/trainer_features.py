@@ -245,7 +245,7 @@ class Looking(TrainerCallback):
 
 
 class Resetting(TrainerCallback):
-    """Begins to count anew whenever a launch begins."""
+    """A callback that counts from 0 in each launch."""
 
     def on_train_begin(self, args, state, control, **_):
         self.num_steps = 0
@@ -307,7 +307,7 @@ def nothing_more(model):
 
 @dataclass
 class Feature:
-    """A training. ``args`` are arguments of TrainingArguments beside the usual ones."""
+    """A training. ``args`` are arguments of TrainingArguments in addition to the usual ones."""
 
     args: dict[str, Any] = field(default_factory=dict)
     model: Any = classifier
@@ -476,8 +476,8 @@ FEATURES = {
         {"eval_strategy": "epoch"}, more=lambda model: {"model": None, "model_init": lambda: classifier()}
     ),
     "eval_on_start, full determinism": Feature({"eval_on_start": True, "eval_strategy": "epoch", "full_determinism": True}),
-    "a module of one's own": Feature({"eval_strategy": "epoch"}, model=Plain),
-    "collections of one's own": Feature({}, mixin=Collecting),
+    "a custom module": Feature({"eval_strategy": "epoch"}, model=Plain),
+    "custom collections": Feature({}, mixin=Collecting),
     "values of all shards": Feature({"eval_strategy": "epoch"}, mixin=Shares),
     "callbacks that look at batches": Feature({"eval_strategy": "epoch"}, more=lambda model: {"callbacks": [Looking()]}),
     "logits of each word": Feature({"eval_strategy": "epoch"}, model=PerWord, metrics=all_words),
@@ -520,7 +520,7 @@ def prepared(name, kind, make_arguments, out, **more):
 
 
 def measured(trainer, act):
-    """What has come of it: the weights, the log without clocks, and what ``act`` has returned."""
+    """Returns the weights, the log without times, and the result of ``act``."""
     seen = trainer.train() and None if act is None else act(trainer)
     log = [{name: value for name, value in entry.items() if not is_clock(name)} for entry in trainer.state.log_history]
     return trainer.model.state_dict(), log, seen

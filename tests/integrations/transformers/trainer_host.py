@@ -33,7 +33,7 @@ PARAMETERS = {
 
 
 def moved():
-    """What is not as it was."""
+    """Returns the differences from the expected version."""
     found = []
     for name, expected in PARAMETERS.items():
         method = getattr(transformers.Trainer, name, None)

@@ -55,7 +55,7 @@ class Counts(Trainer):
 
 
 class Masking:
-    """A collator that draws from a generator of its own, made when it is first called."""
+    """A collator that draws from a separate generator, created in its first call."""
 
     def __init__(self):
         self.seed, self.generator = 1, None
@@ -68,7 +68,7 @@ class Masking:
 
 @dataclass
 class Case:
-    """``name`` is in the message, beside the arguments and what is done with them."""
+    """A refused case. ``name`` is in the message; the other fields are arguments and calls."""
 
     name: str
     args: dict[str, Any] = field(default_factory=dict)
@@ -148,7 +148,7 @@ CASES = [
 
 
 def attempt(number, out):
-    """The error of a case, in words; an empty text: there was none."""
+    """Returns the message of a case's error; empty: there was none."""
     logging.set_verbosity_error()
     case = CASES[number]
     try:

@@ -67,8 +67,8 @@ def on_lockstep(name, folder):
 
 
 def killed_after(step, run_dir, text):
-    """A script's text, with ``killing.py`` beside it, in which each process is killed at the end of
-    that step of training."""
+    """Returns a script's text, for use with ``killing.py``, in which each process is killed at the
+    end of that step of training."""
     train = "result = trainer.train("
     assert text.count(train) == 1
     return text.replace(train, f"trainer.add_callback(__import__('killing').KillAfter({step}, {str(run_dir)!r})); {train}")
