@@ -91,10 +91,10 @@ def test_an_optimizer_with_a_state_goes_on_in_the_format_of_its_parameters(stand
 @pytest.mark.parametrize(
     ("what", "precision", "said"),
     [
-        ("eps", "16-true", r"AdamW\(eps=1e-08\) with precision='16-true': in float16 that is 0"),
-        ("scaler", "16-mixed", "a GradScaler with precision='16-mixed': the run scales the loss automatically"),
-        ("scaler", "16-master", "a GradScaler with precision='16-master': the run scales the loss automatically"),
-        ("scaler", "16-true", "a GradScaler with precision='16-true': gradients are float16"),
+        ("eps", "16-true", r"AdamW\(eps=1e-08\) with precision='16-true'"),
+        ("scaler", "16-mixed", "a GradScaler with precision='16-mixed'"),
+        ("scaler", "16-master", "a GradScaler with precision='16-master'"),
+        ("scaler", "16-true", "a GradScaler with precision='16-true'"),
     ],
 )
 def test_what_cannot_work_is_named_with_the_remedy(crew, what, precision, said):

@@ -8,6 +8,7 @@ import random
 import numpy
 import pytest
 import torch
+from codes import raises
 
 from lockstep._base.errors import MismatchError, UsageError
 from lockstep._prepare.registry import registered_adapter
@@ -93,26 +94,24 @@ def test_objects_with_a_state_of_their_own_are_given_it_back_also_if_they_are_li
 
 @pytest.mark.parametrize("thing", [3, "text", None, (1, 2), object(), {1, 2}, lambda: 0, numpy.zeros(3)])
 def test_what_could_not_be_given_its_state_back_is_refused_by_name_with_what_to_do(thing):
-    with pytest.raises(UsageError, match=rf"register\('x', \.\.\.\): a {type(thing).__name__} .*load_state_dict"):
+    with raises(UsageError, "cannot-register") as refused:
         registered_adapter("x", thing)
+    assert type(thing).__name__ in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "message"),
+    ("then", "now", "kinds"),
     [
-        (
-            torch.zeros(1),
-            torch.zeros(8),
-            r"a tensor of shape \(8,\), float32 is .* now, but a tensor of shape \(1,\), float32",
-        ),
-        (torch.zeros(2), torch.zeros(2).long(), r"int64 is registered now, but .* float32"),
-        ({"a": 1}, [1], "a list is registered now, but a dict was"),
-        ([1], {}, "a dict is registered now, but a list was"),
-        ([1], torch.zeros(1), "a tensor of .* is registered now, but a list was"),
+        (torch.zeros(1), torch.zeros(8), ["shape (1,), float32", "shape (8,), float32"]),
+        (torch.zeros(2), torch.zeros(2).long(), ["float32", "int64"]),
+        ({"a": 1}, [1], ["a dict", "a list"]),
+        ([1], {}, ["a list", "a dict"]),
+        ([1], torch.zeros(1), ["a list", "a tensor"]),
     ],
 )
-def test_a_thing_of_another_kind_is_an_error_that_names_both_and_changes_nothing(then, now, message):
+def test_a_thing_of_another_kind_is_an_error_that_names_both_and_changes_nothing(then, now, kinds):
     before = repr(now)
-    with pytest.raises(MismatchError, match=rf"register\('x', .*{message}.*--fresh"):
+    with raises(MismatchError, "registered-kind-changed") as refused:
         registered_adapter("x", now).load_state_dict(in_a_file(then))
+    assert all(kind in str(refused.value) for kind in ["register('x'", *kinds])
     assert repr(now) == before

@@ -554,7 +554,7 @@ def test_what_a_model_has_lost_or_got_is_named_and_buffers_that_come_back_by_the
     assert adapter.changes() == []
     model.register_buffer("new", torch.zeros(1))
     del model.empty, model.hidden
-    assert adapter.changes() == ["the buffer `empty` is gone"]
+    assert adapter.changes() == ["the buffer `empty` is missing"]
     model.head.weight = nn.Parameter(torch.ones(5, 4))
     model.frozen = nn.Identity()
     assert [line.split("`")[1] for line in adapter.changes()] == ["head.weight", "frozen.weight", "frozen.bias", "empty"]

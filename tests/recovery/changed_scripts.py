@@ -99,7 +99,7 @@ NAMED = {
         lambda model: setattr(model, "extra", nn.BatchNorm1d(3, affine=False)),
         "`extra` (BatchNorm1d)",
     ),
-    "a layer removed": (lambda model: delattr(model, "gone"), "`gone.weight` is gone"),
+    "a layer removed": (lambda model: delattr(model, "gone"), "`gone.weight` is missing"),
     "parametrized": (parametrize_frozen, "`b.parametrizations.weight.original` is new"),
     "another dtype": (lambda model: model.gone.double(), "`gone.weight` has shape (3, 3), float64"),
 }

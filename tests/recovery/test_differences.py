@@ -15,30 +15,23 @@ from lockstep._state.recovery.software import numerics
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
-ANOTHER_ANSWER = "To resume anyway, with a different answer: --allow {}"
-BACK = "the run cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh"
-BIRTH = "so the answer would change. Leave {0} as it was, or start a new run: --fresh, or in another directory."
-
-# What differs, as arguments of the script and settings of the command; what the error says; and
-# what would allow it.
+# What differs, as arguments of the script and settings of the command; a value that the error
+# contains; and what would allow the difference.
 DIFFERENCES = {
-    "model": (["hidden=9"], {}, "model (Sequential) has `0.weight of shape (9, 6), float32` now, and had `0.weight of", ""),
-    "optimizer": (["optimizer=RAdam"], {}, "an optimizer (RAdam) now, and was an optimizer (AdamW)", ""),
+    "model": (["hidden=9"], {}, "`0.weight of shape (9, 6), float32`", ""),
+    "optimizer": (["optimizer=RAdam"], {}, "optimizer (RAdam)", ""),
     "learning rate": (["lr=0.02"], {}, "lr=0.02 (was 0.01)", "optimizer"),
-    "schedule": (["schedule=0"], {}, "schedule (ExponentialLR) is not prepared now, and was", ""),
-    "data set": (["samples=48"], {}, "loader 1 has `data set of length 48` now, and had `data set of length 40`", "data"),
-    "global batch": (["batch=4"], {}, "has `batch_size=4, drop_last=False` now, and had `batch_size=8, drop_last=F", "data"),
-    "seed": ([], {"seed": 7}, "seed is 7 now, and was 0 when the run in", ""),
-    "seed of the script's own": (["script_seed=7"], {}, "is torch.manual_seed(7) now, and was none", ""),
-    "accumulate": ([], {"accumulate": 2}, "accumulate is 2 now, and was 1 when the run in", ""),
-    "precision": ([], {"precision": "bf16-mixed"}, "precision is 'bf16-mixed' now, and was '32-true' when", ""),
-    "shards": ([], {"shards": 3}, "shards is 3 now, and was 2 when the run in", "shards"),
-    "threads": ([], {"threads": 2}, "threads is 2 now, and was 1 when the run in", "threads"),
-    "strategy": ([], {"strategy": "ddp"}, "strategy is 'ddp' now, and the run in", ""),
-    **{
-        name: ([f"switch={name}"], {}, f"PyTorch's {name} is {value!r} now, and was ", "numerics")
-        for name, (_, value) in SWITCHES.items()
-    },
+    "schedule": (["schedule=0"], {}, "schedule (ExponentialLR)", ""),
+    "data set": (["samples=48"], {}, "of length 48`", "data"),
+    "global batch": (["batch=4"], {}, "`batch_size=4, drop_last=False`", "data"),
+    "seed": ([], {"seed": 7}, "seed is 7", ""),
+    "seed of the script's own": (["script_seed=7"], {}, "torch.manual_seed(7)", ""),
+    "accumulate": ([], {"accumulate": 2}, "accumulate is 2", ""),
+    "precision": ([], {"precision": "bf16-mixed"}, "precision is 'bf16-mixed'", ""),
+    "shards": ([], {"shards": 3}, "shards is 3", "shards"),
+    "threads": ([], {"threads": 2}, "threads is 2", "threads"),
+    "strategy": ([], {"strategy": "ddp"}, "strategy is 'ddp'", ""),
+    **{name: ([f"switch={name}"], {}, f"{name} is {value!r}", "numerics") for name, (_, value) in SWITCHES.items()},
 }
 
 
@@ -63,8 +56,7 @@ def refused(lab, name, nproc):
     assert ended.words is None, ended
     assert words in ended.err, ended
     assert str(lab.run_dir) in ended.err, ended
-    assert (BACK in ended.err) != ("run: --fresh, or in another directory" in ended.err or "start a new run in" in ended.err)
-    assert (ANOTHER_ANSWER.format(allowable) in ended.err) if allowable else "--allow" not in ended.err, ended
+    assert (f"--allow {allowable}" in ended.err) if allowable else "--allow" not in ended.err, ended
     assert content_of(lab.run_dir) == before, ended
 
 
@@ -127,10 +119,10 @@ def test_what_is_allowed_allows_nothing_else(lab, interrupted):
     interrupted(lab.run_dir)
     ended = lab.run(PLAIN, "lr=0.02", "samples=48", allow=["optimizer"])
     assert ended.status == 1, ended
-    assert "data set of length 48" in ended.err, ended
+    assert "of length 48`" in ended.err, ended
     ended = lab.run(PLAIN, "lr=0.02", seed=7, allow=["optimizer"])
     assert ended.status == 1, ended
-    assert "seed is 7 now" in ended.err, ended
+    assert "seed is 7" in ended.err, ended
 
 
 def test_an_allowed_learning_rate_is_that_of_all_later_steps(lab, interrupted):

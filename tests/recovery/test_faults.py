@@ -151,10 +151,8 @@ def test_a_second_launch_names_the_holder_and_goes_on_once_that_was_killed(lab, 
         told = f"seed {seed}\n{refused}"
         assert refused.status == 1, told
         holder_is = f"process {rank_0} on {socket.gethostname()}"
-        assert (
-            f"ConfigError: the run directory {lab.run_dir} is in use by {holder_is}: two launches in one" in refused.err
-        ), told
-        assert "Wait for that one to end, or give another directory with --run-dir" in refused.err, told
+        assert f"{lab.run_dir} is in use by {holder_is}" in refused.err, told
+        assert "--run-dir" in refused.err, told
         assert sorted(path.name for path in lab.run_dir.iterdir()) == before, told
         assert psutil.Process(rank_0).is_running()
         enough.touch()  # the first goes on as if nothing had been

@@ -5,6 +5,7 @@ import sys
 from unittest.mock import patch
 
 import pytest
+from codes import raises
 
 from lockstep._base.errors import ConfigError
 from lockstep._state.rundir.fixed_settings import (
@@ -56,8 +57,10 @@ DIFFERING = [
 
 @pytest.mark.parametrize(("name", "was", "now"), DIFFERING)
 def test_a_setting_that_is_named_and_differs_is_an_error_with_both_values(name, was, now):
-    with pytest.raises(ConfigError, match=rf"{name} is {now!r} now, and was {was!r} when the run in RUN.*--fresh") as caught:
+    with raises(ConfigError, "fixed-setting-changed") as caught:
         launch(born_with(**{name: now}), **{name: now})
+    assert f"{name} is {now!r}" in str(caught.value)
+    assert f"with {was!r}" in str(caught.value)
     assert (f"--allow {name}" in str(caught.value)) == (name in ("shards", "threads"))
     assert launch(**{name: was}) == BORN
 
@@ -73,12 +76,12 @@ def test_what_is_allowed_to_differ_is_as_it_is_named_now_and_else_as_it_was(name
 def test_a_run_whose_bits_are_promised_cannot_go_on_with_another_sum(exact):
     born, other = born_with(exact=exact), born_with(exact=not exact)
     assert reconcile("RUN", born, {}, other) == born  # nobody named a strategy: that of the birth
-    with pytest.raises(ConfigError, match=r"strategy is .* now, and the run in RUN was started with"):
+    with raises(ConfigError, "strategy-changed"):
         reconcile("RUN", born, {"strategy": "ddp" if exact else "exact"}, other)
 
 
 def test_another_kind_of_device_is_an_error_unless_it_is_allowed():
-    with pytest.raises(ConfigError, match=r"device is 'cuda' now, and was 'cpu'.*--allow device"):
+    with pytest.raises(ConfigError, match=r"device is 'cuda'.*'cpu'.*--allow device"):
         launch(born_with(device="cuda"))
     assert launch(born_with(device="cuda"), allow=["device"]).device == "cuda"
 
@@ -93,7 +96,7 @@ WRONG = [{"more": 1}, {"shards": 0}, {"command": None}, {"command": {"script": "
 )
 def test_a_birth_that_cannot_be_read_is_named_and_left_as_it_is(tmp_path, text):
     (tmp_path / "birth.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ConfigError, match=r"birth\.json cannot be read as the initial settings"):
+    with raises(ConfigError, "birth-unreadable"):
         read_fixed_settings(tmp_path)
     assert (tmp_path / "birth.json").read_text(encoding="latin-1") == text
 
@@ -101,7 +104,7 @@ def test_a_birth_that_cannot_be_read_is_named_and_left_as_it_is(tmp_path, text):
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_birth_of_another_format_says_so(tmp_path, version):
     (tmp_path / "birth.json").write_text(json.dumps({"format": version, "shards": 4}))
-    with pytest.raises(ConfigError, match=f"has format {version}, and this lockstep knows format 2"):
+    with raises(ConfigError, "birth-format"):
         read_fixed_settings(tmp_path)
 
 

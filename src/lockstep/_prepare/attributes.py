@@ -1,10 +1,16 @@
-"""What an optimizer keeps in attributes, of which PyTorch's ``state_dict`` knows nothing: a count
-of steps, a list of momenta.
+"""The state that an optimizer keeps in attributes, which PyTorch's ``state_dict`` does not contain:
+a count of steps, a list of momenta.
 
-An attribute that is what it was when the optimizer was prepared needs no saving: its constructor
-makes it again, perhaps from an argument that has been changed. One that has changed since belongs
-to the state. A class that overrides ``state_dict`` says itself what its state is, and is believed;
-only what that seems to leave out is noted.
+::
+
+    prepare      a snapshot of each attribute (ids and versions of tensors, a digest of the rest)
+    checkpoint   attributes that differ from their snapshot are saved
+    resume       the constructor makes all attributes, and the saved ones are put back in place
+
+An attribute that has not changed since the optimizer was prepared is not saved: the constructor
+makes it again, perhaps from an argument that the user has changed on purpose. A class that
+overrides ``state_dict`` defines its own state, and lockstep relies on that. It only warns of
+attributes that such a state seems to omit.
 """
 
 from __future__ import annotations
@@ -29,27 +35,27 @@ from lockstep._data.states import is_generator, put_state, take_state
 from lockstep._world.comm.dtensors import distribute_like, is_dtensor
 
 _PARAMETER, _GENERATOR = "lockstep: parameter", "lockstep: generator"
-"""The first items of tuples that stand for a parameter of the optimizer, by its number, and for a
-generator, with its state."""
+"""The first items of tuples that replace a parameter of the optimizer (followed by its number) and
+a generator (followed by its state)."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic, set, frozenset)
 _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.Size)
 _CODE = (
     *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type, functools.partial),
-    # watched and saved in other ways
+    # These are watched and saved in other ways.
     *(Optimizer, nn.Module, torch.optim.lr_scheduler.LRScheduler),
 )
-"""Kinds of objects that are no state of an optimizer."""
+"""The kinds of objects that are no state of an optimizer."""
 _STRANGERS = {*sys.stdlib_module_names, "torch", "numpy", "lockstep"} - {"__main__"}
-"""Packages of which an object that changes (a logger, a clock) is nothing that the script computes
-with."""
+"""The packages whose objects (a logger, a clock) may change without any effect on what the script
+computes."""
 _LARGE_BYTES = 1 << 26
 _MOST_ITEMS = 1000
 _LATER = ("_opt_called", "_step_count")
-"""Attributes that schedules of PyTorch give to an optimizer."""
+"""The attributes that PyTorch's schedules add to an optimizer."""
 
 
 class Attributes:
-    """Those of one optimizer, as they were when this was made, and are now."""
+    """The attributes of one optimizer, with a snapshot from when this object was made."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -58,30 +64,32 @@ class Attributes:
 
     @property
     def _has_state_dict(self) -> bool:
-        """Whether the class says itself what its state is."""
+        """Whether the class defines its own state."""
         return type(self._optimizer).state_dict is not Optimizer.state_dict or "state_dict" in vars(self._optimizer)
 
     def changed(self) -> dict[str, Any]:
-        """Trees of what has changed, with tuples in the place of parameters and generators. What no
-        checkpoint can hold is in them as it is."""
+        """Returns the changed attributes as trees, with tuples instead of parameters and
+        generators. Values that checkpoints do not support are in them unchanged."""
         return {} if self._has_state_dict else self._changed()
 
     def omitted(self) -> dict[str, Any]:
-        """Where the class says itself what its state is: what has changed, and of which there are
-        neither the name nor the values in what it says."""
+        """Returns the changed attributes of a class that defines its own state, if neither their
+        names nor their values are in that state."""
         if not self._has_state_dict:
             return {}
         stated, changed = _Leaves(self._optimizer.state_dict()), self._changed()
         return {
-            name: value for name, value in changed.items() if name.strip("_") not in stated.names and not stated.hold(value)
+            name: value
+            for name, value in changed.items()
+            if name.strip("_") not in stated.names and not stated.contain(value)
         }
 
     def restore(self, saved: Mapping[str, Any], shared: Mapping[int, Any]) -> None:
-        """Put back what ``changed`` returned, in place where that can be.
+        """Restores what ``changed`` returned, in place if possible: the script may keep references.
 
         Args:
-            shared: the tensors in the optimizer's own state, by the id of what each was restored
-                from: attributes may be the same tensors.
+            shared: the tensors in the optimizer's own state, by the ids of the saved tensors.
+                Attributes may be the same tensors.
         """
         restoring = _Restoring(self._optimizer, shared)
         attributes = vars(self._optimizer)
@@ -95,7 +103,8 @@ class Attributes:
                 before, now = self._before.get(name), _Snapshot(self._optimizer, value)
                 if before is not None and not now.differs(before):
                     continue
-                # for good: what has changed back may have done so in part
+                # Permanently: an attribute that seems to have its first value again may differ in a
+                # part that snapshots do not see.
                 self._have_changed.add(name)
             found[name] = _coded(self._optimizer, value)
         return found
@@ -112,7 +121,7 @@ def _names_of_pytorch() -> set[str]:
 
 
 def is_code(value: Any) -> bool:
-    """Whether a value is no state: a function, a model, or a container of nothing else."""
+    """Returns whether a value is no state: a function, a model, or a container of only these."""
     if type(value) in SEQUENCES and value:
         return all(map(is_code, value))
     if type(value) in MAPPINGS and value:
@@ -134,7 +143,7 @@ def _coded(optimizer: Optimizer, value: Any) -> Any:
 
 
 class _Snapshot:
-    """An attribute as it is at one moment, to be compared with a later one."""
+    """An attribute at one moment, for a comparison with a later moment."""
 
     def __init__(self, optimizer: Optimizer, value: Any) -> None:
         self._tree = _coded(optimizer, value)
@@ -143,21 +152,24 @@ class _Snapshot:
             for leaf in _leaves(self._tree)
             if isinstance(leaf, Tensor)
         ]
-        """The ids of its tensors, and how often each has been written."""
+        """The ids of the attribute's tensors, and the number of in-place writes to each."""
         self._is_cut = any(map(is_dtensor, _leaves(self._tree)))
         self._content: str | None = None
 
     def kept(self) -> _Snapshot:
-        """This look, which keeps nothing of the attribute alive, and does not change with it."""
+        """Returns this snapshot, without references to the attribute: it keeps nothing alive, and
+        does not change with it."""
         self._take_content()
         return self
 
     def differs(self, before: _Snapshot) -> bool:
-        """Whether it has changed since a look that was kept."""
-        # Tensors that are cut over the ranks have been made since: by a step.
+        """Returns whether the attribute has changed since an earlier snapshot."""
+        # prepare() makes no tensors that are cut over the ranks in attributes: a step has made
+        # them.
         if self._is_cut or self._tensors != before._tensors:
             return True
-        return self._take_content() != before._content  # a write through ``.data`` is not counted
+        # A write through ``.data`` leaves versions unchanged, so the content is compared, too.
+        return self._take_content() != before._content
 
     def _take_content(self) -> str:
         if self._content is None:
@@ -177,11 +189,11 @@ def _key(key: Any) -> Any:
 
 
 def _parts_of(value: Any, depth: int) -> Any:
-    """What of a value of any other kind may change and count: the numbers and tensors in an object
-    of the script's."""
+    """Returns the parts of a value that may change and matter: the numbers and tensors in an object
+    of a class in the script."""
     kind = type(value)
     if isinstance(value, Tensor) and value.nbytes > _LARGE_BYTES:
-        return int(bit_sum(value))  # ten times as fast, if blind to elements that change places
+        return int(bit_sum(value))  # ten times as fast, but blind to a permutation of the elements
     if isinstance(value, (*_PLAIN, Tensor)):
         return value
     if isinstance(value, _PLAIN_OF_TORCH):
@@ -189,7 +201,7 @@ def _parts_of(value: Any, depth: int) -> Any:
     if not depth:
         return kind.__qualname__
     if kind in MAPPINGS or kind in SEQUENCES:
-        # (An object may hold a whole data set.)
+        # An object may refer to a whole dataset. Of a long container only the length is compared.
         return (
             len(value)
             if len(value) > _MOST_ITEMS or is_circular(value)
@@ -203,18 +215,19 @@ def _parts_of(value: Any, depth: int) -> Any:
 
 
 class _Restoring:
-    """Restores the attributes of one optimizer."""
+    """The restoring of the attributes of one optimizer."""
 
     def __init__(self, optimizer: Optimizer, shared: Mapping[int, Any]) -> None:
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._shared = shared
         self._done: dict[int, Any] = {}
-        """What was restored, by the id of what was saved: one tensor may have several places."""
+        """The restored tensors, by the ids of the saved ones. One tensor may have several
+        places."""
         self._taken = set[int]()
 
     def put(self, name: str, now: Any, then: Any) -> Any:
-        """The value ``then`` in the place of ``now``: ``now`` itself, if it can take what is in
-        it."""
+        """Returns the value to use instead of ``now``: ``now`` itself, if the content of ``then``
+        fits into it."""
         if isinstance(then, Tensor):
             if id(then) not in self._done:
                 self._done[id(then)] = self._tensor(now, then)
@@ -234,7 +247,7 @@ class _Restoring:
         items = [(key, self.put(name, before.get(key), value)) for key, value in items]
         result = before if type(now) is type(then) else then
         result.clear()
-        for key, value in items:  # (a Counter's ``update`` would add)
+        for key, value in items:  # ``update`` of a Counter would add
             result[key] = value
         return result
 
@@ -267,15 +280,16 @@ class _Restoring:
 def _put_generator(name: str, now: Any, state: Any) -> Any:
     if not is_generator(now):
         raise MismatchError(
-            f"an optimizer's attribute {name!r} was a random generator when the checkpoint was saved, and is a "
-            f"{type(now).__name__} now, so it cannot be restored. Make the generator where the optimizer is made."
+            f"cannot restore the optimizer's attribute {name!r}: it was a random generator in the checkpoint, and is a "
+            f"{type(now).__name__} now. Create the generator in the optimizer's constructor.",
+            code="generator-missing",
         )
     put_state(now, state)
     return now
 
 
 class _Leaves:
-    """What is anywhere in the state that a class says it has."""
+    """All names and values in the state that a class defines."""
 
     def __init__(self, tree: Any) -> None:
         self.names = set[str]()
@@ -296,17 +310,17 @@ class _Leaves:
         elif isinstance(tree, (int, float)):
             self._values.append(tree)
 
-    def hold(self, value: Any) -> bool:
-        """Whether all numbers and tensors of a tree are there. (Flags do not count: they may say
-        what is set up.)"""
-        held = True
+    def contain(self, value: Any) -> bool:
+        """Returns whether all numbers and tensors of a tree are in the state. (Flags are ignored:
+        they may record what is set up.)"""
+        found = True
 
         def look(leaf: Any) -> None:
-            nonlocal held
+            nonlocal found
             if isinstance(leaf, Tensor):
-                held = held and (leaf.data_ptr() if not is_dtensor(leaf) else id(leaf)) in self._ids
+                found = found and (leaf.data_ptr() if not is_dtensor(leaf) else id(leaf)) in self._ids
             elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
-                held = held and leaf in self._values
+                found = found and leaf in self._values
 
         mapped(value, look)
-        return held
+        return found

@@ -1,4 +1,8 @@
-"""The checks of ``prepare``, made before anything is changed."""
+"""The checks of ``prepare``, made before anything is changed.
+
+After an error the script's objects are unchanged, so that a notebook can correct the call
+and repeat it.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +25,26 @@ from lockstep._world.comm.dtensors import is_dtensor
 
 
 def is_loader(candidate: Any) -> bool:
-    """Whether an object given to ``prepare`` is a training loader.
+    """Returns whether an object passed to ``prepare`` is a training loader.
 
     Raises:
-        UsageError: it cannot be prepared.
+        UsageError: the object cannot be prepared.
     """
     if isinstance(candidate, (nn.Module, Optimizer, LRScheduler, amp.GradScaler)):
         return False
     if isinstance(candidate, (PreparedLoader, str, bytes, Tensor)) or not hasattr(candidate, "__iter__"):
         kind = type(candidate).__name__
         raise UsageError(
-            f"a {kind} cannot be prepared: give models, optimizers, schedules, AveragedModels, GradScalers, DataLoaders, or "
-            f"iterables of ready batches{_how_to_keep(candidate, kind)}"
+            f"a {kind} cannot be prepared. Pass models, optimizers, schedules, AveragedModels, GradScalers, DataLoaders, or "
+            f"iterables of ready batches{_how_to_keep(candidate, kind)}",
+            code="cannot-prepare",
         )
     return True
 
 
 def preparing_order(item: Any) -> int:
-    """A sort key. Models come first: optimizers need their parameters on the device, and schedules
-    wrap optimizers."""
+    """Returns a sort key. Models are first, since optimizers need parameters on the device.
+    Schedules follow the optimizers that they wrap."""
     for order, kind in enumerate((nn.Module, Optimizer, LRScheduler)):
         if isinstance(item, kind):
             return order
@@ -47,7 +52,8 @@ def preparing_order(item: Any) -> int:
 
 
 def describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader], devices: Sequence[torch.device] = ()) -> list[str]:
-    """Lines that must be equal on all ranks. ``devices``: those on which parts of models may be."""
+    """Returns lines that must be equal on all ranks. ``devices``: the devices with parts of
+    models."""
     numbers = {device: f", on device {number}" for number, device in enumerate(dict.fromkeys(devices))}
     lines = []
     for number, item in enumerate(objects, 1):
@@ -71,10 +77,7 @@ def describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader], devices
 def _how_to_keep(candidate: Any, kind: str) -> str:
     line = f'team.register("{kind.lower()}", ...)'
     if has_state(candidate):
-        return (
-            f". To save and restore its state_dict(), as of a schedule of your own, write {line}; prepare the optimizer that "
-            "it steps, if there is one"
-        )
+        return f". To save and restore its state_dict(), write {line}. If it steps an optimizer, prepare that"
     if is_generator(candidate) or isinstance(candidate, Tensor):
         return f". To save and restore it, write {line}"
     if callable(getattr(candidate, "step", None)):
@@ -83,44 +86,47 @@ def _how_to_keep(candidate: Any, kind: str) -> str:
 
 
 def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: bool, is_exact: bool) -> None:
-    """Check that a model can be trained in shards.
+    """Checks that a model can be trained in shards.
 
     Args:
         num_shards: V.
-        on_cpu: whether it is trained on the CPU.
-        is_exact: whether bit-identical answers at every world size are promised.
+        on_cpu: whether the model is trained on the CPU.
+        is_exact: whether bit-identical results at every world size are promised.
 
     Raises:
-        ModelError: it has no parameters and no buffers, is already wrapped or sharded, or computes
-            statistics over processes.
+        ModelError: the model has no parameters and no buffers, is already wrapped or sharded, or
+            computes statistics over processes.
     """
     if isinstance(model, (DistributedDataParallel, DataParallel)):
-        raise ModelError(f"the model is already in a {type(model).__name__}: prepare the plain model instead")
+        raise ModelError(
+            f"the model is already in a {type(model).__name__}. Prepare the plain model instead.", code="model-wrapped"
+        )
     if not any(True for _ in (*model.parameters(), *model.buffers())):
         raise ModelError(
-            f"{type(model).__name__} has no parameters and no buffers, so there is nothing to train or keep equal: use it "
-            "as it is, and leave it out of prepare()"
+            f"{type(model).__name__} has no parameters and no buffers, so there is nothing to train. Use it without prepare().",
+            code="model-empty",
         )
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ModelError(
-                f"parameter {name!r} of {type(model).__name__} has no shape yet, since a lazy layer takes it from its first "
-                "input: run the model once before team.prepare(), and before making its optimizer, on inputs of the right "
-                "shape: `model(torch.zeros(1, num_features))`"
+                f"parameter {name!r} of {type(model).__name__} has no shape yet: it belongs to a lazy layer. Run the model "
+                "once before you create its optimizer and call team.prepare(): `model(torch.zeros(1, num_features))`.",
+                code="model-lazy",
             )
         if is_dtensor(parameter):
             raise ModelError(
-                f"parameter {name!r} of {type(model).__name__} is sharded over processes already (fully_shard?): prepare the "
-                "plain model instead, and use strategy='fsdp'"
+                f"parameter {name!r} of {type(model).__name__} is already cut over processes (fully_shard?). Prepare the plain "
+                "model instead, with strategy='fsdp'.",
+                code="model-already-sharded",
             )
     for name, module in model.named_modules():
         if not isinstance(module, nn.SyncBatchNorm) or (world_size == 1 == num_shards and not is_exact):
             continue
         if is_exact:
             raise ModelError(
-                f"layer {name!r} is SyncBatchNorm, which takes its statistics over the processes: with strategy 'exact', the "
-                "default, the answer must not depend on how many there are, so every shard has its own statistics. Use "
-                "BatchNorm (over a shard's samples) or GroupNorm, or strategy='ddp' on GPUs with a process for each shard.",
+                f"layer {name!r} is SyncBatchNorm, which takes its statistics over the processes. With strategy 'exact', the "
+                "default, results must not depend on their number. Use BatchNorm (over a shard's samples) or GroupNorm, or "
+                "strategy='ddp' on GPUs with one process per shard.",
                 code="sync-batchnorm-exact",
             )
         if on_cpu:
@@ -130,34 +136,33 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
             )
         if num_shards != world_size:
             raise ModelError(
-                f"layer {name!r} is SyncBatchNorm, which takes its statistics over processes: with {num_shards} shards on "
-                f"{world_size} processes they would depend on how many there are. Use BatchNorm, or as many processes as "
-                "shards.",
+                f"layer {name!r} is SyncBatchNorm, whose statistics would depend on the number of processes ({num_shards} "
+                f"shards on {world_size} processes). Use BatchNorm, or {num_shards} processes.",
                 code="sync-batchnorm-uneven",
             )
 
 
 def check_placed(model: nn.Module, devices: Sequence[torch.device]) -> None:
-    """Check that all parts of a model that the script has placed are on devices of this process.
+    """Checks that all parts of a model that the script has placed are on devices of this process.
 
     Raises:
-        ModelError: a parameter or buffer is not.
+        ModelError: a parameter or buffer is on another device.
     """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device not in devices:
             raise ModelError(
                 f"{name!r} of {type(model).__name__} is on {tensor.device}, but this process has "
-                f"{', '.join(map(str, devices))}. With devices_per_process={len(devices)} models stay where "
-                "the script puts them. Put each part on one of team.devices before prepare(): layer.to(team.devices[1]), or "
-                "model.to(team.device) for all of a small one."
+                f"{', '.join(map(str, devices))}. With devices_per_process={len(devices)} the script places models. Put each "
+                "part on one of team.devices before prepare(): layer.to(team.devices[1]), or model.to(team.device).",
+                code="model-on-other-device",
             )
 
 
 def check_optimizers(objects: Sequence[Any], prepared: set[nn.Parameter]) -> None:
-    """Check that optimizers train prepared models, or models among ``objects``.
+    """Checks that optimizers train prepared models, or models among ``objects``.
 
     Raises:
-        ModelError: an optimizer has a parameter of no such model.
+        ModelError: a parameter of an optimizer belongs to no such model.
     """
     models = [item for item in objects if isinstance(item, nn.Module) and not isinstance(item, AveragedModel)]
     trained = prepared.union(*(model.parameters() for model in models))
@@ -167,7 +172,7 @@ def check_optimizers(objects: Sequence[Any], prepared: set[nn.Parameter]) -> Non
         unprepared = sum(parameter not in trained for parameter in parameters_of(item))
         if unprepared:
             raise ModelError(
-                f"{unprepared} of the parameters of {type(item).__name__} belong to no prepared model, so nothing would "
-                "keep them equal on all ranks: create the optimizer from the parameters of the model that you prepare, and "
-                "prepare the model first or in the same call"
+                f"{unprepared} parameters of {type(item).__name__} belong to no prepared model, so they would differ between "
+                "ranks. Create the optimizer from the parameters of a model that you prepare first or in the same call.",
+                code="optimizer-of-other-model",
             )

@@ -1,4 +1,4 @@
-"""Explaining errors of a forward pass: which layer failed, why, and what to do."""
+"""Explains errors of a forward pass: the layer that failed, the cause, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from lockstep._base.errors import LockstepError, ModelError
 
 
 def raise_better(error: Exception, model: nn.Module) -> None:
-    """Raise a better error from ``error``, or return if there is none.
+    """Raises a better error from ``error``, or returns if there is none.
 
     Raises:
-        ModelError: the pass failed for a known reason.
+        ModelError: the cause is known.
     """
     if "more than 1 value per channel" in str(error) and not isinstance(error, LockstepError):
         raise ModelError(
-            f"{_where(error, model)} met a shard of one sample, which has no variance to normalize by. "
-            "A shard has batch_size / shards samples (the run's first line has both), and fewer in the last global batch of an "
-            "epoch: use a larger batch_size, fewer shards (shards= in join()), or DataLoader(..., drop_last=True).",
+            f"{_where(error, model)} received a shard of one sample, which has no variance to normalize by. A shard has "
+            "batch_size / shards samples, and fewer in the last batch of an epoch. Use a larger batch_size, fewer shards "
+            "(shards= in join()), or DataLoader(..., drop_last=True).",
             code="shard-of-one-sample",
         ) from error
 
 
 def _where(error: BaseException, model: nn.Module) -> str:
-    """Describe the innermost layer in whose forward pass the error was raised."""
+    """Describes the innermost layer in whose forward pass the error was raised."""
+    # The traceback has the frame of each forward(), outermost first, with its ``self``.
     names = {module: name for name, module in model.named_modules()}
     frames = error.__traceback__
     layer = model

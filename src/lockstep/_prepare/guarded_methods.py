@@ -1,8 +1,10 @@
-"""Methods of prepared objects that are replaced on the object: by ones that refuse, do nothing for
-a while, or cast.
+"""Methods of prepared objects that are replaced on the object: by methods that refuse, do nothing
+for a while, or cast.
 
-Each is a bound method, as what it replaces was: ``copy.deepcopy`` of the object binds it to the
-copy."""
+They are replaced on the object, not by a wrapper, since the script and libraries keep references to
+it and test its class. Each replacement is a bound method like the original, so that
+``copy.deepcopy`` of the object binds it to the copy.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from lockstep._world.comm.dtensors import to_local
 
 
 def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:
-    """Replace methods of an object by ones that raise an error inside ``batch.shards``, and
-    otherwise act as before."""
+    """Replaces methods of an object by methods that raise an error inside ``batch.shards``, and act
+    as before outside."""
     kind = "GradScaler" if isinstance(target, amp.GradScaler) else type(target).__name__
     for name in names:
         _guard_method(target, name, guard, f"{kind}.{name}()")
@@ -36,9 +38,11 @@ def _guard_method(target: Any, name: str, guard: Callable[[str], None], call: st
 
 
 def idle_when(target: Any, name: str, is_idle: Callable[[], bool]) -> None:
-    """Replace a method by one that does nothing while the script repeats what it did: before an
-    interruption, since the state is restored from the checkpoint, or a shard aside. Nor does it act
-    after the end of a finished run."""
+    """Replaces a method by one that does nothing while ``is_idle`` returns True: while a resumed
+    script repeats code from before the interruption, in a dry run of a shard, and after the end of
+    a finished run."""
+    # For example ``schedule.step()``: the checkpoint has the schedule's state after the calls of
+    # the earlier launch, and repeating them would advance it twice.
     act = _function_of(target, name)
 
     def idle(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +61,7 @@ def idle_when(target: Any, name: str, is_idle: Callable[[], bool]) -> None:
 
 
 def _function_of(target: Any, name: str) -> Callable[..., Any]:
-    """A method of an object, to be called with the object, or a copy of it, first."""
+    """Returns a method of an object as a function, whose first argument is the object or a copy."""
     act = getattr(target, name)
     if isinstance(act, types.MethodType) and act.__self__ is target:
         return act.__func__
@@ -65,19 +69,19 @@ def _function_of(target: Any, name: str) -> Callable[..., Any]:
 
 
 def _replace(target: Any, name: str, method: Callable[..., Any]) -> None:
-    """Replace a method of an object by one that is called with the object, or a copy of it,
-    first."""
+    """Replaces a method of an object by one whose first argument is the object or a copy."""
     act = getattr(target, name)
-    # PyTorch's schedules record their calls there
+    # PyTorch's schedules record their calls in attributes of the method.
     method.__dict__.update(getattr(act, "__dict__", {}))
     method.__doc__ = act.__doc__
-    method.__name__ = name  # by which an unpickled copy finds that of its class
+    method.__name__ = name  # an unpickled copy looks up the method of its class by this name
     setattr(target, name, types.MethodType(method, target))
 
 
 def keep_dtypes(average: AveragedModel) -> None:
-    """Let an AveragedModel average a model of other dtypes: an average of 16-bit weights is better
+    """Makes an AveragedModel accept a model of other dtypes: an average of 16-bit weights is better
     kept in float32."""
+    # A change of 0.1 % (decay 0.999) is below the 8 bits of a bfloat16, so the average would stop.
     act = _function_of(average, "update_parameters")
 
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:
@@ -87,7 +91,8 @@ def keep_dtypes(average: AveragedModel) -> None:
 
 
 def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
-    """The model, or a module with its parameters and buffers in the dtypes of ``average``."""
+    """Returns the model, or a module with its parameters and buffers in the dtypes of
+    ``average``."""
     averages, values = ([*module.parameters(), *module.buffers()] for module in (average, model))
     if all(a.dtype == value.dtype for a, value in zip(averages, values, strict=False)):
         return model
@@ -96,8 +101,8 @@ def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def average_parts(average: AveragedModel) -> None:
-    """Let an AveragedModel average this rank's parts of a sharded model, plain tensors: an average
-    takes each number alone."""
+    """Makes an AveragedModel average this rank's rows of a model that is cut over the ranks, as
+    plain tensors: an average computes each number alone."""
     act = _function_of(average, "update_parameters")
 
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:
@@ -116,7 +121,8 @@ def _local(_: int, tensor: Tensor) -> Tensor:
 
 
 def _module_of(model: nn.Module, convert: Callable[[int, Tensor], Tensor]) -> nn.Module:
-    """A module with a model's parameters and buffers, each converted, given its number."""
+    """Returns a module with a model's parameters and buffers, each converted by a function of its
+    number and value."""
     converted = nn.Module()
     for number, tensor in enumerate([*model.parameters(), *model.buffers()]):
         value = convert(number, tensor.detach())

@@ -1,5 +1,20 @@
-"""The guards of what is trained: what a shard must not do to it, since each process runs only its
-own shards."""
+"""Guards of prepared objects: they detect what a shard must not do to them, since each process runs
+only its own shards.
+
+::
+
+    begin_phase    record versions, requires_grad, options, addresses (and sums of bits, in steps
+                   1, 2, 4, 8, ...)
+    each shard     before_backward: no parameter may have a gradient that team.backward did not make
+                   after it: an IncompleteGrad in ``.grad`` of one parameter per model
+                   end_shard: no parameter may have other memory (``p.data = ...``)
+    end_phase      compare all that was recorded
+
+A change of weights inside a shard is an error even if it is the same on all shards: with another
+number of processes it would happen another number of times. PyTorch counts most writes in a
+tensor's version, so the comparison costs a few list operations per step. Writes through ``.data``
+leave no trace but the bits, which are too costly to sum in every step.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +38,10 @@ from lockstep._world.comm.dtensors import is_dtensor
 
 
 class ShardWeights:
-    """Finds changes inside ``batch.shards``. Each process runs only its own shards, so the others
-    would not have them.
+    """The guard of weights, options and schedules against changes inside ``batch.shards``.
 
     Args:
-        parameters: of all prepared models, with their names.
+        parameters: the parameters of all prepared models, with their names.
     """
 
     def __init__(
@@ -37,20 +51,20 @@ class ShardWeights:
         self._optimizers = optimizers
         self._schedules = schedules
         self._stored: list[nn.Parameter] = []
-        """The parameters whose memory has an address: not those of ``fully_shard``, say."""
+        """The parameters whose memory has an address. (Parameters of ``fully_shard`` have none.)"""
         self._before: _Snapshot | None = None
         self._addresses: list[int] = []
         self._bits: list[int] | None = None
-        """Checksums of what ``_stored`` held when the phase began, in a step in which they are
-        compared."""
+        """The sums of the bits of ``_stored`` at the beginning of the phase; None: this step does
+        not compare them."""
         self._looks = PowersOfTwo()
 
     def add_model(self, model: nn.Module) -> None:
-        """Guard a model's weights."""
+        """Guards a model's weights."""
         self._stored += [parameter for parameter in model.parameters() if type(parameter.data) is Tensor]
 
     def begin_phase(self, step: int) -> None:
-        """Record what no shard may change."""
+        """Records what no shard may change."""
         self._before = self._snapshot()
         self._addresses = self._find_addresses()
         self._bits = bit_sums(self._stored) if self._looks.take(step) else None
@@ -67,18 +81,18 @@ class ShardWeights:
         return [parameter.data_ptr() for parameter in self._stored]
 
     def end_shard(self, step: int) -> None:
-        """Check after a micro-batch that no weights were exchanged, as ``p.data = ...`` does, which
-        is not counted as a change. (The next shard's may be at the old address again.)
+        """Checks after a micro-batch that no weights were replaced, as ``p.data = ...`` does.
 
         Raises:
-            ModelError: some were.
+            ModelError: weights were replaced.
         """
+        # After each shard, not at the end of the phase: the next shard may put back the old memory.
         addresses = self._find_addresses()
         if addresses != self._addresses:
             self._refuse("changed", self._stored, addresses, self._addresses, step)
 
     def check_unchanged(self, step: int) -> None:
-        """Check that the shards of this rank have not changed what must be equal on all ranks.
+        """Checks that the shards of this rank have not changed what must be equal on all ranks.
 
         Raises:
             ModelError: parameters were changed, frozen or unfrozen.
@@ -91,34 +105,32 @@ class ShardWeights:
             self._refuse("changed", everything, now.versions, before.versions, step)
             self._refuse("frozen or unfrozen (requires_grad)", everything, now.learns, before.learns, step)
             _refuse_option(now.options, before.options, step)
-        if self._bits is not None:  # writing through ``p.data`` in place leaves no other trace
+        if self._bits is not None:  # an in-place write through ``p.data`` leaves no other trace
             self._refuse("changed", self._stored, bit_sums(self._stored), self._bits, step)
 
     def _refuse(self, change: str, parameters: Sequence[nn.Parameter], now: list[Any], before: list[Any], step: int) -> None:
         for parameter, value, old_value in zip(parameters, now, before, strict=True):
             if value != old_value:
                 raise ModelError(
-                    f"parameter {self._parameters[parameter]!r} was {change} inside batch.shards in step {step}: each process "
-                    "runs only its own shards, so the weights would differ from rank to rank, and from one number of processes "
-                    "to another. Do that once a step, after the loop over batch.shards: averages such as MoCo's or an EMA "
-                    "after optimizer.step(). For a loss with other weights (adversarial ones, say) pass moved copies to "
-                    "torch.func.functional_call. (Embedding(max_norm=...) changes its weight in the forward pass: leave "
-                    "max_norm out, and clip the rows after that loop.)",
+                    f"parameter {self._parameters[parameter]!r} was {change} inside batch.shards in step {step}, so weights "
+                    "would differ between ranks. Change it once per step, after the loop over batch.shards (an EMA after "
+                    "optimizer.step()). For a loss with other weights, pass copies to torch.func.functional_call. Instead of "
+                    "Embedding(max_norm=...), clip the rows after that loop.",
                     code="weights-changed-inside",
                 )
 
     def contents(self) -> tuple[list[int], list[Any]]:
-        """Checksums of all weights, and the options of optimizers and schedules: equal if nothing
-        of them has changed.
+        """Returns checksums of all weights, and the options of optimizers and schedules. They are
+        equal if nothing has changed.
 
-        This reads all weights, since changes through ``.data`` have no version; that is little
-        beside a shard."""
+        This reads all weights, since changes through ``.data`` have no version. That takes little
+        time compared with a shard."""
         snapshot = self._snapshot()
         return bit_sums(list(self._parameters)), [snapshot.options, snapshot.progress]
 
     def first_change(self, before: tuple[list[int], list[Any]]) -> str | None:
-        """The first thing that has changed since ``contents`` returned ``before``; None: nothing
-        has."""
+        """Returns the first thing that has changed since ``contents`` returned ``before``; None:
+        nothing has changed."""
         sums, options = self.contents()
         for name, now, earlier in zip(self._parameters.values(), sums, before[0], strict=True):
             if now != earlier:
@@ -128,19 +140,20 @@ class ShardWeights:
 
 @dataclass(slots=True)
 class _Snapshot:
-    """What no shard may change."""
+    """The values that no shard may change."""
 
     versions: list[int]
     """The number of in-place changes of each parameter."""
     learns: list[bool]
+    """Whether each parameter has ``requires_grad``."""
     options: list[dict[str, Any]]
-    """By group of each optimizer."""
+    """The options of each group of each optimizer."""
     progress: list[Any]
-    """Of each schedule."""
+    """The step counts of each schedule."""
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """The numbers among the options of a group: an optimizer of the script's own may have no
+    """Returns the numbers among the options of a group. An optimizer of the script may have no
     "lr"."""
     return {name: value for name, value in group.items() if isinstance(value, (int, float, tuple)) or name == "lr"}
 
@@ -149,51 +162,52 @@ def _refuse_option(now: list[dict[str, Any]], before: list[dict[str, Any]], step
     names = [name for group, old in zip(now, before, strict=False) for name in old if group.get(name) != old[name]]
     what = "a learning rate" if not names or names[0] == "lr" else f"the option {names[0]!r} of an optimizer"
     raise UsageError(
-        f"schedule.step() inside batch.shards in step {step} (or {what} that was changed there by hand): it would act once a "
-        "shard. Call it once a step, after the loop over batch.shards.",
+        f"schedule.step() inside batch.shards in step {step} (or {what} was changed there): it would act once per shard. Call "
+        "it once per step, after the loop over batch.shards.",
         code="options-changed-inside",
     )
 
 
 def progress_of(schedule: LRScheduler) -> list[int]:
-    """The step counts of a schedule and those inside it. (A ChainedScheduler has no count of its
-    own.)"""
+    """Returns the step counts of a schedule and of the schedules inside it. (A ChainedScheduler
+    alone has none.)"""
     return [getattr(item, "last_epoch", 0) for item in (schedule, *getattr(schedule, "_schedulers", ()))]
 
 
 class ShardGradients:
-    """Guards the gradients inside ``batch.shards``.
+    """The guard of gradients inside ``batch.shards``.
 
     Args:
-        parameters: of all prepared models, with their names.
-        is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
+        parameters: the parameters of all prepared models, with their names.
+        is_plain: whether a step has the same ``.grad`` as in a plain single-device script.
     """
 
     def __init__(self, parameters: dict[nn.Parameter, str], *, is_plain: bool) -> None:
         self._parameters = parameters
         self._is_plain = is_plain
         self.marked: list[nn.Parameter] = []
-        """The first parameter of each model, whose ``.grad`` is a IncompleteGrad while gradients are
-        incomplete."""
+        """The first parameter of each model, whose ``.grad`` is an IncompleteGrad while gradients
+        are incomplete. One is enough: code that reads gradients reads them all."""
         self._accumulating: list[Node] = []
-        """Autograd's nodes that write the gradients of first parameters: they keep a hook only
-        while they exist."""
+        """The autograd nodes that write the gradients of first parameters. Autograd keeps them by
+        weak references, and their hooks with them, so they are kept here."""
         self.micro: MicroBatch | None = None
-        """The running micro-batch, which the loop sets."""
+        """The running micro-batch, which the loop sets; None: outside the shard loop."""
         self.is_running = False
         """Whether ``team.backward`` runs. The loop resets it, also after an error."""
         self.have_been = False
         """Whether any parameter is known to have had a gradient when an optimizer stepped."""
 
     def add_model(self, model: nn.Module) -> None:
-        """Guard a model's gradients."""
-        # a loss module may have buffers only
+        """Guards a model's gradients."""
+        # A loss module may have buffers only.
         name, first = next(model.named_parameters(), ("", None))
         if first is None or not first.requires_grad or is_dtensor(first):
             return
         if not self._is_plain:
             self.marked.append(first)
-        # runs in Tensor.backward only: autograd.grad() and inputs= pass it by
+        # The hook runs in Tensor.backward() only. autograd.grad() and inputs= do not reach this
+        # node, and they are allowed: they leave ``.grad`` unchanged.
         node = get_gradient_edge(first).node
         self._accumulating.append(node)
 
@@ -204,13 +218,13 @@ class ShardGradients:
         node.register_prehook(check)
 
     def before_backward(self, call: int) -> None:
-        """Begin the backward pass of ``team.backward``.
+        """Begins the backward pass of ``team.backward``.
 
         Args:
-            call: its number within the micro-batch, from 0.
+            call: the number of the call within the micro-batch, from 0.
 
         Raises:
-            UsageError: there are gradients already that it did not compute.
+            UsageError: there are gradients that ``team.backward`` did not compute.
         """
         if self.marked:
             self._remove_placeholders()
@@ -219,17 +233,17 @@ class ShardGradients:
         self.is_running = True
 
     def put_placeholders(self) -> None:
-        """Put placeholders for gradients after a backward pass, if any are ``marked``: they raise
-        an error when used."""
+        """Puts placeholders into ``.grad`` of the ``marked`` parameters after a backward pass.
+        Using one raises an error."""
         for parameter in self.marked:
             if parameter.grad is None:
                 parameter.grad = IncompleteGrad.like(parameter)
 
     def end_shard(self, num_calls: int) -> None:
-        """End the micro-batch.
+        """Ends the micro-batch.
 
         Args:
-            num_calls: of ``team.backward`` in the micro-batch.
+            num_calls: the number of calls of ``team.backward`` in the micro-batch.
 
         Raises:
             UsageError: there are gradients that ``team.backward`` did not compute.
@@ -241,7 +255,7 @@ class ShardGradients:
         self.micro = None
 
     def drop(self) -> None:
-        """The phase was left."""
+        """Forgets the micro-batch after the script left the shard loop early."""
         self.micro, self.is_running = None, False
         self._remove_placeholders()
 
@@ -258,21 +272,19 @@ class ShardGradients:
 
     def _refuse(self, name: str, micro: MicroBatch) -> NoReturn:
         raise UsageError(
-            f"step {micro.step}, shard {micro.shard}: {name!r} has a gradient that was not computed by team.backward(loss): it "
-            "would not be combined with those of the other shards, or would be mixed into the step's. To train, call "
-            "team.backward(loss) in place of loss.backward(). For a gradient by something else (an adversarial example, a "
-            "penalty) call torch.autograd.grad(loss, inputs), or loss.backward(inputs=[...]), which leave .grad of the weights "
-            "alone. (optimizer.zero_grad() is not needed inside batch.shards. torch.utils.swap_tensors() takes a prepared "
-            "parameter out of the exchange, too: copy values into it instead, with torch.no_grad(): parameter.copy_(...).)",
+            f"step {micro.step}, shard {micro.shard}: {name!r} has a gradient that team.backward(loss) did not compute, so it "
+            "would not be combined with other shards. To train, replace loss.backward() by team.backward(loss). For other "
+            "gradients (a penalty, an adversarial example), call torch.autograd.grad(loss, inputs) or "
+            "loss.backward(inputs=[...]). Instead of torch.utils.swap_tensors(), copy values: parameter.copy_(...).",
             code="gradient-by-script",
         )
 
     def check_first_step(self, call: str, step: int) -> None:
-        """Check before the first step of an optimizer in a launch, while not ``have_been``, that
-        there is anything to step on.
+        """Checks before the first step of an optimizer in a launch (while ``have_been`` is False)
+        that a parameter has a gradient.
 
         Args:
-            call: the optimizer's, for the message.
+            call: the call of the optimizer, for the message.
 
         Raises:
             UsageError: no parameter of any prepared model has a gradient.
@@ -280,9 +292,9 @@ class ShardGradients:
         self.have_been = any(parameter.grad is not None for parameter in self._parameters)
         if not self.have_been:
             raise UsageError(
-                f"{call} in step {step}: no team.backward(loss) in this step has given any parameter of a prepared model a "
-                "gradient, so it would do nothing. Call team.backward(loss) in the loop over batch.shards, and step after that "
-                "loop. (If the step has left out all of its shards on purpose, skip this call too.)",
+                f"{call} in step {step} has no effect: no parameter of a prepared model has a gradient. Call "
+                "team.backward(loss) in the loop over batch.shards, and step after that loop. If the step skips all of its "
+                "shards on purpose, skip this call, too.",
                 code="step-without-gradients",
             )
 
@@ -293,29 +305,29 @@ class IncompleteGrad(Tensor):
 
     @staticmethod
     def like(parameter: Tensor) -> IncompleteGrad:
-        """A placeholder of a parameter's shape, which takes no memory."""
+        """Returns a placeholder of a parameter's shape, which takes no memory (one element,
+        expanded)."""
         return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(IncompleteGrad)
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in ("__get__", "__set__"):  # its shape, say
+        if getattr(func, "__name__", "") in ("__get__", "__set__"):  # for example its shape
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         raise UsageError(
-            "a gradient was used inside batch.shards (clipped, scaled, printed?): it is incomplete there, the sum over this "
-            "process's shards so far. Use gradients after the loop over batch.shards, where they are those of the whole "
-            "global batch, and the same on every rank.",
+            "a gradient was used inside batch.shards (clipped, scaled, printed?), where it is incomplete: the sum over this "
+            "process's shards so far. Use gradients after the loop over batch.shards.",
             code="gradient-used-inside",
         )
 
 
 class ShardGuards:
-    """They find gradients, changes of weights, and parameters that belong to no prepared model.
+    """The guards of gradients, of weights, and of parameters that belong to no prepared model.
 
     Args:
         num_shards: V. With a single shard, changes inside ``batch.shards`` are allowed.
-        is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
+        is_plain: whether a step has the same ``.grad`` as in a plain single-device script.
     """
 
     def __init__(self, trained: TrainedObjects, num_shards: int, *, is_plain: bool) -> None:
@@ -326,6 +338,6 @@ class ShardGuards:
         self.weights = ShardWeights(trained.parameters, trained.optimizers, trained.schedules)
 
     def add_model(self, model: nn.Module) -> None:
-        """Guard a model."""
+        """Guards a model."""
         self.gradients.add_model(model)
         self.weights.add_model(model)

@@ -1,5 +1,9 @@
 """The prepared model: the user's model, with its forward pass routed through the run's strategy and
-precision."""
+precision.
+
+It is a proxy that shares the registries of the user's model, not a wrapper with a ``.module``:
+names of parameters, ``state_dict()`` and attributes stay the same, so that scripts and checkpoints
+need no prefix. The user's own model still works alone, for example for inference."""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ from lockstep._prepare.forward_errors import raise_better
 from lockstep._prepare.model_precision import ModelPrecision
 
 _OF_WRAPPERS = {
-    "module": "its names, attributes and state_dict() are those of your own model, so leave `.module` out. (That model itself "
-    "is team.unwrap(model).)",
+    "module": "it has the names, attributes and state_dict() of your model. Remove `.module`; the model itself is "
+    "team.unwrap(model).",
     "no_sync": "gradients are synchronized when a loop over batch.shards ends. To accumulate them, call optimizer.step() every "
-    "few steps, or join with accumulate=.",
+    "few steps, or set join(accumulate=).",
 }
-"""Attributes that scripts written for DistributedDataParallel use, and what to write instead."""
+"""The attributes of DistributedDataParallel that scripts use, and what to write instead."""
 
 
 class PreparedModel(nn.Module):
@@ -35,7 +39,7 @@ class PreparedModel(nn.Module):
         model: the user's model, on its device.
         forward: the callable for forward passes with gradients.
         model_precision: the formats of the passes.
-        guard: called with the name of a call that is not allowed in ``batch.shards``.
+        guard: a function that is called with the name of a call that ``batch.shards`` refuses.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class PreparedModel(nn.Module):
         attributes.pop("training", None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's forward pass. Floating-point results of a pass in 16 bits are returned in
+        """Runs the user's forward pass. Floating-point results of a 16-bit pass are returned in
         float32, for the loss."""
         if args and isinstance(args[0], GlobalBatch):
             args[0].refuse(f"{type(self._wrapped).__name__}(batch)")
@@ -80,32 +84,32 @@ class PreparedModel(nn.Module):
             self.__dict__["_wrapped"].training = mode
 
     def train(self, mode: bool = True) -> PreparedModel:
-        """``train`` of the user's model."""
+        """Calls ``train`` of the user's model."""
         self._wrapped.train(mode)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """``zero_grad`` of the user's model. An error inside ``batch.shards``."""
+        """Calls ``zero_grad`` of the user's model. An error inside ``batch.shards``."""
         self._guard("model.zero_grad()")
         self._wrapped.zero_grad(set_to_none)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's model's own."""
+        """Returns ``state_dict()`` of the user's model."""
         return self._wrapped.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's model's own."""
+        """Calls ``load_state_dict`` of the user's model."""
         return self._wrapped.load_state_dict(*args, **kwargs)
 
-    # A backward hook that is registered here would wrap the outputs of this module, and find the
-    # registry of that one.
+    # A backward hook is registered on the user's model: registered here, it would wrap the outputs
+    # of this module, but be stored in the registry of the user's model.
 
     def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """The user's model's own."""
+        """Registers the hook on the user's model."""
         return unwrap(self).register_full_backward_hook(*args, **kwargs)
 
     def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """The user's model's own."""
+        """Registers the hook on the user's model."""
         return unwrap(self).register_full_backward_pre_hook(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -115,7 +119,7 @@ class PreparedModel(nn.Module):
             model = self.__dict__["_wrapped"]
             if name in _OF_WRAPPERS and not hasattr(model, name):
                 raise AttributeError(
-                    f"a prepared model has no {name!r}, as DistributedDataParallel has: {_OF_WRAPPERS[name]}"
+                    f"a prepared model has no {name!r}, unlike DistributedDataParallel: {_OF_WRAPPERS[name]}"
                 ) from None
             return getattr(model, name)
 
@@ -145,8 +149,9 @@ _CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "_
 def wrap_model(
     model: nn.Module, forward: Callable[..., Any], model_precision: ModelPrecision, guard: Callable[[str], None]
 ) -> PreparedModel:
-    """A PreparedModel for ``model``, which can be indexed or iterated if the model can, and has
-    those methods of ``nn.Module`` that the model overrides. (Python finds both on the class.)"""
+    """Returns a PreparedModel for ``model``. It can be indexed or iterated if the model can, and
+    has the methods of ``nn.Module`` that the model overrides. (Python looks up both on the
+    class.)"""
 
     def pass_on(name: str) -> Callable[..., Any]:
         def method(self: PreparedModel, *args: Any, **kwargs: Any) -> Any:
@@ -164,15 +169,15 @@ def wrap_model(
 
 
 def _overridden(kind: type[nn.Module]) -> list[str]:
-    """The public methods of ``nn.Module`` that a class overrides and PreparedModel leaves as they
-    are."""
+    """Returns the public methods of ``nn.Module`` that a class overrides and PreparedModel does
+    not."""
     own = kind.__mro__[: kind.__mro__.index(nn.Module)]
     of_modules = {name for name, value in vars(nn.Module).items() if callable(value) and not name.startswith("_")}
     return sorted({name for part in own for name in vars(part)} & of_modules - vars(PreparedModel).keys())
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own model."""
+    """Returns the user's model."""
     if isinstance(model, PreparedModel):
         wrapped: nn.Module = model.__dict__["_wrapped"]
         return wrapped

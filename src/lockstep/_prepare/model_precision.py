@@ -2,8 +2,12 @@
 
 With the precisions that use PyTorch's autocast, the model is not changed. ``16-true`` and
 ``bf16-true`` keep all of it in 16 bits. With ``16-master`` the parameters stay float32 for the
-optimizer, checkpoints and averages, and forward and backward passes use 16-bit copies in their
-place. Autograd records the copying, so every shard's gradients arrive at the parameters in float32.
+optimizer, checkpoints and averages, and forward and backward passes use 16-bit copies instead.
+Autograd records the copying, so every shard's gradients arrive at the parameters in float32, where
+the sum over shards does not lose bits::
+
+    float32 weight --.to(16 bits)--> copy --forward--> loss (float32)
+    float32 .grad <----- cast ------ 16-bit gradient <--backward--
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from lockstep._sync.gradients import widen
 
 
 class ModelPrecision:
-    """Computes the passes of one model in the run's precision.
+    """The forward and backward passes of one model in the run's precision.
 
     Args:
-        model: the user's, on its device. With a precision that applies to weights it is changed in
-            place: parameters and buffers stay the same objects, with another dtype.
+        model: the user's model, on its device. With a precision that applies to weights it is
+            changed in place: parameters and buffers are the same objects, with another dtype.
     """
 
     def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:
@@ -48,8 +52,8 @@ class ModelPrecision:
         return self.precision.reach is CastScope.PASSES
 
     def forward(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """``run(*args, **kwargs)`` in these formats. Floating-point results are float32, for the
-        loss."""
+        """Returns ``run(*args, **kwargs)`` in these formats. Floating-point results are float32,
+        for the loss."""
         narrow = self.precision.narrow
         if narrow is None:
             return run(*args, **kwargs)
@@ -65,13 +69,16 @@ class ModelPrecision:
         return map_tensors(widen, run(*args, **kwargs))
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """``run(*args, **kwargs)``, a backward pass, in which ``checkpoint()`` may run parts of the
-        model again."""
+        """Calls ``run(*args, **kwargs)``, a backward pass, in which ``checkpoint()`` may run parts
+        of the model again."""
+        # With the copies of the forward pass: the repeated part must compute the same numbers, and
+        # autograd checks that it saves the same tensors.
         copies, self._copies = self._copies, None
         functional_call(self._holder, copies or self._make_copies(), (run, args, kwargs), tie_weights=False)
 
     def _cast_model(self) -> None:
         for module in self._model.modules():
+            # Running statistics are sums over many batches, which 16 bits would round away.
             stays = self.precision.reach is CastScope.PASSES and isinstance(module, NORMALIZATIONS)
             parameters = module.parameters(recurse=False) if self.precision.reach is CastScope.WEIGHTS else ()
             for tensor in (*parameters, *module.buffers(recurse=False)):
@@ -79,8 +86,8 @@ class ModelPrecision:
                     tensor.data = tensor.data.to(self.precision.narrow)
 
     def _make_copies(self) -> dict[str, Tensor]:
-        """A 16-bit copy for every parameter name of the model; names that share a parameter share
-        the copy."""
+        """Returns a 16-bit copy for every parameter name of the model. Names that share a parameter
+        share the copy."""
         by_parameter: dict[Tensor, Tensor] = {}
         copies = {}
         for path, module in self._holder.named_modules():
@@ -95,8 +102,8 @@ class ModelPrecision:
 
 
 class _Holder(nn.Module):
-    """The module for ``functional_call``, which replaces the model's parameters by copies while
-    ``run`` is called."""
+    """The module for ``functional_call``, which replaces the model's parameters by copies during a
+    call of ``run``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -107,11 +114,11 @@ class _Holder(nn.Module):
 
 
 def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
-    """Cast an optimizer's state to the dtype of its parameters, which may have been cast to 16
+    """Casts an optimizer's state to the dtype of its parameters, which may have been cast to 16
     bits.
 
     Raises:
-        ConfigError: it divides by ``eps``, which is 0 in that dtype.
+        ConfigError: the optimizer divides by ``eps``, which is 0 in that dtype.
     """
     narrow = precision.narrow
     if narrow is None or precision.reach is not CastScope.WEIGHTS:
@@ -120,16 +127,17 @@ def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
         eps = float(group.get("eps") or 0.0)
         if eps > 0 and torch.tensor(eps, dtype=narrow) == 0:
             raise ConfigError(
-                f"{type(optimizer).__name__}(eps={eps:g}) with precision={precision.name!r}: in float16 that is 0, and so "
-                "become the squares of small gradients, so it would divide by 0 and the weights become NaN. Give it eps=1e-4, "
-                "use an optimizer without such a division (SGD), or precision='16-master', whose weights are float32."
+                f"{type(optimizer).__name__}(eps={eps:g}) with precision={precision.name!r}: eps is 0 in float16, so the "
+                "optimizer would divide by 0 and weights would become NaN. Set eps=1e-4, use an optimizer without eps (SGD), "
+                "or precision='16-master'.",
+                code="eps-underflows",
             )
     if optimizer.state:
         optimizer.load_state_dict(optimizer.state_dict())  # loading casts to the parameters' dtype
 
 
 def check_scaler(precision: Precision) -> None:
-    """Check that a script's GradScaler works with the precision.
+    """Checks that a GradScaler of the script works with the precision.
 
     Raises:
         UsageError: the run scales the loss itself, or gradients are float16, which a scaler
@@ -137,11 +145,12 @@ def check_scaler(precision: Precision) -> None:
     """
     if precision.scales_loss:
         raise UsageError(
-            f"a GradScaler with precision={precision.name!r}: the run scales the loss automatically, so leave it out"
+            f"a GradScaler with precision={precision.name!r}: the run scales the loss automatically. Remove the scaler.",
+            code="scaler-not-needed",
         )
     if precision.narrow is torch.float16 and precision.reach is CastScope.WEIGHTS:
         raise UsageError(
-            f"a GradScaler with precision={precision.name!r}: gradients are float16 here, which it refuses, since they may "
-            "underflow when it unscales them. Leave it out; or use precision='16-master', whose gradients are float32, and "
-            "scaled by the run."
+            f"a GradScaler with precision={precision.name!r}: it does not support float16 gradients, which may underflow when "
+            "they are unscaled. Remove it, or use precision='16-master', which scales the loss and has float32 gradients.",
+            code="scaler-float16-gradients",
         )

@@ -1,4 +1,8 @@
-"""State that each shard carries from batch to batch, such as an RNN's hidden state."""
+"""State that each shard keeps from batch to batch, such as an RNN's hidden state.
+
+The state belongs to the shard, not to the process that runs it. So its values move with the shard
+when blocks change, and a checkpoint contains the values of all shards, from all ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +21,30 @@ from lockstep._world.comm.collectives import Collectives
 
 
 class RunningShard(Protocol):
-    """Provides the running shard."""
+    """The source of the running shard."""
 
     num_shards: int
-    """V."""
+    """The number of shards, V."""
     micro: MicroBatch | None
     """The running micro-batch; None: outside of ``batch.shards``."""
 
     def check_outside(self, call: str) -> None:
-        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
+        """Raises UsageError for ``call`` inside ``batch.shards``."""
 
 
 class PerShard:
-    """A value for each shard; ``value`` is that of the running shard. Created by
+    """A value for each shard. ``value`` is the value of the running shard. Created by
     ``team.per_shard``.
 
     Args:
-        name: for messages.
+        name: the name in messages.
         start: the initial value, copied for each shard.
-        phases: provides the running shard.
-        collectives: over all ranks.
-        blocks: tells the blocks in force.
-        check: raises ConfigError, with this name, for a value that neither a checkpoint nor another
-            process can take.
-        devices: those of this process.
+        phases: the source of the running shard.
+        collectives: the collectives over all ranks.
+        blocks: a function that returns the blocks in force.
+        check: a function that raises ConfigError, with a name, for a value that checkpoints and
+            other processes do not support.
+        devices: the devices of this process.
     """
 
     def __init__(
@@ -74,27 +78,27 @@ class PerShard:
     @value.setter
     def value(self, value: Any) -> None:
         shard = self._shard()
-        # now, not when the shard moves or a checkpoint is due
+        # Now, at the line that assigns the value, not when the shard moves or a checkpoint is due.
         self._check(value, f"per_shard({self._name!r}).value")
-        # A copy: the script may use what it has assigned again, for the next shard. Tensors keep
-        # their graphs.
+        # A copy: the script may reuse the object for the next shard, and how many shards follow on
+        # this process depends on W. Tensors keep their graphs, for truncated backpropagation.
         clones: dict[int, Any] = {}
         map_tensors(lambda tensor: clones.setdefault(id(tensor), tensor.clone()), value)
         self._values[shard] = copy.deepcopy(value, clones)
 
     def reset(self) -> None:
-        """Give every shard the initial value again, at the beginning of an epoch, say. Every rank
-        must call it, outside of ``batch.shards``. In a part of the script that a resumed run
-        repeats, it does nothing: the values are the saved ones."""
+        """Gives every shard the initial value again, for example at the beginning of an epoch.
+        Every rank must call it, outside of ``batch.shards``. In code that a resumed run repeats, it
+        has no effect: the values are the saved ones."""
         self._phases.check_outside("per_shard.reset()")
         self._begin()
 
     def of(self, shard: int) -> Any:
-        """The value of a shard of this rank."""
+        """Returns the value of a shard of this rank."""
         return self._values[shard]
 
     def swap(self, shard: int, value: Any) -> Any:
-        """Put another value in the place of a shard's, and return that."""
+        """Replaces the value of a shard, and returns the old one."""
         before, self._values[shard] = self._values[shard], value
         return before
 
@@ -102,26 +106,26 @@ class PerShard:
         micro = self._phases.micro
         if micro is None:
             raise UsageError(
-                f"per_shard({self._name!r}).value outside of batch.shards: each shard has a value of its own, so there is none "
-                "here. Use it in the loop over batch.shards, and team.register() for state that is the same on all ranks."
+                f"per_shard({self._name!r}).value outside of batch.shards, where no shard runs. Use it in the loop over "
+                "batch.shards, and team.register() for state that is the same on all ranks.",
+                code="per-shard-outside",
             )
         return micro.shard
 
     def state_dict(self) -> dict[str, Any]:
-        """The values of all shards. Every rank must call it."""
+        """Returns the values of all shards. Every rank must call it."""
         return {"values": self._of_all()}
 
     def share(self) -> None:
-        """Give all ranks the values of all shards, which are about to move. Every rank must call
-        it."""
+        """Gives all ranks the values of all shards, before shards move. Every rank must call it."""
         own = self._blocks().by_rank[self._collectives.rank]
         for shard, value in enumerate(self._of_all()):
             if shard not in own:
                 self._values[shard] = value
 
     def _of_all(self) -> list[Any]:
-        """The values of all shards, on the devices of this process that have the numbers of those
-        where they are: a device of one rank is none of another's. Every rank must call it."""
+        """Returns the values of all shards. A tensor is on the device of this process with the
+        number that its device has on its own rank. Every rank must call it."""
         own = self._blocks().by_rank[self._collectives.rank]
         if self._collectives.size == 1:
             return self._values[own.start : own.stop]
@@ -129,13 +133,12 @@ class PerShard:
         return [_received(value, numbers, self._devices) for part in parts for value, numbers in part]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the values of all shards."""
+        """Restores the values of all shards."""
         self._values = list(state["values"])
 
 
 def _sent(value: Any, devices: Sequence[torch.device]) -> tuple[Any, list[int | None]]:
-    """A value on the CPU, and the numbers of the devices where its tensors were; None: on the
-    CPU."""
+    """Returns a value on the CPU, and the numbers of the devices of its tensors; None: the CPU."""
     numbers: list[int | None] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -146,7 +149,7 @@ def _sent(value: Any, devices: Sequence[torch.device]) -> tuple[Any, list[int | 
 
 
 def _received(value: Any, numbers: list[int | None], devices: Sequence[torch.device]) -> Any:
-    """What ``_sent`` was given, on devices of this process."""
+    """Returns the argument of ``_sent``, on devices of this process."""
     places = iter(numbers)
 
     def put(tensor: Tensor) -> Tensor:

@@ -22,17 +22,19 @@ class CastScope(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """A row of the table below."""
+    """A precision: the formats of weights and passes."""
 
     name: str
     narrow: torch.dtype | None = None
     """The 16-bit format; None: nothing is cast."""
     reach: CastScope = CastScope.OPERATIONS
+    """The parts of training that use the 16-bit format."""
     scales_loss: bool = False
     """Whether the loss is scaled, so that small gradients do not underflow."""
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """The autocast context for computation outside of a prepared model's forward pass."""
+        """Returns the autocast context for computation outside of a prepared model's forward
+        pass."""
         if self.narrow is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self.narrow)
@@ -52,10 +54,10 @@ _TABLE = {
 
 
 def find_precision(name: str) -> Precision:
-    """The precision with a name.
+    """Returns the precision with a name.
 
     Raises:
-        ConfigError: the name is unknown; the message lists the valid ones.
+        ConfigError: the name is unknown. The message lists the valid names.
     """
     if name not in _TABLE:
         raise unknown_name("precision", name, _TABLE)

@@ -1,5 +1,4 @@
-"""The adapters for all kinds of objects in the run's state, and those for objects given to
-``team.register``."""
+"""The adapters for all kinds of objects in the run's state, prepared or registered."""
 
 from __future__ import annotations
 
@@ -28,11 +27,12 @@ from lockstep._prepare.state_adapters import (
 
 
 class StatefulAdapter(StateAdapter):
-    """An object with ``state_dict`` and ``load_state_dict``, or a random generator."""
+    """The adapter of an object with ``state_dict`` and ``load_state_dict``, or a random
+    generator."""
 
     @override
     def state_dict(self) -> Any:
-        """A copy."""
+        """Returns a copy of the state."""
         return take_state(self.target)
 
     @override
@@ -41,7 +41,7 @@ class StatefulAdapter(StateAdapter):
 
 
 class ShardsAdapter(StatefulAdapter):
-    """Values per shard, which differ between ranks, so none are compared."""
+    """The adapter of values per shard. They differ between ranks, so none are compared."""
 
     @override
     def compared(self) -> Iterator[tuple[str, Any]]:
@@ -49,7 +49,7 @@ class ShardsAdapter(StatefulAdapter):
 
 
 class PlainAdapter(StateAdapter):
-    """A tensor, a list or a dict: restored in place."""
+    """The adapter of a tensor, a list or a dict, which is restored in place."""
 
     @override
     def state_dict(self) -> Any:
@@ -59,15 +59,15 @@ class PlainAdapter(StateAdapter):
     @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """Raises:
-        MismatchError: the state is that of an object of another kind, or of a tensor of another
-            shape.
+        MismatchError: the saved object has another kind, or is a tensor of another shape.
         """
         target = self.target
         now, was = _kind(target), _kind(state)
         if now != was:
             raise MismatchError(
-                f"register({self.name!r}, ...): {now} is registered now, but {was} was when the checkpoint was saved, so it "
-                "cannot be restored. Change it back, or start a new run with --fresh (fresh=True)."
+                f"register({self.name!r}, ...): cannot restore {was} from the checkpoint into {now}. Change it back, or "
+                "start a new run with --fresh (fresh=True).",
+                code="registered-kind-changed",
             )
         if isinstance(target, Tensor):
             target.copy_(state)
@@ -89,31 +89,31 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
 
 
 ADAPTERS: tuple[tuple[Callable[[Any], bool], type[StateAdapter]], ...] = (
-    # Of what is given to team.prepare:
+    # Objects of team.prepare:
     (_is(AveragedModel), AverageAdapter),
     (_is(nn.Module), ModelAdapter),
     (_is(Optimizer), OptimizerAdapter),
     (_is(LRScheduler), ScheduleAdapter),
     (_is(amp.GradScaler, LossScaling), ScalerAdapter),
-    # Of what is given to team.register, which saves models, too, whole and under the given name:
+    # Objects of team.register, which also saves whole models under the registered name:
     (_is(PerShard), ShardsAdapter),
-    # one that was not prepared: with what it keeps in attributes
+    # An optimizer that was not prepared, with its attributes.
     (_is(Optimizer), OptimizerAdapter),
     (lambda target: has_state(target) or is_generator(target), StatefulAdapter),
     (_is(Tensor, list, dict), PlainAdapter),
 )
-"""The adapter of each kind of object in the run's state: that of the first row whose function
-accepts the object."""
+"""The adapter of each kind of object in the run's state: the first row whose function accepts the
+object. So subclasses come before their bases: AveragedModel before Module."""
 _FIRST_REGISTERED = [adapter for _, adapter in ADAPTERS].index(ShardsAdapter)
 
 
 def adapter_of(target: Any) -> StateAdapter:
-    """The adapter for a prepared object."""
+    """Returns the adapter for a prepared object."""
     return next(adapter for accepts, adapter in ADAPTERS if accepts(target))(target)
 
 
 def registered_adapter(name: str, target: Any) -> StateAdapter:
-    """The adapter for a registered object.
+    """Returns the adapter for a registered object.
 
     Raises:
         UsageError: its state cannot be saved and restored.
@@ -125,5 +125,6 @@ def registered_adapter(name: str, target: Any) -> StateAdapter:
             return adapter
     raise UsageError(
         f"register({name!r}, ...): a {type(target).__name__} has no state that can be restored. Register a tensor, a list or a "
-        "dict (restored in place), a random generator, or an object with state_dict() and load_state_dict()."
+        "dict (restored in place), a random generator, or an object with state_dict() and load_state_dict().",
+        code="cannot-register",
     )

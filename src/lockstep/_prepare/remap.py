@@ -1,5 +1,9 @@
-"""Parameters that are replaced when their model is prepared: by ``fsdp``, and on some devices when
-it is moved there."""
+"""Parameters that are replaced when their model is prepared: by ``fsdp``, and on some devices by
+the move.
+
+The optimizer was made before, from the old parameters. Without the replacement it would step on
+tensors that no longer belong to the model, and nothing would be trained.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +22,24 @@ from lockstep._world.comm.dtensors import is_dtensor
 
 
 def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter], outer: tuple[Optimizer, ...] = ()) -> None:
-    """Replace parameters in the groups of an optimizer, and of optimizers in it. Its options stay.
+    """Replaces parameters in the groups of an optimizer, and of optimizers in it. Its options are
+    unchanged.
 
     Args:
-        outer: the optimizers that it is in.
+        outer: the optimizers that contain this one.
 
     Raises:
-        UsageError: the optimizer has taken steps, so it has state for the parameters that were
-            replaced; or it would not compute the same on parts of them.
+        UsageError: the optimizer has taken steps, so it has state for replaced parameters, or its
+            results would differ on parts of them.
     """
     affected = replaced.keys() & parameters_of(optimizer)
     used = sum(bool(optimizer.state.get(parameter)) for parameter in affected)
     if used:
         raise UsageError(
-            f"{type(optimizer).__name__} has taken steps before prepare(): it has state for {used} of its {len(affected)} "
-            "parameters, which prepare() has replaced by others (strategy='fsdp' shards them over the processes). Create a new "
-            "optimizer, or resume from a checkpoint of the run (with any strategy), which has that state."
+            f"{type(optimizer).__name__} took steps before prepare(): it has state for {used} of {len(affected)} parameters "
+            "that prepare() replaces (strategy='fsdp'). Create a new optimizer, or resume from a checkpoint of the run, "
+            "which contains that state.",
+            code="optimizer-stepped-before-prepare",
         )
     _check_elementwise(optimizer, replaced)
     for group in optimizer.param_groups:
@@ -45,7 +51,7 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter], outer: 
 
 
 def _remap_attributes(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
-    """Replace parameters that an optimizer keeps a second time: in a list, or as the keys of a
+    """Replaces parameters that an optimizer stores a second time: in a list, or as the keys of a
     dict."""
 
     found: list[Parameter] = []
@@ -69,27 +75,32 @@ _OF_WHOLE_TENSORS = (optim.LBFGS, optim.Adafactor, optim.Muon)
 
 
 def _check_elementwise(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
-    """Check that an optimizer computes each element by itself, with the same bits wherever it is in
-    a tensor."""
+    """Checks that an optimizer computes each element alone, with a result that does not depend on
+    the element's position in a tensor."""
+    # With fsdp a rank has some rows of a parameter, and how many depends on W. So the same element
+    # is at another position, and in a tensor of another length, on another number of processes.
     if not any(is_dtensor(replaced.get(parameter, parameter)) for parameter in parameters_of(optimizer)):
         return
     kind = type(optimizer).__name__
     if isinstance(optimizer, _OF_WHOLE_TENSORS):
         raise UsageError(
-            f"{kind} with strategy='fsdp': it computes with whole tensors (norms, products), of which every process has a part "
-            "only, so the answer would depend on the number of processes. Use an optimizer that computes each element by "
-            "itself (AdamW, SGD, ...), or another strategy."
+            f"{kind} with strategy='fsdp': it computes with whole tensors (norms, products), but each process has only a "
+            "part, so results would depend on the number of processes. Use an elementwise optimizer (AdamW, SGD) or another "
+            "strategy.",
+            code="optimizer-not-elementwise",
         )
     for group in optimizer.param_groups:
         on_cpu = [parameter for parameter in group["params"] if parameter.is_cpu]
         if not isinstance(optimizer, optim.AdamW) and any(map(is_narrow, on_cpu)):
             raise UsageError(
                 f"{kind} of 16-bit parameters with strategy='fsdp' on the CPU: PyTorch rounds add(g, alpha=...) differently in "
-                "short tensors, and how long a process's parts are depends on the number of processes. Use AdamW, or "
-                "16-mixed or bf16-mixed, which have float32 weights."
+                "short tensors, and their length depends on the number of processes. Use AdamW, or float32 weights (16-mixed, "
+                "bf16-mixed).",
+                code="optimizer-rounds-by-length",
             )
         if group.get("fused") and on_cpu:
             raise UsageError(
                 f"{kind}(fused=True) with strategy='fsdp' on the CPU: its kernel computes the last elements of a tensor with "
-                "other instructions, and where a process's part ends depends on the number of processes. Leave out fused=True."
+                "other instructions, and the end of a part depends on the number of processes. Remove fused=True.",
+                code="optimizer-fused-on-cpu",
             )

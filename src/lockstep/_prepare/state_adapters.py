@@ -1,9 +1,22 @@
 """Adapters between prepared objects and checkpoints: what is saved of an object, and how it is
 restored.
 
+::
+
+    object                 weights()              state_dict()                attributes()
+    model, average         user's names           hidden tensors, gradients,
+                                                  frozen, evaluation modes
+    optimizer                                     state, param_groups,        changed attributes
+                                                  inner optimizers
+    schedule, scaler                              their own state
+
 A model's weights are separate from the rest of its state, under the names of the user's model, so
-that they can be loaded anywhere. The rest is what a run needs to resume as if it had not been
-interrupted.
+that other programs can load them. The rest is what a run needs to resume as if it had not been
+interrupted. PyTorch's ``state_dict`` alone is not enough: it omits gradients of an accumulation
+that is under way, what is frozen, non-persistent buffers, and attributes of optimizers.
+
+Objects are restored in place. The script and its libraries have references to the model, the groups
+of the optimizer and their tensors, and a new object would leave those with the old values.
 """
 
 from __future__ import annotations
@@ -27,9 +40,9 @@ from lockstep._world.comm.dtensors import distribute_like, to_local
 
 Weights = dict[str, Tensor]
 ATTRIBUTES = "lockstep.attributes"
-"""The key of what optimizers keep in attributes, by name."""
+"""The key of the attributes of optimizers, by name."""
 _INNER = "inner"
-"""The key of the states of optimizers in an optimizer, by attribute."""
+"""The key of the states of optimizers inside an optimizer, by attribute."""
 
 
 class StateAdapter:
@@ -37,85 +50,86 @@ class StateAdapter:
     ``state_dict``."""
 
     kind = "object"
+    """The kind of object, in names and messages."""
     remedy = ""
-    """What to do where ``changes`` has found some."""
+    """The remedy for changes that ``changes`` finds."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
         self.name = self.kind
         """The name in files and messages."""
         self.is_compared = True
-        """Whether the state must be the same on all ranks. If not, rank 0's is saved."""
+        """Whether the state must be the same on all ranks. If not, the state of rank 0 is saved."""
         self.options_at_birth = {name: mapped(value, _copied) for name, value in self.options().items()}
-        """The initial options of an optimizer or a schedule: copies, since a step may fill a list
+        """The initial options of an optimizer or a schedule, copied, since a step may change a list
         among them."""
 
     def weights(self) -> Weights | None:
-        """A model's weights, not copied; None: not a model."""
+        """Returns a model's weights, not copied; None: the object is not a model."""
         return None
 
     def state_dict(self) -> Any:
-        """The rest of the state: a tree of plain values and tensors, not copied."""
+        """Returns the rest of the state: a tree of plain values and tensors, not copied."""
         return self.target.state_dict()
 
     def attributes(self) -> dict[str, Any]:
-        """What of the state is in attributes of the object, by name, with whatever is in them: what
-        a checkpoint can hold of it comes back in the state, under ``ATTRIBUTES``. Ranks may differ
-        in it, by a clock, say: it is rank 0's."""
+        """Returns the attributes of the object that belong to its state, by name. The attributes
+        with types that checkpoints support are restored from the state, under ``ATTRIBUTES``. They
+        may differ between ranks (by a clock), so rank 0's values are saved."""
         return {}
 
     def omitted(self) -> dict[str, Any]:
-        """Attributes that have changed, by name, and that the object's own ``state_dict`` leaves
-        out."""
+        """Returns changed attributes, by name, that the object's own ``state_dict`` omits."""
         return {}
 
     def after_first_step(self) -> None:
-        """After the first step of a launch: what has been made since then will be made again by
-        that of another launch."""
+        """Accepts what the first step of a launch has made: the first step of another launch makes
+        it again."""
 
     def changes(self) -> list[str]:
-        """In what the object differs from what was prepared, in words, so that another one that is
-        prepared like it could not take its state."""
+        """Returns descriptions of changes since prepare(), for which an object that is prepared in
+        the same way could not take this state."""
         return []
 
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Restore a state of an object of the same kind."""
+        """Restores a state of an object of the same kind."""
         self.target.load_state_dict(state)
 
     def forms(self) -> Callable[[str], Tensor | None]:
-        """Returns the tensor whose form a stored one of this name will have: of the weights by
-        their own names, of the rest of the state by the path there (``state.0.exp_avg``). None: it
-        is not known, or none."""
+        """Returns a function that returns the tensor whose form a stored tensor will have. Its
+        argument is the name of a weight, or the path in the rest of the state
+        (``state.0.exp_avg``). None: unknown, or no tensor."""
         return lambda _: None
 
     def describe(self) -> list[str]:
-        """Lines that must be the same when the run is resumed."""
+        """Returns lines that must be the same when the run is resumed."""
         return []
 
     def options(self) -> dict[str, Any]:
-        """The current options by name (followed by " of group <number>" if there are several
-        groups)."""
+        """Returns the current options by name (followed by " of group <number>" if there are
+        several groups)."""
         return {}
 
     def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
-        """Set the named options to their initial values; ``before``: the ``repr`` of their values
+        """Sets the named options to their initial values. ``before``: the ``repr`` of their values
         in the checkpoint."""
 
     def compared(self) -> Iterator[tuple[str, Any]]:
-        """Pairs of a description and a value that must be the same on all ranks."""
+        """Yields pairs of a description and a value that must be the same on all ranks."""
         yield "the state", self.state_dict()
 
 
 OPTION = "an option"
-"""The part of an optimizer's state that its ``param_groups`` hold besides parameters."""
+"""The name of the part of an optimizer's state that is in its ``param_groups``, without
+parameters."""
 
 
 class ModelAdapter(StateAdapter):
-    """A model: weights, tensors that its state dict omits, gradients, and what is frozen or in
-    evaluation mode."""
+    """The adapter of a model: weights, tensors that its state dict omits, gradients, and the names
+    of frozen parameters and of modules in evaluation mode."""
 
     kind = "model"
-    remedy = "Change models before team.prepare(): what is to learn later can have requires_grad=False until then"
+    remedy = "Change models before team.prepare(); parameters that learn later can have requires_grad=False until then"
 
     def __init__(self, target: nn.Module) -> None:
         super().__init__(target)
@@ -157,8 +171,8 @@ class ModelAdapter(StateAdapter):
         values = {name: distribute_like(value, current.get(name, value)) for name, value in weights.items()}
         for name, value in values.items():
             _make_buffer(inner, name, value)
-        # With the versions of the layers' formats, or they would take what they get for that of an
-        # old one.
+        # With the versions of the layers' formats. Without them, a layer would take the values for
+        # an old format and convert them (BatchNorm would reset its counter of batches).
         all_values = OrderedDict({**values, **state["extra"]})
         all_values._metadata = getattr(current, "_metadata", {})  # type: ignore[attr-defined]
         inner.load_state_dict(all_values)
@@ -182,7 +196,7 @@ class ModelAdapter(StateAdapter):
 
     @override
     def describe(self) -> list[str]:
-        """Parameters only: buffers may be created later, and loading checks them."""
+        """Returns lines about parameters. Buffers may be created later, and loading checks them."""
         return [
             f"{name} of shape {tuple(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}"
             for name, parameter in innermost(self.target).named_parameters()
@@ -195,26 +209,24 @@ class ModelAdapter(StateAdapter):
 
 
 class AverageAdapter(ModelAdapter):
-    """An ``AveragedModel``."""
+    """The adapter of an ``AveragedModel``."""
 
     kind = "average"
 
 
 class OptimizerAdapter(StateAdapter):
-    """An optimizer, with those that are its attributes: SAM's ``base_optimizer``, whose momentum
-    its own state omits."""
+    """The adapter of an optimizer and of the optimizers in its attributes, for example SAM's
+    ``base_optimizer``, whose momentum is not in SAM's own state."""
 
     kind = "optimizer"
-    remedy = (
-        "Make all groups before team.prepare(): parameters with requires_grad=False are left alone until they are to learn"
-    )
+    remedy = "Make all groups before team.prepare(); parameters that learn later can have requires_grad=False until then"
 
     def __init__(self, target: Optimizer, outer: tuple[Optimizer, ...] = ()) -> None:
         super().__init__(target)
         self._outer = (*outer, target)
         self._attributes = Attributes(target)
         self._known: dict[int, OptimizerAdapter] = {}
-        self._inner()  # whose attributes are seen as they are now
+        self._inner()  # takes the snapshots of their attributes now
         self._group_sizes = _group_sizes(target)
 
     @override
@@ -234,9 +246,9 @@ class OptimizerAdapter(StateAdapter):
     @override
     def state_dict(self) -> Any:
         state = _without_code(self.target.state_dict())
-        held = _ids_of(state)
+        saved = _ids_of(state)
         inner = {name: adapter.state_dict() for name, adapter in self._inner().items()}
-        missed = {name: of_inner for name, of_inner in inner.items() if not (ids := _ids_of(of_inner)) or ids - held}
+        missed = {name: of_inner for name, of_inner in inner.items() if not (ids := _ids_of(of_inner)) or ids - saved}
         return {**state, **({_INNER: missed} if missed else {})}
 
     @torch.no_grad()
@@ -246,8 +258,8 @@ class OptimizerAdapter(StateAdapter):
         self._load_attributes(state.get(ATTRIBUTES, {}), shared)
 
     def _load(self, state: dict[str, Any]) -> dict[int, Any]:
-        """Restore the states of this optimizer and of those in it; returns the tensors in them, by
-        the id of what each was restored from."""
+        """Restores the states of this optimizer and of the optimizers in it. Returns their tensors,
+        by the ids of the saved tensors."""
         self._load_own({key: value for key, value in state.items() if key not in (_INNER, ATTRIBUTES)})
         parameters = list(parameters_of(self.target))
         shared = {}
@@ -281,8 +293,8 @@ class OptimizerAdapter(StateAdapter):
         state = _with_code(_distribute(self.target, state), groups)
         self.target.load_state_dict(state)
         _restore_kinds(self.target, state)
-        # PyTorch has made new groups, and the script may hold the old ones (``group =
-        # optimizer.param_groups[0]``).
+        # load_state_dict() makes new groups, but the script may have references to the old ones
+        # (``group = optimizer.param_groups[0]``).
         for number, (group, loaded) in enumerate(zip(groups, self.target.param_groups, strict=True)):
             if group is not loaded:
                 _renew(group, loaded)
@@ -327,8 +339,8 @@ class OptimizerAdapter(StateAdapter):
                 name.removesuffix(suffix): options[name] for name in names if name.endswith(suffix) and name in options
             }
             if "initial_lr" in group:
-                # A schedule has changed the rate since: apply the change of the initial rate as a
-                # factor.
+                # A schedule has changed the rate since, so the change of the initial rate is
+                # applied as a factor: 0.01 -> 0.02, decayed to 0.004, gives 0.008.
                 base = "initial_lr" if "initial_lr" + suffix in options else "lr"
                 if base != "lr":
                     changed.pop("lr", None)
@@ -358,7 +370,7 @@ class OptimizerAdapter(StateAdapter):
 
 
 class ScheduleAdapter(StateAdapter):
-    """A schedule."""
+    """The adapter of a schedule."""
 
     kind = "schedule"
 
@@ -373,19 +385,20 @@ class ScheduleAdapter(StateAdapter):
 
 
 class ScalerAdapter(StateAdapter):
-    """A loss scaler."""
+    """The adapter of a loss scaler."""
 
     kind = "scaler"
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """The parameters of all groups of an optimizer."""
+    """Returns the parameters of all groups of an optimizer."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def inner_optimizers(optimizer: Optimizer, outer: Iterable[Optimizer] = ()) -> dict[str, Optimizer]:
-    """The optimizers that are attributes of an optimizer, or in a list or dict there, by attribute
-    and place in it. Without those around it, ``outer``, which it may know, too."""
+    """Returns the optimizers in attributes of an optimizer, or in lists or dicts there, by
+    attribute and place. Optimizers that contain this one (``outer``) are left out: it may refer to
+    them."""
     around = {id(optimizer), *map(id, outer)}
     found: dict[str, Optimizer] = {}
 
@@ -397,9 +410,9 @@ def inner_optimizers(optimizer: Optimizer, outer: Iterable[Optimizer] = ()) -> d
         add(name, value)
         items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
         for key, item in items:
-            if isinstance(
-                item, Optimizer
-            ):  # (keys that are parameters are not made into text: that would wait for a device)
+            # A key may be a parameter, whose text would wait for a device: only the keys of
+            # optimizers become text.
+            if isinstance(item, Optimizer):
                 add(f"{name}/{key}", item)
     return found
 
@@ -409,13 +422,13 @@ def _group_sizes(optimizer: Optimizer) -> list[int]:
 
 
 def _ids_of(state: dict[str, Any]) -> set[int]:
-    """The ids of the values in an optimizer's state."""
+    """Returns the ids of the values in an optimizer's state."""
     return {id(value) for slots in _slots_in(state).values() for value in slots.values()}
 
 
 def _slots_in(state: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """What an optimizer's state holds for each of its parameters, by number. (Anything else may be
-    there under a name.)"""
+    """Returns the state of each parameter of an optimizer, by number. (An optimizer may also store
+    other values under names.)"""
     return {index: slots for index, slots in state["state"].items() if isinstance(index, int) and isinstance(slots, dict)}
 
 
@@ -424,7 +437,7 @@ def _copied(value: Any) -> Any:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The user's model inside ``AveragedModel`` and compiled wrappers."""
+    """Returns the user's model inside ``AveragedModel`` and compiled wrappers."""
     while True:
         inner = model.module if isinstance(model, AveragedModel) else getattr(model, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
@@ -451,7 +464,7 @@ def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Create or resize a buffer that the new model lacks or has in another shape: it was created,
+    """Creates or resizes a buffer that the new model lacks or has in another shape: it was created,
     or grew, in training."""
     owner_name, _, buffer_name = name.rpartition(".")
     try:
@@ -471,7 +484,7 @@ def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:
 
 
 def _put_hidden(module: nn.Module, name: str, value: Tensor) -> None:
-    """Restore a parameter or buffer that the model's state dict omits."""
+    """Restores a parameter or buffer that the model's state dict omits."""
     owner_name, _, tensor_name = name.rpartition(".")
     owner = module.get_submodule(owner_name)
     current = {**owner._buffers, **owner._parameters}.get(tensor_name)
@@ -479,7 +492,7 @@ def _put_hidden(module: nn.Module, name: str, value: Tensor) -> None:
     if current is not None and current.shape == value.shape and current.dtype == value.dtype and not _is_expanded(current):
         current.copy_(value)
         return
-    # A buffer that was created or replaced in training: a cache that grew, say.
+    # A buffer that was created or replaced in training, for example a cache that grew.
     device = next((tensor.device for tensor in (current, *module.parameters()) if tensor is not None), torch.device("cpu"))
     persistent = tensor_name in owner._buffers and tensor_name not in owner._non_persistent_buffers_set
     owner.register_buffer(tensor_name, value.to(device), persistent)
@@ -490,6 +503,8 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def _pack_gradient(gradient: Tensor) -> Any:
+    # Checkpoints support strided tensors only, and the uncoalesced entries of a sparse gradient are
+    # kept in order: coalescing would add duplicates now instead of later.
     if gradient.layout is not torch.sparse_coo:
         return gradient
     parts = {"indices": gradient._indices(), "values": gradient._values()}
@@ -505,7 +520,7 @@ def _unpack_gradient(value: Any) -> Tensor:
 
 
 def _distribute(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Distribute the state of DTensor parameters like the parameters."""
+    """Distributes the state of DTensor parameters over the ranks like the parameters."""
     parameters = list(parameters_of(optimizer))
     return {
         **state,
@@ -525,7 +540,7 @@ def _like(parameter: Tensor, value: Any) -> Any:
 
 
 def _without_code(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state without the functions in its groups, which the constructor puts there
+    """Returns an optimizer's state without the functions in its groups, which the constructor makes
     again."""
     groups = state.get("param_groups")
     if not isinstance(groups, list) or not any(is_code(value) for group in groups for value in group.values()):
@@ -537,7 +552,8 @@ def _without_code(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_code(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """The opposite of ``_without_code``, with the functions that are there now."""
+    """Returns the state with the functions that are in the groups now: reverts
+    ``_without_code``."""
     code = [{name: value for name, value in group.items() if is_code(value)} for group in groups]
     if not any(code):
         return state
@@ -545,12 +561,12 @@ def _with_code(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str,
 
 
 def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
-    """Give a group the values of another, in place if they are tensors (``lr``)."""
+    """Copies the values of one group to another, in place if they are tensors (``lr``)."""
     for name in group.keys() - loaded.keys():
         del group[name]
     for name, value in loaded.items():
         before = group.get(name)
-        if is_code(before):  # (PyTorch has copied the object of a method)
+        if is_code(before):  # load_state_dict() has copied the object of a method
             continue
         if isinstance(before, Tensor) and isinstance(value, Tensor) and before.shape == value.shape:
             before.copy_(value)
@@ -559,9 +575,9 @@ def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
 
 
 def _restore_kinds(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Undo what ``load_state_dict`` does to values: it casts them to their parameter's dtype, where
-    float32 masters must stay float32, and rebuilds containers: deques lose their length, and texts
-    become another text."""
+    """Reverts conversions of ``load_state_dict``. It casts values to the dtype of their parameter,
+    although float32 masters must stay float32. It also rebuilds containers, so that deques lose
+    their length, and strings become other strings."""
     parameters = list(parameters_of(optimizer))
     for index, slots in _slots_in(state).items():
         parameter = parameters[index]

@@ -1,5 +1,10 @@
-"""What a model is made of: the names of its layers, parameters and buffers, and which parameters
-are one and the same."""
+"""The structure of a model: the names of its layers, parameters and buffers, and its tied
+parameters.
+
+A checkpoint restores values into a model that the script builds again. So a change of structure
+after prepare() would be missing in the resumed run, or prevent it. The first checkpoint after such
+a change warns.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +17,34 @@ from torch import nn
 
 
 class Structure:
-    """That of a model, as it is when this is made."""
+    """The structure of a model at the time when this object was made."""
 
     def __init__(self, model: nn.Module) -> None:
         first: dict[int, str] = {}
         self._parameters: dict[str, tuple[str, str]] = {}
-        """The form of each, and the first name of the same parameter."""
+        """The form of each parameter by name, and the first name of the same parameter."""
         for name, parameter in model.named_parameters(remove_duplicate=False):
             form = f"shape {tuple(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}"
             self._parameters[name] = (form, first.setdefault(id(parameter), name))
-        # (A buffer that is not saved, or is made later, is made again.)
+        # Without buffers that are not persistent: the script or the model makes those again.
         self._buffers = {name for name, _ in model.named_buffers() if _is_saved(model, name)}
         layers = dict(model.named_modules())
         self._layers = {name: type(layer).__name__ for name, layer in layers.items()}
         self._made = {name for name in layers if _is_made_by_forward(layers, name)}
-        """Layers that are made where they are first needed, perhaps in the first evaluation:
-        another model makes them again."""
+        """The layers that a forward pass makes, perhaps in the first evaluation. A new model makes
+        them again."""
         self._has_lazy_layers = False
 
     def add_lazy_layers(self, now: Structure) -> None:
-        """Take the layers without parameters from another: those that a first forward pass has made
-        it makes again."""
+        """Takes over the layers without parameters from a later structure: the first forward pass
+        has made them, and that of a new model makes them again."""
         self._layers, self._has_lazy_layers = now._layers, True
 
     def _is_made_again(self, name: str) -> bool:
         return any(name == made or name.startswith(f"{made}.") for made in self._made)
 
     def changes_to(self, now: Structure) -> list[str]:
-        """What has changed, in words: only what a model that is made again would not have."""
+        """Returns descriptions of the changes that a model which is built again would not have."""
         then, found = self._parameters, []
         for name, (form, same) in now._parameters.items():
             if name not in then:
@@ -48,9 +53,9 @@ class Structure:
                 found.append(f"`{name}` is tied to `{same}`" if same != name else f"`{name}` is no longer `{then[name][1]}`")
             elif form != then[name][0]:
                 found.append(f"`{name}` has {form}, and had {then[name][0]}")
-        found += [f"`{name}` is gone" for name in then if name not in now._parameters]
-        found += [f"the buffer `{name}` is gone" for name in sorted(self._buffers - now._buffers)]
-        # (with parameters, which layers have changed goes without saying)
+        found += [f"`{name}` is missing" for name in then if name not in now._parameters]
+        found += [f"the buffer `{name}` is missing" for name in sorted(self._buffers - now._buffers)]
+        # A changed parameter already names its layer.
         if found or not self._has_lazy_layers:
             return found
         for name, kind in now._layers.items():
@@ -59,7 +64,7 @@ class Structure:
                 found.append(f"the layer `{name}` ({kind}) is new")
             elif before != kind:
                 found.append(f"the layer `{name}` is a {kind}, and was a {before}")
-        return found + [f"the layer `{name}` is gone" for name in self._layers if name not in now._layers]
+        return found + [f"the layer `{name}` is missing" for name in self._layers if name not in now._layers]
 
 
 def _is_saved(model: nn.Module, name: str) -> bool:
@@ -68,8 +73,8 @@ def _is_saved(model: nn.Module, name: str) -> bool:
 
 
 def _is_made_by_forward(layers: dict[str, nn.Module], name: str) -> bool:
-    """Whether a layer without parameters and buffers is one that the forward pass of the layer
-    around it assigns."""
+    """Returns whether a layer without parameters and buffers is assigned by the forward pass of its
+    parent."""
     holder, _, own_name = name.rpartition(".")
     kind: Any = type(layers[holder])
     if not name or own_name not in _assigned_by_forward(kind):
@@ -79,7 +84,8 @@ def _is_made_by_forward(layers: dict[str, nn.Module], name: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _assigned_by_forward(kind: Any) -> frozenset[str]:
-    """The attributes that ``forward``, and methods that it calls, assign."""
+    """Returns the attributes that ``forward``, and methods that it calls, assign."""
+    # From the bytecode: running the method is not possible without an input.
     waiting, seen, assigned = {"forward"}, set[str](), set[str]()
     while waiting:
         name = waiting.pop()

@@ -1,4 +1,4 @@
-"""What the run trains: the prepared models, optimizers and schedules."""
+"""The objects that the run trains: prepared models, optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ class TrainedObjects:
     """The parameters, precisions, optimizers and schedules that were prepared so far.
 
     Args:
-        scaling: scales the loss, if the precision requires it.
+        scaling: the scaling of the loss, if the precision requires it.
     """
 
     def __init__(self, scaling: LossScaling | None) -> None:
         self.models: list[nn.Module] = []
         self.model_precisions: list[ModelPrecision] = []
-        """Those of prepared models whose backward passes need them too."""
+        """The precisions of the models whose backward passes also need them."""
         self.parameters: dict[nn.Parameter, str] = {}
         """The parameters of all prepared models, in order, with their names."""
         self.ids: set[int] = set()
-        """The parameters' ids: looking up tensors takes several times as long, and is done for each
-        of them in every step."""
+        """The ids of the parameters. Looking up a tensor takes several times as long as an id, and
+        every step looks up each."""
         self.scaling = scaling
-        """Scales the losses of steps, and unscales their synchronized gradients; None: they are not
-        scaled."""
+        """The scaling of losses and synchronized gradients; None: losses are not scaled."""
         self.optimizers: list[Optimizer] = []
         self.schedules: list[LRScheduler] = []
 
     def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
-        """Add a model."""
+        """Adds a model."""
         self.models.append(model)
         if precision.reaches_backward:
             self.model_precisions.append(precision)
@@ -44,19 +43,19 @@ class TrainedObjects:
             self.ids.add(id(parameter))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Add an optimizer."""
+        """Adds an optimizer."""
         self.optimizers.append(optimizer)
         if self.scaling is not None:
             self.scaling.attach(optimizer)
 
     def trains(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer, prepared or not, has parameters of prepared models."""
+        """Returns whether an optimizer, prepared or not, has parameters of prepared models."""
         return any(id(parameter) in self.ids for parameter in parameters_of(optimizer))
 
     def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
-        """``trains``, and any parameter of the optimizer that belongs to no prepared model and has
-        a gradient: if the optimizer has no parameters of such models, one from inside
-        ``batch.shards``."""
+        """Returns ``trains``, and a parameter of the optimizer that has a gradient and belongs to
+        no prepared model. If the optimizer has no parameters of prepared models, its gradients are
+        the script's business, except for those from inside ``batch.shards``."""
         trains = False
         unprepared: list[Tensor] = []
         for group in optimizer.param_groups:

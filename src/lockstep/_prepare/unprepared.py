@@ -1,8 +1,15 @@
-"""Tensors of no prepared model that get gradients inside ``batch.shards``.
+"""Tensors that belong to no prepared model and receive gradients inside ``batch.shards``.
 
-Nothing combines these gradients over the processes. Inside that may be right: the gradient of an
-input, or of a copy of the model. Outside, they are of this process's shards only, so that using one
-raises an error.
+lockstep does not combine these gradients over the processes. Inside the shard loop that may be
+right, for example for the gradient of an input. Outside, such a gradient depends on the shards of
+this process, so using it raises an error::
+
+    look at a loss's graph (steps 1, 2, 4, 8, ...), or an optimizer's step   -> ``known``
+    end_phase      a new gradient of a known tensor becomes a LocalGrad
+    outside        any operation on a LocalGrad raises UsageError
+    begin_phase    LocalGrads are removed: autograd could not add to them
+
+A look follows all nodes of the graph, which costs a few percent of a shard: hence its rare steps.
 """
 
 from __future__ import annotations
@@ -23,31 +30,31 @@ from lockstep._prepare.state_adapters import parameters_of
 
 
 class UnpreparedParameters:
-    """Finds them in the graphs of losses, now and then, and in optimizers; from then on it guards
-    their gradients.
+    """The search for such tensors in graphs of losses and in optimizers, and the guard of their
+    gradients.
 
     Args:
-        ids: of the parameters of prepared models.
+        ids: the ids of the parameters of prepared models.
     """
 
     def __init__(self, ids: Collection[int]) -> None:
         self._ids = ids
         self.known: dict[int, ref[Tensor]] = {}
-        """Those found so far: nearly always none, and then there is nothing to do when a phase
-        begins or ends."""
+        """The tensors found so far. Usually there are none, and then the beginning and end of a
+        phase have nothing to do."""
         self.looks = PowersOfTwo()
-        """The steps whose graphs are looked at."""
+        """The steps whose graphs are searched."""
         self._before: dict[int, tuple[Tensor, int]] = {}
-        """Their gradients when the phase began, with the number of in-place changes: made outside,
-        these are right."""
+        """The gradients at the beginning of the phase, with the number of in-place changes. They
+        were computed outside, the same on every rank."""
 
     def note(self, optimizer: Optimizer) -> None:
-        """An optimizer steps outside of ``batch.shards``, all of whose parameters belong to no
-        prepared model."""
+        """Adds the parameters of an optimizer that steps outside of ``batch.shards``, none of which
+        belongs to a prepared model."""
         self.known.update({id(parameter): ref(parameter) for parameter in parameters_of(optimizer)})
 
     def begin_phase(self) -> None:
-        """Remove the placeholders, to which autograd could add nothing."""
+        """Removes the placeholders, to which autograd cannot add gradients."""
         self._before = {}
         for key, parameter in self._alive():
             if isinstance(parameter.grad, LocalGrad):
@@ -56,13 +63,13 @@ class UnpreparedParameters:
                 self._before[key] = parameter.grad, version(parameter.grad)
 
     def look(self, loss: Tensor, step: int) -> None:
-        """Look at the graph of a loss, if that is due: it takes as long as a few percent of a
-        shard."""
+        """Searches the graph of a loss, if that is due. It takes a few percent of a shard's
+        time."""
         if self.looks.take(step):
             self.known.update({id(leaf): ref(leaf) for leaf in leaves(loss) if id(leaf) not in self._ids})
 
     def end_phase(self) -> None:
-        """Put placeholders for the gradients, which raise an error when used."""
+        """Replaces new gradients by placeholders, which raise an error when used."""
         for key, parameter in self._alive():
             gradient = parameter.grad
             if gradient is None:
@@ -79,7 +86,7 @@ class UnpreparedParameters:
 
 
 def leaves(loss: Tensor) -> list[Tensor]:
-    """The tensors to which a backward pass from a loss would give gradients."""
+    """Returns the tensors to which a backward pass from a loss would give gradients."""
     found, waiting, seen = [], [loss.grad_fn], set[Node | None]({None})
     while waiting:
         node = waiting.pop()
@@ -94,38 +101,36 @@ def leaves(loss: Tensor) -> list[Tensor]:
 
 
 def forget_gradients(model: nn.Module) -> None:
-    """Remove the placeholders from a model that is about to be prepared."""
+    """Removes the placeholders from a model that is about to be prepared."""
     for parameter in model.parameters():
         if is_local_grad(parameter.grad):
             parameter.grad = None
 
 
 def is_local_grad(gradient: Tensor | None) -> bool:
-    """Whether it is a placeholder for a gradient that was not combined over the processes."""
+    """Returns whether a gradient is a placeholder for one that was not combined over the
+    processes."""
     return isinstance(gradient, LocalGrad)
 
 
 def refuse(shape: torch.Size, where: str = "") -> UsageError:
-    """The error for a gradient of a parameter of no prepared model. ``where``: the call that uses
-    it, for the message."""
+    """Returns the error for a gradient of a parameter of no prepared model. ``where``: the call
+    that uses it, for the message."""
     return UsageError(
-        f"{where}a tensor of shape {tuple(shape)} got a gradient inside batch.shards and belongs to no prepared model: the "
-        "gradient is of this process's shards only, so every process would train a different copy, of which no checkpoint "
-        "has anything. Prepare the model that it is part of with the others: `model, head, optimizer, loader = "
-        "team.prepare(model, head, optimizer, loader)`; make a lone tensor an nn.Parameter of such a model; and build models "
-        "whole before that, since a layer that is added or replaced later does not take part. (If it is not to be trained by "
-        "this loss, detach() it there.)",
+        f"{where}a tensor of shape {tuple(shape)} received a gradient inside batch.shards but belongs to no prepared model, so "
+        "each process would train its own copy. Prepare its model, complete with all layers: `model, head, optimizer, loader "
+        "= team.prepare(model, head, optimizer, loader)`, or detach() it if this loss does not train it.",
         code="gradient-of-unprepared",
     )
 
 
 class LocalGrad(Tensor):
-    """A placeholder in ``.grad`` of such a parameter, outside of ``batch.shards``. Operations on it
-    raise UsageError."""
+    """A placeholder in ``.grad`` of an unprepared parameter, outside of ``batch.shards``.
+    Operations on it raise UsageError."""
 
     @staticmethod
     def like(parameter: Tensor) -> LocalGrad:
-        """A placeholder of a tensor's shape, which takes no memory."""
+        """Returns a placeholder of a tensor's shape, which takes no memory."""
         return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(LocalGrad)
 
     @classmethod
@@ -133,7 +138,7 @@ class LocalGrad(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__"):  # its shape, say
+        if name in ("__get__", "__set__"):  # for example its shape
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if name == "__deepcopy__":  # a copy of the parameter has no gradient
             return None

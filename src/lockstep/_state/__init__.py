@@ -1,1 +1,1 @@
-"""What a run holds: its state, its checkpoints and their files, and how it resumes."""
+"""The state of a run: checkpoints and their files, the run directory, and resuming."""

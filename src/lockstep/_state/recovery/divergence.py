@@ -1,11 +1,21 @@
-"""Detecting ranks that have diverged, by comparing every few steps what must be the same on all of
-them.
+"""Detects ranks that have diverged, by comparing every few steps what must be the same on all
+ranks.
 
-Each rank sums the bits of its weights, buffers, optimizer state, learning rates, registered state
-and the random stream outside of ``batch.shards``, and the ranks compare the sums. The interval
-follows from the cost: at most 0.2 % of the time. They are also compared after steps whose sums an
-instrument needs anyway, before anything is saved, and when the script ends: what it does after its
-last step is part of the answer.
+::
+
+    each rank    sums of the bits of: weights, buffers, optimizer state, learning rates,
+                 registered state, the random stream outside the shard loop
+                    -> one digest of 62 bits
+    all ranks    one all-reduce of (digest, -digest, steps until the next comparison), by maximum
+                 equal if and only if max(digest) = -max(-digest) = min(digest)
+    on a difference only: gather all sums, find the first that differs, raise MismatchError
+
+The interval follows from the measured cost: at most 0.2 % of the time. The ranks are also compared
+after steps whose sums an instrument needs anyway, before anything is saved, and when the script
+ends, since what it does after its last step is part of the results.
+
+The comparison before a save matters most. A checkpoint contains each whole tensor once, from one
+rank. Saved after a divergence, it would mix different states, and a resume would hide that.
 """
 
 from __future__ import annotations
@@ -29,11 +39,13 @@ from lockstep._world.comm.collectives import Collectives
 from lockstep._world.machine.sizes import name_ranks
 
 _MOST_OF_TIME = 0.002
+"""The largest part of the training time that comparisons take."""
 _MOST_STEPS = 1000
+"""The largest number of steps between comparisons, so that a divergence is found within so many."""
 
 
 class DivergenceCheck(Listener):
-    """Compares the states of the ranks of a run."""
+    """The comparison of the states of the ranks of a run."""
 
     stage = Stage.EARLY
 
@@ -46,9 +58,9 @@ class DivergenceCheck(Listener):
         """The step after which the next comparison is due."""
         self._checked: tuple[int, float] | None = None
         """The step and time of the last comparison."""
-        self._trained: tuple[dict[str, Any], list[int]] | None = None
-        """This rank's sums, and how often its tensors had been written, when the last loop over
-        epochs was left."""
+        self._end_of_training: tuple[dict[str, Any], list[int]] | None = None
+        """This rank's sums, and the number of writes to its tensors, when the last loop over
+        epochs ended."""
 
     @override
     def tick(self, step: int) -> None:
@@ -57,22 +69,26 @@ class DivergenceCheck(Listener):
         """
         is_due = step >= self._next or self._fingerprint.is_wanted(step)
         if is_due and self._collectives.size > 1 and not self.have_diverged:
-            # Later the script may have changed something, and fetching the next batch may have
-            # drawn.
+            # The random stream is compared only here, at the end of a step. Later, fetching the
+            # next batch may have drawn from it, which depends on the shards of this rank.
             self._compare(step, f"after step {step}", lambda: _named(self._fingerprint.after(step), _stream()))
 
     def before_save(self, step: int) -> None:
-        """Compare the ranks before a checkpoint that is saved right after a step, unless ``tick``
-        has just done so. Every rank must call it. Raises MismatchError like ``tick``."""
+        """Compares the ranks before a checkpoint that is saved right after a step, unless ``tick``
+        has just compared them. Every rank must call it.
+
+        Raises:
+            MismatchError: the ranks have diverged.
+        """
         if self._checked is None or self._checked[0] != step:
             self.compare(step, f"after step {step}")
 
     def compare(self, step: int, when: str) -> None:
-        """Compare the ranks behind code of the script's own, an epoch's tail, say. Every rank must
-        call it.
+        """Compares the ranks after code of the script outside of steps, for example at the end of
+        an epoch. Every rank must call it.
 
         Args:
-            when: the place in the script, in words.
+            when: the place in the script, for the message.
 
         Raises:
             MismatchError: the ranks have diverged.
@@ -81,13 +97,14 @@ class DivergenceCheck(Listener):
             self._compare(step, when, self._sums)
 
     def leave_epochs(self) -> None:
-        """Remember what was trained, as a loop over epochs is left. Local."""
+        """Records the trained state at the end of a loop over epochs. Local."""
         if self._collectives.size > 1:
-            self._trained = self._sums(), self._fingerprint.num_writes()
+            self._end_of_training = self._sums(), self._fingerprint.num_writes()
 
     def compare_at_end(self, step: int) -> bool:
-        """``compare``, when the script ends. That rank 0 alone has changed something after the last
-        epoch (it may have loaded the best weights to export them) is reported, and is no error.
+        """Compares the ranks when the script ends. It is no error if rank 0 alone has changed
+        something after the last epoch, for example has loaded the best weights to export them.
+        That is reported as a warning.
 
         Returns:
             Whether the state is the same on all ranks.
@@ -97,8 +114,8 @@ class DivergenceCheck(Listener):
         return self._compare(step, "at the end of the script", self._sums, is_end=True)
 
     def digest(self) -> int:
-        """The digest of all compared state, whole: also of weights of which each rank has a part,
-        so that a change in one part is seen by all. Every rank must call it."""
+        """Returns the digest of all compared state, including weights that are cut over the ranks,
+        so that all ranks see a change in one part. Every rank must call it."""
         return _digest(_named(self._fingerprint.whole()))
 
     def _sums(self) -> dict[str, Any]:
@@ -108,8 +125,11 @@ class DivergenceCheck(Listener):
         began = time.perf_counter()
         sums = compute()
         digest = _digest(sums)
+        # Without the all-reduce, which mostly waits for the slowest rank: it would wait anyway, at
+        # the next collective of the step.
         cost_s = time.perf_counter() - began
         numbers = torch.tensor([digest, -digest, self._steps_until(step, began, cost_s)], dtype=torch.int64)
+        # The maximum of -digest is minus the minimum: one reduction gives both ends of the range.
         highest, lowest, steps = self._collectives.all_reduce(numbers, "max").tolist()
         if highest != -lowest and not (is_end and self._is_work_of_rank_0(sums)):
             self._refuse(when, sums)
@@ -118,30 +138,32 @@ class DivergenceCheck(Listener):
         return bool(highest == -lowest)
 
     def _is_work_of_rank_0(self, sums: dict[str, Any]) -> bool:
-        """Whether all other ranks have left alone what was trained; if so, rank 0 says what it has
-        changed. Every rank must call it."""
-        is_left_alone = self._trained == (sums, self._fingerprint.num_writes())
-        mine, *others = self._collectives.all_gather_plain((sums, is_left_alone))
+        """Returns whether no other rank has changed the trained state. If so, rank 0 prints what it
+        has changed itself. Every rank must call it."""
+        is_unchanged = self._end_of_training == (sums, self._fingerprint.num_writes())
+        mine, *others = self._collectives.all_gather_plain((sums, is_unchanged))
         if any(other != (others[0][0], True) for other in others):
             return False
         if self._collectives.rank == 0:
             changed = next(name for name, value in {**others[0][0], **mine[0]}.items() if others[0][0].get(name) != value)
             warn(
-                f"after the last epoch rank 0 alone has changed {changed}: the other ranks still have the trained values.",
+                f"rank 0 alone changed {changed} after the last epoch. The other ranks keep the trained values.",
                 code="changed-on-rank-0",
             )
         return True
 
     def _steps_until(self, step: int, now: float, cost_s: float) -> int:
-        """Number of steps until the next comparison, given the cost of this one."""
+        """Returns the number of steps until the next comparison, given the cost of this one."""
         if self._checked is None or step <= self._checked[0]:
             return 1
         step_s = (now - self._checked[1]) / (step - self._checked[0])
+        # cost / (n * step) <= 0.002, so n = cost / (0.002 * step): 1 ms for steps of 100 ms gives
+        # 5.
         return max(1, min(_MOST_STEPS, math.ceil(cost_s / max(step_s * _MOST_OF_TIME, 1e-9))))
 
     def _which(self, name: str) -> str:
-        """The value in a part of the state that differs, on each rank, as a clause; empty: it is no
-        plain value. Every rank must call it."""
+        """Returns a clause with the value that differs in a part of the state, on each rank; empty:
+        it is no plain value. Every rank must call it."""
         found = _first_difference(self._collectives.all_gather_plain(self._fingerprint.leaves(name)))
         if found is None:
             return ""
@@ -153,22 +175,23 @@ class DivergenceCheck(Listener):
         self.have_diverged = True
         everyone = self._collectives.all_gather_plain(sums)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
+        # In the order of causes (see ``_named``): a learning rate that differs explains the
+        # weights.
         for name in dict.fromkeys(name for peer_sums in everyone for name in peer_sums):
             values = [peer_sums.get(name) for peer_sums in everyone]
-            usual, unlike = _odd_ones_out(values)
-            if unlike:
+            usual, others = _odd_ones_out(values)
+            if others:
                 raise MismatchError(
-                    f"the ranks have diverged: {when}, {name} is not the same on {name_ranks(unlike)} as on "
-                    f"{name_ranks(usual)}{self._which(name)} (it was the same after {since}). Outside of batch.shards every "
-                    "rank must do the same with the same numbers: look for code there that depends on the rank, on one "
-                    "shard's values (the loss of the last shard, say: use batch['loss']), on the time, or on a generator of "
-                    "its own. `lockstep verify` shows where. This state is not saved.",
+                    f"the ranks have diverged: {when}, {name} differs on {name_ranks(others)} from {name_ranks(usual)}"
+                    f"{self._which(name)} (it was equal after {since}). This state is not saved. Look for code outside of "
+                    "batch.shards that depends on the rank, one shard's values (use batch['loss']), the time, or an unseeded "
+                    "generator; `lockstep verify` finds the first difference.",
                     code="ranks-diverged",
                 )
 
 
 def _first_difference(by_rank: Sequence[Mapping[str, str]]) -> tuple[str, list[str]] | None:
-    """The first place at which values differ, and those of all ranks."""
+    """Returns the first place at which values differ, with the values of all ranks."""
     for place in dict.fromkeys(place for leaves in by_rank for place in leaves):
         values = [leaves.get(place, "missing") for leaves in by_rank]
         if len(set(values)) > 1:
@@ -177,16 +200,16 @@ def _first_difference(by_rank: Sequence[Mapping[str, str]]) -> tuple[str, list[s
 
 
 def _odd_ones_out(values: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """The ranks that have the most common value, or rank 0's if others are as common, and the
-    rest."""
+    """Returns the ranks with the most common value (rank 0's value if several are equally common),
+    and the other ranks."""
     usual = max(values, key=values.count)
     has_usual = [value == usual for value in values]
     return [rank for rank, has in enumerate(has_usual) if has], [rank for rank, has in enumerate(has_usual) if not has]
 
 
 def _named(sums: Sums, stream: int | None = None) -> dict[str, Any]:
-    """All sums by name; causes come first: settings such as learning rates, then the random stream,
-    then tensors."""
+    """Returns all sums by name. Causes are first: settings such as learning rates, then the random
+    stream, then tensors."""
     named = {f"{part} of {owner}": value for owner, parts in sums.items() for part, value in parts.items()}
     settings = {name: value for name, value in named.items() if isinstance(value, str)}
     streams = {} if stream is None else {"the random stream outside of batch.shards": stream}
@@ -207,7 +230,7 @@ def _stream() -> int:
 
 
 def _hash(*parts: bytes) -> int:
-    """62 bits, so that both it and its negative fit in an int64."""
+    """Returns 62 bits, so that both the hash and its negative fit in an int64."""
     hasher = hashlib.blake2b(digest_size=8)
     for part in parts:
         hasher.update(part)

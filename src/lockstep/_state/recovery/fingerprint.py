@@ -1,5 +1,10 @@
-"""The digests of a run's state: computed once a step for the comparison of ranks and the digest
-journal."""
+"""The digests of a run's state, computed once a step for all that need them: the comparison of
+ranks, and the digest journal.
+
+A digest is a sum over the bits of a tensor, not a cryptographic hash: it runs on the device at the
+speed of its memory, and only numbers are copied to the CPU. All sums of a step are read in one
+copy, since each read waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +26,19 @@ from lockstep._world.comm.bit_sums import unread_bit_sums
 from lockstep._world.comm.dtensors import is_dtensor
 
 Sums = dict[str, dict[str, Any]]
-"""For each object of the run, a number or text for each part of its state: equal if and only if the
-bits are (but for sums that agree by chance)."""
+"""A number or text for each part of the state of each object of the run. They are equal if and only
+if the bits are equal (except for sums that agree by chance)."""
 
 _Extra = tuple[Sequence[Tensor], list[Any]]
-"""Numbers to read with the next digests, and the list for them."""
+"""Numbers to read together with the next digests, and the list for the results."""
 
 
 class Fingerprint:
-    """The digests of all state that must be the same on every rank, and at every world size where
-    the strategy promises it.
+    """The digests of all state that must be the same on every rank, and at every world size if the
+    strategy promises that.
 
     Args:
-        state: the run's.
+        state: the state of the run.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -43,47 +48,49 @@ class Fingerprint:
         self._extra: list[_Extra] = []
 
     def want(self, is_due: Callable[[int], bool]) -> None:
-        """Ask for the digests after the steps of which ``is_due`` is true: the ranks are compared
-        after those, too. Every rank must call it, with the same function of the step alone."""
+        """Requests the digests after the steps for which ``is_due`` returns True. The ranks are
+        also compared after these steps. Every rank must call it, with the same function of the step
+        alone."""
         self._wanted.append(is_due)
 
     def is_wanted(self, step: int) -> bool:
-        """Whether somebody needs the digests after this step. The same on every rank."""
+        """Returns whether the digests after this step were requested. The same on every rank."""
         for is_due in self._wanted:  # noqa: SIM110 (called in each step, where any() takes three times as long)
             if is_due(step):
                 return True
         return False
 
     def read_together(self, numbers: Sequence[Tensor]) -> list[Any]:
-        """A list that the next ``after`` fills with these numbers, which are float64 or int64
-        tensors without dimensions: a device is waited for once, for them and for the digests.
+        """Returns a list that the next ``after`` fills with these numbers, which are float64 or
+        int64 tensors without dimensions. So one wait for a device serves them and the digests.
         Local."""
         found: list[Any] = []
         self._extra.append((numbers, found))
         return found
 
     def after(self, step: int) -> Sums:
-        """The digests after a step, computed once for all listeners that ask at its end: of whole
-        tensors, also where each rank has a part. Every rank must call it."""
+        """Returns the digests after a step, computed once for all listeners that request them. They
+        are of whole tensors, also of tensors that are cut over the ranks. Every rank must call
+        it."""
         if self._known is None or self._known[0] != step:
             extra, self._extra = self._extra, []
             self._known = (step, self._sums(list(self._state.compared()), extra))
         return self._known[1]
 
     def whole(self) -> Sums:
-        """The digests as the state is at the moment: of whole tensors, also where each rank has a
-        part. Every rank must call it."""
+        """Returns the digests of the current state, of whole tensors, also of tensors that are cut
+        over the ranks. Every rank must call it."""
         return self._sums(list(self._state.compared()))
 
     def now(self) -> Sums:
-        """The digests as the state is at the moment, without the tensors of which each rank has a
-        part. Local."""
+        """Returns the digests of the current state, without the tensors that are cut over the
+        ranks. Local."""
         items = [item for item in self._state.compared() if not is_dtensor(item[2])]
         return self._sums([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items])
 
     def _sums(self, compared: Sequence[tuple[str, str, Any]], extra: Sequence[_Extra] = ()) -> Sums:
         sums: Sums = {}
-        # digests depend on it: tensors are last
+        # The order is part of the digests of earlier launches: plain values, then tensors.
         ordered = sorted(compared, key=lambda item: isinstance(item[2], Tensor))
         unread = unread_bit_sums(list(tensors_in([value for _, _, value in ordered])))
         bits = iter(all_on_cpu([*(number for numbers, _ in extra for number in numbers), *unread]))
@@ -94,10 +101,11 @@ class Fingerprint:
         return sums
 
     def leaves(self, described: str) -> dict[str, str]:
-        """The plain values in a part of the state, by their places in it: for the words about a
-        difference. Local.
+        """Returns the plain values in a part of the state, by their places in it, for the message
+        about a difference. Local.
 
-        ``described``: ``PART of OWNER``.
+        Args:
+            described: the part, as ``PART of OWNER``.
         """
         for owner, part, value in self._state.compared():
             if f"{part} of {owner}" == described and not isinstance(value, Tensor):
@@ -105,14 +113,14 @@ class Fingerprint:
         return {}
 
     def num_writes(self) -> list[int]:
-        """How often each compared tensor has been written in place: writing the same numbers again
-        counts."""
+        """Returns the number of in-place writes to each compared tensor. Writing the same numbers
+        again counts."""
         tensors = (value for _, _, value in self._state.compared() if isinstance(value, Tensor))
         return [0 if tensor.is_inference() else version(tensor) for tensor in tensors]
 
 
 def short_digest(sums: Mapping[str, Any]) -> str:
-    """One digest of numbers and texts by name: 16 hexadecimal digits."""
+    """Returns a digest of numbers and texts by name: 16 hexadecimal digits."""
     return hashlib.blake2b(repr(list(sums.items())).encode(), digest_size=8).hexdigest()
 
 
@@ -136,7 +144,8 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any, bits: Iterator[int]) -> str:
-    """A value in words. ``bits``: the sums of the bits of the tensors in it and in what follows."""
+    """Returns a value as text. ``bits`` yields the sums of the bits of the tensors in it, and then
+    of those in later values."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)} {[next(bits)]}"
     if isinstance(value, dict):

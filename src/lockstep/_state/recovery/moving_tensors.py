@@ -1,15 +1,19 @@
-"""Tensors of the script that move with the steps and are in no checkpoint: averages of the weights,
-of whatever class, and buffers of modules that were not prepared.
+"""Finds tensors of the script that move with the steps and are in no checkpoint: averages of the
+weights, of any class, and buffers of modules that were not prepared.
 
-They are searched for in the script's variables, and what these hold, in steps 1, 2, 4, 8, ... What
-has changed since the look before is watched in the steps that follow:
+The search goes through the script's variables, and the objects in them, in steps 1, 2, 4, 8, ...
+A tensor that has changed since the previous search is watched in the steps that follow:
 
-- An *average* moves towards the weights. Its change, from one write to the next, points from what
-  it was to where the weights are, and ends before these. That is so of averages alone: not of
-  copies (which get there), gradients, caches, buffers that are refilled, or weights that a step
-  tries out.
-- A *persistent buffer* is state by the word of the module's author. It must change in two steps, to
-  something that is no copy of what the run's state holds.
+- An *average* moves towards the weights. Its change from one write to the next points from its old
+  value to the weights, and ends before them::
+
+      before -------> now        weights      cosine(now - before, weights - before) >= 0.99
+                                              and less than 98 % of the way
+
+  Only averages do that. Copies arrive at the weights. Gradients, caches, refilled buffers and
+  weights that a step tries out move in other directions.
+- A *persistent buffer* is state according to the module's author. It counts if it changes in two
+  steps to a value that is no copy of anything in the run's state.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
 from lockstep._base.held import Held, Key, find, root, walk
-from lockstep._base.stopping import say
+from lockstep._base.reports import warn
 from lockstep._base.tracebacks.frames import owner
 from lockstep._base.versions import version
 from lockstep._data.states import has_state
@@ -42,30 +46,30 @@ from lockstep._sync.buffers import NORMALIZATIONS
 from lockstep._world.comm.dtensors import is_dtensor, to_local
 
 _MOST_OBJECTS = 20_000
-"""Objects of the script after which a look ends: it takes some 20 ms then."""
+"""The number of objects after which a search ends. It has then taken some 20 ms."""
 _MOST_ITEMS, _MOST_ROWS = 4096, 64
-"""Items up to which a container is searched, and up to which one of containers is: longer ones hold
-data."""
+"""The largest numbers of items of a container that is searched, and of a container of containers.
+Longer ones contain data."""
 _SAMPLED = 256
-"""Elements that are compared of a tensor."""
+"""The number of elements of a tensor that are compared."""
 _LEAST = 8
-"""Elements that an average must have: of fewer, many a change points towards the weights by
-chance."""
+"""The smallest number of elements of an average. In few dimensions a random change often points
+towards the weights by chance."""
 _STRAIGHT = 0.99
-"""The least cosine between an average's change and the way to the weights. Less than 1 by rounding,
-where it moves little."""
+"""The smallest cosine between an average's change and the way to the weights. Rounding makes it
+less than 1 if the average moves little."""
 _ARRIVES = 0.98
-"""The part of that way from which on a write counts as a copy."""
+"""The part of that way from which a write counts as a copy."""
 _WRITES = 2
-"""Writes after which an average or a buffer is one."""
+"""The number of matching writes after which a tensor counts as an average or a buffer."""
 _MOST_TRIES = 8
-"""Writes of other kinds after which a group is left alone until the next look."""
+"""The number of other writes after which a group is ignored until the next search."""
 _MOST_WAITS = 64
-"""Checks, behind a look, of values on a GPU."""
-_MOST_SAID = 3
+"""The number of checks of values on a GPU after a search. Each waits for the device."""
+_MOST_WARNINGS = 3
 _SKIPPED = (Optimizer, LRScheduler, AveragedModel, DataLoader, Dataset)
 _Place = tuple[CodeType | str, tuple[Key, ...]]
-"""The function or module among whose variables something is, and its place there."""
+"""The function or module with a variable, and the place of an object in that variable."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _KINDS = (Tensor, nn.Parameter, nn.Buffer)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
@@ -73,50 +77,53 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 @dataclass(slots=True)
 class _Slot:
-    """A place in a group's top that holds a tensor."""
+    """A place with a tensor in the top object of a group."""
 
     is_buffer: bool
     """Whether it is a persistent buffer."""
     sample: Tensor
-    """Some elements, as they were when it was last looked at."""
+    """Some elements of the tensor at the last check."""
     tensor: ref[Tensor]
-    """What was there then."""
+    """The tensor at the last check. A weak reference: lockstep must not keep the script's
+    memory."""
     num_writes: int = 0
-    """Those that count."""
+    """The number of writes that match the pattern of an average or a buffer."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """What changes together: the tensors of a module, of another object, or of a variable. It holds
-    nothing of the script, whose objects may come to their end or be replaced."""
+    """Tensors that change together: those in one module, another object, or a variable. A group
+    refers to the script's objects by their places only, since the script may delete or replace
+    them."""
 
     home: CodeType | str
-    """The function or module among whose variables it is."""
+    """The function or module with the variable."""
     place: tuple[Key, ...]
-    """That of its top there."""
+    """The place of the top object there."""
     slots: dict[tuple[Key, ...], _Slot]
-    """Those that have changed, by their places."""
+    """The slots that have changed, by their places in the top object."""
     mark: tuple[int, int] = (0, 0)
-    """The identity and version of the first one's tensor."""
+    """The identity and version of the first slot's tensor."""
     sample: Tensor | None = None
-    """Some of its elements, if they were compared."""
+    """Some elements of the first slot's tensor, if they were compared."""
     num_checks: int = 0
     num_tries: int = 0
 
     def top(self) -> Held | None:
-        """What it is now; None: nothing."""
+        """Returns the top object as it is now; None: it no longer exists."""
         home = next((variables for variables in _variables() if _home(variables) == self.home), None)
         return None if home is None else find(home, self.place)
 
     def is_written(self, top: Held) -> bool:
-        """Whether the first tensor is another one, or was written, since this was last asked."""
+        """Returns whether the first tensor was written or replaced since the last call."""
         held = find(top, next(iter(self.slots)))
         tensor = None if held is None else held.value
         if not (isinstance(tensor, Tensor) and _is_plain(tensor)):
             return False
         self.num_checks += 1
         before, self.mark = self.mark, (id(tensor), version(tensor))
-        # Writes through .data do not count as versions. On a GPU, to read is to wait for it.
+        # Writes through .data leave the version unchanged, so the values are compared, too. On a
+        # GPU each comparison waits for the device, and so their number is limited.
         if self.mark == before and (tensor.is_cpu or self.num_checks <= _MOST_WAITS):
             now = sample(tensor)
             before_it, self.sample = self.sample, now
@@ -125,33 +132,34 @@ class _Group:
 
 
 class MovingTensors:
-    """Finds them, and warns. On one rank, since all have the same.
+    """The search for moving tensors, which warns. On one rank, since all have the same.
 
     Args:
-        state: the run's.
+        state: the state of the run.
     """
 
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._looks = PowersOfTwo()
         self._known: dict[_Place, Tensor] | None = None
-        """Samples of all that could be found, of the last look."""
+        """Samples of all candidates at the last search."""
         self._watched: list[_Group] = []
         self.next = 0
         """The first step for which ``end_step`` may have something to do."""
         self.is_watching = False
-        """Whether something is to be checked whenever it may have been written."""
-        self._said = set[_Place]()
+        """Whether a group must be checked whenever it may have been written."""
+        self._warned = set[_Place]()
 
     def begin(self) -> None:
-        """Look for the first time, before the first step."""
+        """Searches for the first time, before the first step."""
         if self._known is None:
             self._known = {_place(held): sample(held.value) for held in self._candidates(_variables())}
 
     def end_step(self, step: int) -> None:
-        """Look, if that is due, or check what is watched. Called when the step's body has run."""
+        """Searches, if that is due, or checks the watched groups. Called when the step's body has
+        run."""
         if step >= self._looks.next and self._looks.take(step):
-            if len(self._said) < _MOST_SAID:
+            if len(self._warned) < _MOST_WARNINGS:
                 self._look()
         elif self._watched:
             self.check()
@@ -174,11 +182,11 @@ class MovingTensors:
                 slot = group.slots[held.below(top)] = _Slot(_is_persistent(held), now, ref(held.value))
                 slot.num_writes = earlier_writes.get(place, 0)
         self._known = known
-        self._watched = [group for group in groups.values() if (group.home, group.place) not in self._said]
-        self.check()  # which takes down their marks
+        self._watched = [group for group in groups.values() if (group.home, group.place) not in self._warned]
+        self.check()  # records the first mark of each
 
     def check(self) -> None:
-        """See which of the watched have been written since they were last checked."""
+        """Checks which groups were written since the last check."""
         for group in self._watched[:]:
             top = group.top()
             if top is None or not group.is_written(top):
@@ -188,7 +196,7 @@ class MovingTensors:
         self.is_watching = bool(self._watched)
 
     def _compare(self, group: _Group, top: Held) -> bool:
-        """Whether a group is found to be one whose state is missing, which is said."""
+        """Returns whether the state of a group is missing. If so, warns."""
         weights: dict[torch.Size, Tensor] | None = None
         others: dict[torch.Size, Tensor] | None = None
         found: list[tuple[Held, _Slot]] = []
@@ -208,7 +216,7 @@ class MovingTensors:
                 else:
                     weights = weights or _by_shape(self._tensors())
                     counts = _approaches(before, now, weights[held.value.shape])
-                counts = counts and not has_come  # from another place: in a history, each moves on
+                counts = counts and not has_come  # a history shifts its tensors from place to place
                 slot.num_writes += counts
                 num_tries = 1
             if slot.num_writes:
@@ -216,12 +224,12 @@ class MovingTensors:
         group.num_tries += num_tries
         if all(slot.num_writes < _WRITES for _, slot in found):
             return False
-        self._said.add((group.home, group.place))
-        self._say([held for held, _ in found], only_buffers=all(slot.is_buffer for _, slot in found))
+        self._warned.add((group.home, group.place))
+        self._warn([held for held, _ in found], only_buffers=all(slot.is_buffer for _, slot in found))
         return True
 
     def _candidates(self, roots: Iterable[Held]) -> Iterator[Held]:
-        """What could be an average or a missing buffer."""
+        """Yields the tensors that could be averages or missing buffers."""
         kept = self._kept()
         shapes = {tensor.shape for tensor in self._tensors() if _is_plain(tensor)}
 
@@ -242,8 +250,8 @@ class MovingTensors:
                     yield held
 
     def _tensors(self, *, with_others: bool = False) -> Iterator[Tensor]:
-        """The weights of all prepared models. ``with_others``: and their gradients and buffers, and
-        the optimizers' state."""
+        """Yields the weights of all prepared models; ``with_others``: also their gradients and
+        buffers, and the optimizers' state."""
         for adapter in self._state.objects:
             target = adapter.target
             if isinstance(target, nn.Module):
@@ -255,7 +263,7 @@ class MovingTensors:
                 yield from (item for state in target.state.values() for item in state.values() if isinstance(item, Tensor))
 
     def _kept(self) -> set[int]:
-        """The ids of all that checkpoints hold."""
+        """Returns the ids of all objects that checkpoints contain."""
         kept = set[int]()
         for adapter in self._state.objects:
             target = adapter.target
@@ -267,20 +275,23 @@ class MovingTensors:
         kept.update(id(held.value) for held in walk(registered, lambda _: True, most=_MOST_OBJECTS))
         return kept
 
-    def _say(self, found: list[Held], *, only_buffers: bool) -> None:
+    def _warn(self, found: list[Held], *, only_buffers: bool) -> None:
         target = _owner_of(found)
         path, kind = target.path, type(target.value).__name__
         name = re.sub(r"\W+", "_", path.removeprefix("self.")).strip("_") or "average"
-        what = "has buffers that change" if only_buffers else "moves towards the weights, as an average of them does,"
-        say(
-            f"WARNING: {path} ({kind}) {what} with the steps, and was given neither to team.prepare() nor to team.register(): "
-            "its state is in no checkpoint, so a run that is interrupted and resumed would begin with what the script makes it "
-            f"of, and give a different answer. Register it before the loop: team.register({name!r}, {path}){_how(target)}"
+        what = (
+            "has buffers that change with the steps" if only_buffers else "follows the weights, as an average of them does"
+        )
+        warn(
+            f"{path} ({kind}) {what}, but was passed neither to team.prepare() nor to team.register(). Its state is in no "
+            "checkpoint, so a resumed run would have different results. Register it before the loop: "
+            f"team.register({name!r}, {path}){_how(target)}",
+            code="state-not-saved",
         )
 
 
 def _variables() -> list[Held]:
-    """The variables of the script: of its functions that are running, and its modules'."""
+    """Returns the variables of the script: of its running functions, and of its modules."""
     found, names, frame = list[Held](), {"__main__": True}, inspect.currentframe()
     while frame is not None:
         if owner(frame.f_code.co_filename) == "user":
@@ -307,8 +318,8 @@ def _is_table(items: Any) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it can be read and compared as others: it is of no class of a library's own, and of
-    no graph."""
+    """Returns whether a tensor can be read and compared: it has a class of PyTorch, and is not part
+    of a graph."""
     is_known = type(tensor) in _KINDS or is_dtensor(tensor)
     return is_known and not (
         tensor.grad_fn is not None
@@ -316,7 +327,7 @@ def _is_plain(tensor: Tensor) -> bool:
         or tensor.is_nested
         or tensor.is_inference()
         or tensor.device.type == "meta"
-        # freed, as by fsdp
+        # Its memory is freed, for example by fsdp between two uses.
         or (tensor.numel() > 0 and not is_dtensor(tensor) and tensor.untyped_storage().nbytes() == 0)
     )
 
@@ -330,20 +341,20 @@ def _is_persistent(held: Held) -> bool:
         isinstance(module, nn.Module)
         and name not in module._non_persistent_buffers_set
         and not isinstance(module, NORMALIZATIONS)
-        # a counter of steps is no state to miss by itself
+        # A counter of steps alone is no state that a resumed run would miss.
         and (held.value.numel() > 1 or held.value.is_floating_point())
     )
 
 
 @torch.no_grad()
 def sample(tensor: Tensor) -> Tensor:
-    """Some elements of a tensor, spread over it, on the CPU."""
+    """Returns some elements of a tensor, spread over it, on the CPU."""
     flat = to_local(tensor.detach()).reshape(-1)
     return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].cpu().to(torch.float64, copy=True)
 
 
 def _by_shape(tensors: Iterable[Tensor]) -> dict[torch.Size, Tensor]:
-    """Samples, a row for each tensor of a shape."""
+    """Returns samples by shape, with a row for each tensor of that shape."""
     samples: dict[torch.Size, list[Tensor]] = {}
     for tensor in filter(_is_plain, tensors):
         samples.setdefault(tensor.shape, []).append(sample(tensor))
@@ -351,24 +362,26 @@ def _by_shape(tensors: Iterable[Tensor]) -> dict[torch.Size, Tensor]:
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two samples differ."""
+    """Returns whether two samples differ."""
     return one.shape != other.shape or not bool((one == other).logical_or(one.isnan() & other.isnan()).all())
 
 
 def _approaches(before: Tensor, now: Tensor, weights: Tensor) -> bool:
-    """Whether something has moved towards one of several weights (the rows), and not all the
+    """Returns whether a tensor has moved towards one of several weights (the rows), but not all the
     way."""
     if before.shape != now.shape or before.shape != weights.shape[1:]:
         return False
     moved, ways = now - before, weights - before
     products, lengths = ways @ moved, ways.square().sum(1)
+    # product = |way| |moved| cosine, so it is compared with 0.99 |way| |moved|; and the part of the
+    # way is product / |way|^2, so it is compared with 0.98 |way|^2. No division by 0.
     sizes = (lengths * moved.square().sum()).sqrt()
     return bool(((products > 0) & (products < _ARRIVES * lengths) & (products >= _STRAIGHT * sizes)).any())
 
 
 def _top(held: Held) -> Held:
-    """What the tensor's group has in common: the outermost module that it is part of, or else the
-    nearest object, or the variable of the script."""
+    """Returns the top object of a tensor's group: the outermost module that contains the tensor, or
+    the nearest object, or the variable of the script."""
     nearest: Held | None = None
     outermost: Held | None = None
     below = held
@@ -384,8 +397,8 @@ def _top(held: Held) -> Held:
 
 
 def _owner_of(all_held: list[Held]) -> Held:
-    """What is to be registered: the innermost object that holds all of them, or one around it,
-    which may count its updates: the outermost module, or the next object that has a state."""
+    """Returns the object to register: the innermost one that contains all tensors, or one around
+    it that may also count updates (the outermost module, or the next object with a state)."""
     first, *others = [[held, *held.above] for held in all_held]
     shared = next((item for item in first if all(item in other for other in others)), first[0])
     target, *above = [item for item in (shared, *shared.above) if item.key not in _REGISTRIES]
@@ -401,7 +414,7 @@ def _owner_of(all_held: list[Held]) -> Held:
 
 
 def _how(target: Held) -> str:
-    """What else must be so for that to work."""
+    """Returns what else the registration requires."""
     value = target.value
     if isinstance(value, (Tensor, list, dict)):
         return ", and change it in place rather than replacing it (`average.lerp_(weight, 0.01)`)."

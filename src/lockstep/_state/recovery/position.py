@@ -1,8 +1,20 @@
 """The position of a run in its script, and how a resumed launch finds it again. Pure.
 
-A resumed script runs from its top, skipping what was done already. Three counts determine the
-position, and nothing else about the script is known: calls of ``team.epochs()``, the epochs of
-each, and passes over training loaders."""
+A resumed script runs from its top, and lockstep skips the epochs and passes that are already done.
+Three counts determine the position: calls of ``team.epochs()``, the epochs of each, and passes over
+training loaders. Nothing else about the script is known::
+
+    section 0    build, prepare                              (outside of team.epochs())
+    section 1    for epoch in team.epochs(3):
+                     for batch in loader: ...                (epoch, passes = 0, then 1)
+                     for batch in second_loader: ...         (epoch, passes = 1, then 2)
+    section 2    evaluate, export
+    section 3    for epoch in team.epochs(2): ...
+
+The state is restored when the script reaches the saved position: at the beginning of an epoch, or
+of the pass that was interrupted. Code before that point has run in an earlier launch, and runs
+again (building objects) or is skipped (schedules, see ``_prepare/guarded_methods.py``).
+"""
 
 from __future__ import annotations
 
@@ -19,27 +31,27 @@ class ScriptPosition:
     """A position in a script."""
 
     section: int = 0
-    """Odd in a loop over ``team.epochs()`` (1 in the first), even before, between and after such
-    loops."""
+    """The section of the script: odd in a loop over ``team.epochs()`` (1 in the first), even
+    before, between and after these loops."""
     epoch: int = 0
     passes: int = 0
-    """Number of earlier passes over training loaders in this epoch (or section)."""
+    """The number of earlier passes over training loaders in this epoch (or section)."""
     in_pass: bool = False
     """Whether the position is within a pass, rather than between passes."""
     num_epochs: int | None = None
-    """In a loop over ``team.epochs()``, the number given to it."""
+    """The argument of ``team.epochs()`` in a loop over it."""
 
     def key(self) -> tuple[int, int, int]:
-        """A sort key: positions in the order in which a script reaches them."""
+        """Returns a sort key: the order in which a script reaches positions."""
         return (self.section, self.epoch, self.passes)
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object for a manifest."""
+        """Returns the JSON object for a manifest."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ScriptPosition:
-        """The position for a result of ``as_json``."""
+        """Returns the position for a result of ``as_json``."""
         return ScriptPosition(
             **{field.name: value[field.name] for field in dataclasses.fields(ScriptPosition) if field.name in value}
         )
@@ -50,17 +62,17 @@ class ScriptPosition:
 
 
 class Resumption:
-    """Knows where this launch is in the script, and what of the script an earlier launch has done.
+    """The position of this launch in the script, and the part that an earlier launch has done.
 
     The loop reports each epoch and pass before it begins.
 
     Args:
-        restore: restores the run's state. It is called with True when the position to resume from
-            is reached, and with False before that, in the epoch of a pass to resume: then not all
-            of the script's objects may have been prepared.
+        restore: restores the run's state. The argument is True at the position to resume from. It
+            is False at the beginning of the epoch of a pass to resume, where some of the script's
+            objects may not be prepared yet.
         target: the position from which to resume; None: the run is new.
         is_end: whether the target is the end of the script.
-        may_shorten: whether the loop over epochs that was interrupted may now have fewer.
+        may_shorten: whether the interrupted loop over epochs may have fewer epochs now.
     """
 
     def __init__(
@@ -72,10 +84,10 @@ class Resumption:
         may_shorten: bool = False,
     ) -> None:
         self.target = target
-        """None once it has been reached."""
+        """The position to resume from; None: there is none, or it was reached."""
         self._restore = restore
         self.num_skipped = 0
-        """Passes that an earlier launch had completed, and this one has not made."""
+        """The number of passes that an earlier launch completed, and this one skipped."""
         self._target_is_end = is_end
         self._may_shorten = may_shorten
         self._is_at_end = False
@@ -88,13 +100,13 @@ class Resumption:
         self._in_pass = False
         self._pass_is_of_before = False
         self._end: ScriptPosition | None = None
-        """The end of the last loop over epochs, if it was completed and nothing was trained
+        """The end of the last loop over epochs, if that was completed and nothing was trained
         since."""
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the code now running had run before the interruption, so that it has no effect
-        again."""
+        """Whether the current code had run before the interruption, so that its calls have no
+        effect now."""
         return self.target is not None or self._is_at_end
 
     @property
@@ -103,7 +115,8 @@ class Resumption:
         return self._section % 2 == 1
 
     def here(self) -> ScriptPosition:
-        """The current position."""
+        """Returns the current position."""
+        # A pass is counted when it begins. While it runs, it is not an *earlier* pass.
         began_here = self._in_pass and not self._pass_is_of_before
         return ScriptPosition(
             section=self._section,
@@ -114,27 +127,27 @@ class Resumption:
         )
 
     def newest_pass(self) -> tuple[int, int, int]:
-        """Section, epoch, and number in it, from 1, of the pass that runs or has run last. The same
-        whether it is made or skipped."""
+        """Returns section, epoch, and number in the epoch (from 1) of the newest pass, whether it
+        was made or skipped."""
         return (self._section, self._epoch, self._passes)
 
     def end(self) -> ScriptPosition:
-        """The position at the end of the script, from which a later launch may train more
+        """Returns the position at the end of the script, from which a later launch may train more
         epochs."""
         return self._end or self.here()
 
     def enter_epochs(self, num_epochs: int, *, at_once: bool = False) -> int:
-        """Enter a loop over ``team.epochs()``; returns its first epoch.
+        """Enters a loop over ``team.epochs()``. Returns the first epoch to run.
 
         Args:
-            at_once: whether the run is restored here for good, also to a position within a pass:
-                everything is prepared, and what comes before the pass in that epoch is not done
-                again.
+            at_once: whether the final restore happens here, also for a position within a pass. All
+                objects are prepared, and the code before the pass in that epoch does not run again.
 
         Raises:
-            UsageError: it was interrupted with epochs left, and has fewer now.
+            UsageError: the interrupted loop had more epochs than this one.
         """
-        self._arrive()  # at the end of an earlier launch that had not reached this loop
+        # The target may be the end of a launch that had no such loop: it is reached now.
+        self._arrive()
         self._go_to(self._section + 1, num_epochs)
         self._check_num_epochs(num_epochs, "hosted_epochs" if at_once else "epochs")
         self._end = None
@@ -143,8 +156,8 @@ class Resumption:
             self._check()
             return 0
         first = num_epochs if self._section < target.section else target.epoch
-        is_over = self._section == target.section and first >= num_epochs
-        has_arrived = self._arrive(is_over=is_over)
+        is_at_end = self._section == target.section and first >= num_epochs
+        has_arrived = self._arrive(is_at_end=is_at_end)
         if at_once:
             self._is_at_end = self._is_at_end and first >= num_epochs
         if not has_arrived and target.in_pass and first < num_epochs:
@@ -152,23 +165,24 @@ class Resumption:
                 self.target = None
                 self._restore(True)
             else:
-                # for the script's code before the pass, which sees the state again when that begins
+                # For the script's code before the pass (an evaluation, a log line), which reads the
+                # state. The pass restores it once more when it begins.
                 self._restore(False)
         return first
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch."""
+        """Begins an epoch."""
         self._epoch, self._passes, self._pass_is_of_before = epoch, 0, True
         self._leave_end()
         self._arrive()
-        self._is_at_end = False  # the script's code before the pass is new
+        self._is_at_end = False  # this epoch is new, and so is the code before its pass
 
     def after_epoch(self, epoch: int) -> ScriptPosition:
-        """The position between this epoch of the current loop and the next."""
+        """Returns the position between this epoch of the current loop and the next."""
         return ScriptPosition(section=self._section, epoch=epoch + 1, num_epochs=self._num_epochs)
 
     def leave_epochs(self, num_epochs: int | None) -> None:
-        """Leave a loop over epochs, after ``num_epochs``; None: left early."""
+        """Leaves a loop over epochs, after ``num_epochs``; None: it was left early."""
         section = self._section
         self._go_to(section + 1)
         self._end = None if num_epochs is None else ScriptPosition(section=section, epoch=num_epochs, num_epochs=num_epochs)
@@ -181,7 +195,7 @@ class Resumption:
         return self.target is not None and self.is_in_epochs and self.here().key() < self.target.key()
 
     def skips(self) -> bool:
-        """Whether the next pass was completed before the interruption. If so it is counted as
+        """Returns whether the next pass was completed before the interruption. If so, counts it as
         completed."""
         if self.target is None:
             return False
@@ -195,7 +209,7 @@ class Resumption:
         return True
 
     def begin_pass(self) -> None:
-        """Begin a pass."""
+        """Begins a pass."""
         self._leave_end()
         self._in_pass, self._pass_is_of_before = True, False
         self._passes += 1
@@ -205,23 +219,23 @@ class Resumption:
             self._restore(True)
 
     def end_pass(self) -> None:
-        """End a pass."""
+        """Ends a pass."""
         self._in_pass = False
 
     def _go_to(self, section: int, num_epochs: int | None = None) -> None:
         self._section, self._epoch, self._passes, self._pass_is_of_before = section, 0, 0, True
         self._num_epochs = num_epochs
 
-    def _arrive(self, *, is_over: bool = False) -> bool:
-        """Restore the run if this is the position to resume from, and not within a pass; returns
+    def _arrive(self, *, is_at_end: bool = False) -> bool:
+        """Restores the run if this is the position to resume from, and not within a pass. Returns
         whether it is.
 
         Args:
-            is_over: whether the target is the end of the loop over epochs that is about to begin,
+            is_at_end: whether the target is the end of the loop over epochs that is about to begin,
                 or of a longer one.
         """
         target = self.target
-        if target is None or target.in_pass or not (is_over or target.key() == self.here().key()):
+        if target is None or target.in_pass or not (is_at_end or target.key() == self.here().key()):
             return False
         self.target = None
         self._restore(True)
@@ -229,9 +243,9 @@ class Resumption:
         return True
 
     def _leave_end(self) -> None:
-        """Train a finished run further. Code that has run since the end was reached again was
-        already part of its state (a schedule's step in the tail of the last epoch, say), so the
-        state is restored once more."""
+        """Continues a finished run. The code that has run since its end was reached again (for
+        example a schedule's step after the last epoch) was already part of the state, so the state
+        is restored once more."""
         if self._is_at_end:
             self._is_at_end = False
             self._restore(True)
@@ -244,17 +258,16 @@ class Resumption:
         if before is None or target.epoch >= before or num_epochs >= (least if self._may_shorten else before):
             return
         raise UsageError(
-            f"team.{call}({num_epochs}): the run was interrupted in epoch {target.epoch + 1} of {before}, so it would end "
-            "before its time. If the script resumes by itself, too, as in team.epochs(n - start), one of the two is too "
-            "many: leave it to lockstep, by team.epochs(n), which begins with the right epoch; or leave it to the script, "
-            f"and start a new run each time: --fresh (fresh=True). To have this run end earlier, give it {least} epochs or "
-            "more, and --allow epochs."
+            f"team.{call}({num_epochs}): the run was interrupted in epoch {target.epoch + 1} of {before} and would end too "
+            "early. Pass the total number, team.epochs(n), not team.epochs(n - start): lockstep begins with the right epoch. "
+            f"To end this run earlier, pass {least} or more, and --allow epochs.",
+            code="fewer-epochs",
         )
 
     def _check(self) -> None:
         if self.target is not None and self.here().key() > self.target.key():
             raise UsageError(
-                f"the run was interrupted at {self.target}, and the script has now reached {self.here()} without passing "
-                "that point: its loops have changed. Start a new run with --fresh (or fresh=True); the interrupted run is "
-                "kept."
+                f"the run was interrupted at {self.target}, but the script reached {self.here()} without passing that point: "
+                "its loops have changed. Start a new run with --fresh (fresh=True); the old run is renamed, not deleted.",
+                code="position-passed",
             )

@@ -1,5 +1,5 @@
-"""Warning of what the script does in its loop that a launch which resumes would not do again, and
-so be refused."""
+"""Warns of code in the script's loop that a resumed launch would not run again, so that the launch
+would be refused."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep._base.stopping import say
+from lockstep._base.reports import warn
 from lockstep._listener import Listener
 from lockstep._state.recovery.position import Resumption
 
 
 class ResumeWarnings(Listener):
-    """Warns, once, when it happens rather than when the run is to resume.
+    """The warnings about a later resume: once, in the launch that could still be changed, and not
+    in the one that is refused.
 
     Args:
-        resumption: knows where the script is.
+        resumption: the position of the script.
         may_warn: whether to print warnings: on one rank, and only if checkpoints are saved.
     """
 
@@ -36,8 +37,9 @@ class ResumeWarnings(Listener):
     def _check_place(self, item: Any) -> None:
         if self._warns_of_prepare and self._resumption.is_in_epochs:
             self._warns_of_prepare = False
-            say(
-                f"WARNING: this {type(item).__name__} is prepared inside the loop over team.epochs(): a launch that resumes "
-                "this run in a later epoch begins with that epoch, without what earlier ones have prepared, and is refused. "
-                "Prepare before the loop, or write `for epoch in range(n)`, where the code around finished passes runs again."
+            warn(
+                f"this {type(item).__name__} is prepared inside the loop over team.epochs(). A launch that resumes in a later "
+                "epoch skips this code, and is refused. Prepare before the loop, or write `for epoch in range(n)`, where the "
+                "code around finished passes runs again.",
+                code="prepared-in-epoch",
             )

@@ -1,5 +1,18 @@
-"""Resuming an interrupted run: comparing its checkpoint with the objects that the script prepares,
-and restoring them."""
+"""Resumes an interrupted run: compares its checkpoint with the objects that the script prepares,
+and restores them.
+
+::
+
+    join            rank 0 finds the checkpoint, all ranks get its manifest
+    each prepare    check_objects, check_loaders: refuse a difference where it is made, before
+                    hours of data loading
+    the position    apply(is_final=False) at the beginning of an epoch to resume in
+                    apply(is_final=True) at the position itself: all objects must exist, and the
+                    numeric settings must be equal
+
+A difference is refused, not adapted to: the promise is that a resumed run has the results of a run
+that was never interrupted. ``--allow NAME`` gives the promise up for one kind of difference.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +39,12 @@ from lockstep._state.recovery.run_state import RunState
 from lockstep._state.recovery.software import numerics
 
 _MOST_BYTES = 1 << 32
+"""The largest size of ``state.json``: 4 GiB. It contains no tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The checkpoint from which a launch resumes; the same on every rank."""
+    """The checkpoint from which a launch resumes. The same on every rank."""
 
     path: Path
     manifest: Manifest
@@ -41,22 +55,22 @@ class Checkpoint:
         return ScriptPosition.from_json(self.manifest.position)
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object for the other ranks."""
+        """Returns the JSON object for the other ranks."""
         return {"path": str(self.path), "manifest": dataclasses.asdict(self.manifest)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Checkpoint:
-        """The checkpoint that ``as_json`` described."""
+        """Returns the checkpoint for a result of ``as_json``."""
         return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
 
 
 @dataclass
 class Restorer:
-    """Restores a checkpoint into the script's objects.
+    """The restoring of a checkpoint into the script's objects.
 
     Args:
-        state: the run's, which grows as the script prepares objects.
-        allow: see ``RunConfig.allow``.
+        state: the state of the run, which grows as the script prepares objects.
+        allow: the names of the differences to accept, as in ``RunConfig.allow``.
     """
 
     checkpoint: Checkpoint
@@ -65,21 +79,22 @@ class Restorer:
     is_done: bool = False
     """Whether all state has been restored."""
     _changed_options: dict[int, list[str]] = field(default_factory=dict)
+    """The names of the options that differ from the checkpoint, by the number of the object."""
 
     def check_seed(self, seed: int | None) -> None:
-        """Compare the seed that the script has set after ``join`` with the checkpoint's; None: it
-        has set none.
+        """Compares the seed that the script has set after ``join`` with the checkpoint's; None: the
+        script has set none.
 
         Raises:
-            MismatchError: it differs, and with it all random streams.
+            MismatchError: the seeds differ, and with them all random streams.
         """
         before = self.checkpoint.manifest.birth.get("script_seed", seed)
         if before != seed:
             now, was = (f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, before))
-            self._refuse(f"the seed that the script sets after join() is {now} now, and was {was}")
+            self._refuse(f"the seed that the script sets after join() is {now} now, and was {was}", code="seed-changed")
 
     def check_objects(self) -> None:
-        """Compare the objects prepared so far with those of the checkpoint.
+        """Compares the objects prepared so far with the objects of the checkpoint.
 
         Raises:
             MismatchError: an object differs; the message names the difference.
@@ -87,12 +102,12 @@ class Restorer:
         then, now = self.checkpoint.manifest.objects, self.state.describe_objects()
         for number, new in enumerate(now):
             if number >= len(then):
-                self._refuse(f"object {number + 1} to prepare, {_article(new['kind'])} ({new['type']}), is new")
+                self._refuse(f"object {number + 1} in prepare(), {_article(new['kind'])} ({new['type']}), is new")
             old = then[number]
             # The class of a model may have been renamed: its parameters identify it.
             if old["kind"] != new["kind"] or (old["type"] != new["type"] and new["kind"] != "model"):
                 self._refuse(
-                    f"object {number + 1} to prepare is {_article(new['kind'])} ({new['type']}) now, and was "
+                    f"object {number + 1} in prepare() is {_article(new['kind'])} ({new['type']}) now, and was "
                     f"{_article(old['kind'])} ({old['type']})"
                 )
             self._check_lines(f"{new['name']} ({new['type']})", old["lines"], new["lines"])
@@ -103,11 +118,11 @@ class Restorer:
                 differences = ", ".join(
                     f"{k}={new['options'].get(k, 'none')} (was {old['options'].get(k, 'none')})" for k in changed
                 )
-                self._refuse(f"{new['name']} ({new['type']}) is made with other options now: {differences}", "optimizer")
+                self._refuse(f"{new['name']} ({new['type']}) has other options now: {differences}", "optimizer")
             self._changed_options[number] = changed
 
     def check_loaders(self) -> None:
-        """Compare the loaders prepared so far with those of the checkpoint.
+        """Compares the loaders prepared so far with the loaders of the checkpoint.
 
         Raises:
             MismatchError: a loader differs; the message names the difference.
@@ -125,28 +140,28 @@ class Restorer:
             if was != is_now:
                 self._refuse(f"{label} has `{is_now}` now, and had `{was}`", allowable)
 
-    def _refuse(self, difference: str, allowable: str = "") -> NoReturn:
+    def _refuse(self, difference: str, allowable: str = "", *, code: str = "") -> NoReturn:
         manifest = self.checkpoint.manifest
-        allowed = f" To resume anyway, with a different answer: --allow {allowable}." if allowable else ""
+        back = "Change it back" + ("," if allowable else " or")
+        allowed = f", or accept different results with --allow {allowable}" if allowable else ""
         raise MismatchError(
-            f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was saved: the run "
-            f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
-            + allowed,
-            code=f"{allowable}-changed" if allowable else "objects-changed",
+            f"cannot resume from step {manifest.step} in {self.checkpoint.path.parent}: {difference}. {back} start a new run "
+            f"with --fresh (fresh=True){allowed}.",
+            code=code or (f"{allowable}-changed" if allowable else "objects-changed"),
         )
 
     def script_has_restored(self) -> bool:
-        """Whether an optimizer has state of steps already, before any is restored here: the script
-        has loaded it."""
+        """Returns whether an optimizer has state of steps before lockstep has restored any: the
+        script has loaded it."""
         optimizers = [adapter.target for adapter in self.state.objects if isinstance(adapter.target, Optimizer)]
         return not self.is_done and any(has_stepped(slots) for optimizer in optimizers for slots in optimizer.state.values())
 
     def apply(self, *, is_final: bool) -> None:
-        """Restore all state.
+        """Restores all state.
 
         Args:
-            is_final: whether all objects of the checkpoint must have been prepared; otherwise those
-                prepared are restored.
+            is_final: whether all objects of the checkpoint must be prepared. Otherwise the prepared
+                ones are restored.
 
         Raises:
             MismatchError: an object differs or is missing.
@@ -159,6 +174,8 @@ class Restorer:
         tensors, devices = Tensors([directory / name for name in state_files(manifest.files)]), self.state.devices
         state = self._read_state(directory / STATE)
         records = zip(manifest.objects, state["objects"], strict=True)
+        # By position: names such as ``model-2`` follow from the order of prepare(), and a final
+        # call has checked that none is missing. zip stops at the objects prepared so far.
         for number, (adapter, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
             form = adapter.forms()
             weights = self._weights(record, form)
@@ -174,15 +191,16 @@ class Restorer:
         self.state.best, self.state.best_epoch = put_together(state["best"], {}), state["best_epoch"]
 
     def _weights(self, record: Object, form: Form) -> Mapping[str, Tensor] | None:
-        """A model's weights; None: it is not a model."""
+        """Returns a model's weights; None: the object is not a model."""
         if "file" not in record:
             return None
         files = weights_files(record["file"], self.checkpoint.manifest.files)
         return Tensors([self.checkpoint.path / name for name in files]).formed(form)
 
     def _registered_forms(self) -> Form:
-        """Those of what is registered: known only where it may be cut over the ranks, since a
-        script's own ``state_dict`` need not work before the state is restored."""
+        """Returns the forms of registered tensors. They are determined only if tensors may be cut
+        over the ranks, since the ``state_dict`` of a class in the script need not work before its
+        state is restored."""
         if not self.state.is_cut:
             return lambda _: None
         now = {name: value for name, adapter in self.state.registered.items() for _, value in adapter.compared()}
@@ -190,12 +208,12 @@ class Restorer:
 
     def _read_state(self, file: Path) -> Any:
         try:
-            state = json.loads(read_bytes(file, _MOST_BYTES))  # verified, with the whole checkpoint
+            state = json.loads(read_bytes(file, _MOST_BYTES))  # rank 0 has verified the checksum
         except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
+            raise CheckpointError(f"cannot read {file}: {error}", code="checkpoint-unreadable") from error
         objects = state.get("objects") if isinstance(state, dict) else None
         if not isinstance(objects, list) or len(objects) != len(self.checkpoint.manifest.objects):
-            raise CheckpointError(f"{file} does not have the state of the objects that its manifest lists")
+            raise CheckpointError(f"{file} lacks the state of objects that its manifest lists", code="checkpoint-damaged")
         return state
 
     def _check_all_there(self) -> None:
@@ -219,8 +237,8 @@ class Restorer:
 
 
 def has_stepped(slots: Any) -> bool:
-    """Whether the state of one parameter in an optimizer is of a step: a constructor that makes it
-    (Adagrad's) counts none."""
+    """Returns whether the state of one parameter in an optimizer is of a step. A constructor may
+    also make state (Adagrad's), but with step 0."""
     return bool(slots) and not (isinstance(slots, Mapping) and "step" in slots and not slots["step"])
 
 

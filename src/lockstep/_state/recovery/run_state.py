@@ -1,5 +1,5 @@
-"""The state of a run: what its checkpoints hold, what it resumes with, and what must be the same on
-all its ranks."""
+"""The state of a run: all that its checkpoints contain, and that must be the same on all its
+ranks."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from lockstep._world.comm.dtensors import full_tensor, is_cut, to_local
 
 
 class RunState:
-    """All objects whose state belongs to the run. It grows as the script prepares and registers
-    objects.
+    """The objects whose state belongs to the run. The set grows as the script prepares and
+    registers objects.
 
     Args:
-        devices: those of this process, to which restored tensors go.
+        devices: the devices of this process, to which restored tensors go.
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:
         self.devices = devices
         self.objects: list[StateAdapter] = []
-        """The objects given to ``team.prepare``, except loaders, and the run's own loss scaler."""
+        """The objects passed to ``team.prepare``, except loaders, and the run's own loss scaler."""
         self.loaders: list[PreparedLoader] = []
         self.registered: dict[str, StateAdapter] = {}
         self.script_seed: int | None = None
-        """That of a ``torch.manual_seed`` called after ``join``; None: it was not called."""
+        """The argument of a ``torch.manual_seed`` after ``join``; None: it was not called."""
         self.best: float | None = None
-        """The best metric given to ``Team.best``."""
+        """The best metric passed to ``Team.best``; None: there is none."""
         self.unsavable: dict[StateAdapter, dict[str, Any]] = {}
-        """Attributes of each object that belong to the state, and that a checkpoint cannot hold, by
-        name: as of the newest ``part``."""
+        """The attributes of each object, by name, that belong to its state but have types that a
+        checkpoint does not support: as of the newest ``part``."""
         self.best_epoch = -1
-        """The epoch in which it was given; -1: there is none."""
+        """The epoch of the best metric; -1: there is none."""
 
     def keep(self, target: Any) -> None:
-        """Add an object of ``team.prepare``."""
+        """Adds an object of ``team.prepare``."""
         adapter = adapter_of(target)
         number = 1 + sum(earlier.kind == adapter.kind for earlier in self.objects)
         adapter.name = adapter.kind if number == 1 else f"{adapter.kind}-{number}"
         self.objects.append(adapter)
 
     def register(self, name: str, target: Any, *, compare: bool = True) -> None:
-        """Add an object of ``team.register``. See ``registered_adapter`` for errors."""
+        """Adds an object of ``team.register``. Raises the errors of ``registered_adapter``."""
         self.registered[name] = adapter = registered_adapter(name, target)
         adapter.is_compared = compare
 
     def describe(self) -> dict[str, Any]:
-        """The description for a manifest."""
+        """Returns the description for a manifest."""
         return {
             "objects": self.describe_objects(),
             "registered": list(self.registered),
@@ -65,11 +65,12 @@ class RunState:
         }
 
     def describe_objects(self) -> list[Object]:
-        """The description of the objects for a manifest."""
+        """Returns the description of the objects for a manifest."""
         return [_record(adapter) for adapter in self.objects]
 
     def _weights(self) -> dict[str, Weights]:
-        """Those of all models, by the name of their file if they are not cut."""
+        """Returns the weights of all models, by the names that their files have if they are not
+        cut."""
         named = ((adapter.name, adapter.weights()) for adapter in self.objects)
         return {weights_name(name): weights for name, weights in named if weights is not None}
 
@@ -79,8 +80,8 @@ class RunState:
         return any(is_cut(tensor) for weights in self._weights().values() for tensor in weights.values())
 
     def weights(self, rank: int) -> dict[str, Weights]:
-        """The files that a rank writes of the weights of all models: its own rows of what is cut
-        over the ranks, and on rank 0 what is whole. Every rank must call it."""
+        """Returns the files with model weights that a rank writes: its own rows of tensors that are
+        cut over the ranks, and on rank 0 the whole tensors. Every rank must call it."""
         files: dict[str, Weights] = {}
         for file, current in self._weights().items():
             weights = _cut_or_whole(current)
@@ -90,11 +91,12 @@ class RunState:
         return {name: part for name, part in files.items() if part}
 
     def part(self, rank: int, world_size: int) -> tuple[dict[str, Weights], dict[str, Any]]:
-        """The files that a rank writes of a checkpoint, with their tensors, and the JSON value of
-        ``state.json``, which is the same on every rank. Every rank must call it.
+        """Returns the files of a checkpoint that a rank writes, with their tensors, and the JSON
+        value of ``state.json``, which is the same on every rank. Every rank must call it.
 
-        Each rank writes its own rows of what is cut over the ranks. Of what is whole, rank 0 writes
-        the weights and what is not compared, and the rest goes to the ranks with least to write."""
+        Each rank writes its own rows of tensors that are cut over the ranks. Rank 0 writes whole
+        weights, and state that is not compared. The other whole tensors are the same on every rank,
+        so each goes to the rank with the least to write."""
         tensors: dict[str, Tensor] = {}
 
         def apart(tree: Any, name: str) -> Any:
@@ -110,8 +112,8 @@ class RunState:
             "best_epoch": self.best_epoch,
         }
         files = self.weights(rank)
-        # Of what may differ, ranks would deal out different sizes, too, and leave out a tensor, or
-        # write it twice.
+        # State that may differ between ranks has no agreed sizes. The ranks would compute different
+        # assignments, so that a tensor is written twice or never.
         differing = tuple(f"registered.{name}." for name, adapter in self.registered.items() if not adapter.is_compared)
         of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name or f"{name}.".startswith(differing)}
         held = [0] * world_size
@@ -124,23 +126,24 @@ class RunState:
         return {name: part for name, part in files.items() if part}, state
 
     def _tree(self, adapter: StateAdapter) -> Any:
-        """All of an object's state that a checkpoint can hold."""
+        """Returns the part of an object's state that a checkpoint supports."""
         _check_gradients(adapter)
         state = adapter.state_dict()
-        held, refused = dict[str, Any](), dict[str, Any]()
+        # A trial per attribute: one unsupported attribute must not lose the others.
+        saved, refused = dict[str, Any](), dict[str, Any]()
         for name, value in adapter.attributes().items():
             try:
                 take_apart(value, name)
             except ConfigError:
                 refused[name] = value
             else:
-                held[name] = value
+                saved[name] = value
         self.unsavable[adapter] = refused
-        return {**state, ATTRIBUTES: held} if held else state
+        return {**state, ATTRIBUTES: saved} if saved else state
 
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
-        """The object, the part of its state, and the value, for all that must be the same on all
-        ranks: a tensor, or a tree of plain values and tensors."""
+        """Yields the object, the part of its state, and the value of all that must be the same on
+        all ranks. A value is a tensor, or a tree of plain values and tensors."""
         for adapter in self.objects:
             yield from ((adapter.name, part, value) for part, value in adapter.compared())
         for name, adapter in self.registered.items():
@@ -152,14 +155,15 @@ class RunState:
                 yield f"loader {number}", "the state of the samplers", digest
 
     def saved_ids(self) -> set[int]:
-        """The ids of the generators, and other objects of samplers, that checkpoints hold."""
+        """Returns the ids of the generators, and other objects of samplers, that checkpoints
+        contain."""
         registered = {id(adapter.target) for adapter in self.registered.values()}
         return registered.union(*(loader.held for loader in self.loaders))
 
 
 def _cut_or_whole(tensors: Weights) -> Weights:
-    """What is cut in another way than along the first dimension is gathered. Every rank must call
-    it."""
+    """Gathers tensors that are cut in another way than along the first dimension. Every rank must
+    call it."""
     return {name: tensor if is_cut(tensor) else full_tensor(tensor) for name, tensor in tensors.items()}
 
 
@@ -169,9 +173,9 @@ def _check_gradients(adapter: StateAdapter) -> None:
     for name, parameter in adapter.target.named_parameters():
         if is_local_grad(parameter.grad):
             raise ModelError(
-                f"{name!r} was put into {adapter.name} ({type(adapter.target).__name__}) after team.prepare(), and got a "
-                "gradient inside batch.shards: the gradient is of this process's shards only, so every process would train a "
-                "different copy. Change models before team.prepare()."
+                f"{name!r} was put into {adapter.name} ({type(adapter.target).__name__}) after team.prepare() and received a "
+                "gradient inside batch.shards, so each process would train its own copy. Change models before team.prepare().",
+                code="parameter-added-late",
             )
 
 
@@ -189,6 +193,6 @@ def _record(adapter: StateAdapter) -> Object:
 
 
 def _as_text(value: Any) -> str:
-    if isinstance(value, (set, frozenset)):  # whose texts are in another order in every process
+    if isinstance(value, (set, frozenset)):  # whose order differs between processes
         return f"{type(value).__name__}({sorted(map(repr, value))})"
     return repr(value)

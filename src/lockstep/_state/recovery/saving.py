@@ -1,4 +1,22 @@
-"""Saving checkpoints of a run: when, what, and which rank writes which part."""
+"""Saves checkpoints of a run: when, and what happens with the results of the writer.
+
+::
+
+    end of a step     tick: is one due, on any rank? (CheckpointSchedule, the same on all ranks)
+    end of an epoch   check_stop: has any rank received a signal?
+    before the next   the loop calls save_due -> save: wait for the writer, copy the state,
+    step or epoch     give the copies to the writer's thread (training continues)
+    later ticks       read the writer's results: an event, or a warning
+    end of the script save_end, close: save, wait until all ranks have written
+
+The decision is made when the loader is asked for the next batch, and the save follows when that
+batch exists. After the last batch of a pass, the code behind the loop (an evaluation, a schedule)
+still belongs to the epoch, so in ``team.epochs()`` the save waits for the end of the epoch.
+
+A failed write never ends training. The steps since the last good checkpoint are lost only if the
+run is then killed, while an error would lose them for certain. At the end of the script there is no
+later checkpoint, so a failure there becomes the exit status.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +34,7 @@ from typing_extensions import override
 
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import CheckpointError, ConfigError
-from lockstep._base.escape_control import escape_control
+from lockstep._base.reports import warn
 from lockstep._base.stopping import (
     INTERRUPTED_STATUS,
     REQUEUE_STATUS,
@@ -40,20 +58,20 @@ from lockstep._state.rundir.fixed_settings import FixedSettings
 from lockstep._world.comm.agreement import compare_ranks
 from lockstep._world.comm.collectives import Collectives
 
-_OF_ALL_RANKS = "Give a value that is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
+_OF_ALL_RANKS = "Pass a value that is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
 _LAST_WORDS_S = 1.0
-"""Seconds that a failing run waits for a checkpoint that is being written."""
+"""The number of seconds that a failing run waits for a checkpoint that is being written."""
 _LOOK_EVERY_S = 0.02
 _SIGNAL_RANGE = 128
-"""Larger than any signal number."""
+"""A number above all signal numbers (1 to 64 on Linux)."""
 
 
 class Saver(Listener):
-    """Saves checkpoints of a run, and keeps its best weights.
+    """The saving of a run's checkpoints and best weights.
 
     Args:
-        config: the settings, with the interval and number of checkpoints. (Of a traced run only the
-            best weights are saved, and the state when it is asked to stop.)
+        config: the settings, with the interval and number of checkpoints. (A traced run saves only
+            its best weights, and its state when it is asked to stop.)
         token: identifies this launch, the same on every rank.
         journal: receives an event for each checkpoint.
         stop_watch: records that this rank is asked to stop.
@@ -73,13 +91,13 @@ class Saver(Listener):
         stop_watch: StopWatch,
     ) -> None:
         self.is_due = False
-        """Whether a checkpoint is to be saved before the next step. The same on every rank."""
+        """Whether a checkpoint must be saved before the next step. The same on every rank."""
         self.has_stopped = False
         """Whether the run is stopping because it was asked to."""
         self.pause_s = 0.0
-        """For how long training has stood still for checkpoints."""
+        """The number of seconds for which training has paused for checkpoints."""
         self.is_paused = False
-        """Whether training stands still for a checkpoint now."""
+        """Whether training pauses for a checkpoint now."""
         self._store = store
         self._state = state
         self._snapshots = Snapshots(config, token, birth, state, collectives)
@@ -92,12 +110,12 @@ class Saver(Listener):
         self._writer = Writer(store)
         self._last_written: int | None = None
         self._copies: int | None = None
-        """The step of the checkpoint that is being copied."""
+        """The step of the checkpoint that is being copied; None: none is."""
         self._pauses_s: dict[int, float] = {}
         self._best_is_lost = False
         """Whether this rank could not write its part of the newest best weights."""
         self._is_first_step = False
-        """Whether a pass has begun, and no step of it has ended."""
+        """Whether a pass has begun, and none of its steps has finished."""
 
     # When
 
@@ -108,7 +126,9 @@ class Saver(Listener):
     @override
     def tick(self, step: int) -> None:
         """Every rank must call it."""
-        if self._is_first_step:  # of a pass: from now on Ctrl-C would lose steps
+        # Before the first step there is nothing to save, and Ctrl-C should just end the process.
+        # From now on it would lose steps.
+        if self._is_first_step:
             self._is_first_step = False
             self._stop_watch.begin_interrupts()
         if not self._snapshots.is_rehearsed and not self._schedule.is_off:
@@ -122,13 +142,14 @@ class Saver(Listener):
             self._writer.give_up()
 
     def check_stop(self) -> None:
-        """At the end of an epoch, tail included, check whether the run must stop here. Every rank
-        must call it."""
+        """Checks whether the run must stop at the end of an epoch, including the code after its
+        loop. Every rank must call it."""
         self.is_due = self._schedule.exchange_stop(self._stop_request()) or self.is_due
 
     def _stop_request(self) -> int:
-        """For ``CheckpointSchedule``: 0, or a number that encodes the signal, and is largest for
-        the lowest rank."""
+        """Returns 0, or a number that encodes the signal and is largest for the lowest rank."""
+        # The ranks exchange a maximum, so one number must carry both: (size - rank) * 128 + signal.
+        # Rank 0 of 4 with SIGTERM (15) gives 527, rank 3 gives 143.
         received = self._stop_watch.received
         return 0 if received is None else (self._collectives.size - self._collectives.rank) * _SIGNAL_RANGE + received
 
@@ -142,17 +163,17 @@ class Saver(Listener):
 
     @property
     def num_saved(self) -> int:
-        """Number of checkpoints that this launch has begun to write. The same on every rank."""
+        """The number of checkpoints that this launch has begun to write. The same on every rank."""
         return self._snapshots.num_taken
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run was asked to stop: then it ends when the checkpoint that is due is saved.
-        The same on every rank."""
+        """Whether the run was asked to stop. It exits when the due checkpoint is saved. The same
+        on every rank."""
         return self._schedule.stop_request > 0
 
     def save_due(self, position: ScriptPosition, step: int, epoch: int) -> None:
-        """Save the checkpoint that is due. Every rank must call it.
+        """Saves the checkpoint that is due. Every rank must call it.
 
         Raises:
             Stopped: the run was asked to stop, and the checkpoint is on disk (or could not be
@@ -167,12 +188,12 @@ class Saver(Listener):
         signaled_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
         self._stop_watch.say(name, signaled_rank)
         self.has_stopped = True
-        # at step 0 there is nothing to lose
+        # Step 0 has nothing to lose: the resumed run begins there anyway.
         saved = step == 0 or self._save_for_good(position, step, epoch)
         self._journal.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
         if self._is_main and saved:
             command = "." if self._collectives.size > 1 else f": {shlex.join(sys.orig_argv)}"
-            # the launcher says which
+            # The launcher prints the command: this process sees the worker's command line only.
             remedy = "" if is_launched() else f" The same command resumes it{command}"
             say(f"run {self._store.run_dir} is saved after step {step}.{remedy}")
         elif self._is_main:
@@ -187,22 +208,23 @@ class Saver(Listener):
         raise (Interrupted if is_interrupt else Stopped)(status)
 
     def _save_for_good(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> bool:
-        """Save the last checkpoint of this launch and wait for it; returns whether it was written.
-        Every rank must call it."""
+        """Saves the last checkpoint of this launch and waits for it. Returns whether it was
+        written. Every rank must call it."""
         self.save(position, step, epoch, finished=finished)
         return self.wait_until_written()
 
     @property
     def in_progress(self) -> int | None:
         """The step of the checkpoint that this rank copies or writes; None: none. Any thread may
-        ask."""
+        read it."""
         return self._copies or self._writer.step
 
     def save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> None:
-        """Copy the run's current state and start writing it. Every rank must call it."""
+        """Copies the run's current state and starts writing it. Every rank must call it."""
         with self._pause():
             self._save(position, step, epoch, finished=finished)
 
+    # Nested: a save waits for the writer, and each of the two is a pause.
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
         was_paused, self.is_paused = self.is_paused, True
@@ -213,6 +235,7 @@ class Saver(Listener):
 
     def _save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> None:
         began = time.perf_counter()
+        # The staging memory has room for one checkpoint, which the writer may still read.
         self.wait_until_written()
         self._copies = step
         self.is_due = False
@@ -227,14 +250,15 @@ class Saver(Listener):
     # Results
 
     def _read_results(self) -> bool:
-        """Report what has been written since the last call. Returns False if anything failed."""
+        """Reports the writes that finished since the last call. Returns False if any failed."""
         well = True
         for result in self._writer.results():
             step, is_best = result.manifest.step, result.manifest.kind == "weights"
             held_s = None if is_best else self._pauses_s.pop(step, None)
             if is_best:
                 self._best_is_lost = bool(result.error)
-            # then rank 0 is told to give up, too
+            # One rank's failure to write best weights counts, too: rank 0 must stop waiting for its
+            # part.
             if not is_best or (result.error and result.num_writers > 1):
                 self._schedule.written(well=not result.error)
                 well = well and not result.error
@@ -255,46 +279,49 @@ class Saver(Listener):
     def _warn(self, result: Written) -> None:
         label = "the best weights" if result.manifest.kind == "weights" else "the checkpoint"
         sound = None
-        with contextlib.suppress(
-            OSError, CheckpointError
-        ):  # what keeps it from being written may keep it from being looked for
-            sound = self._store.newest()  # written by any launch, whatever rank this is
-        newest = "there is none before it" if sound is None else f"the one of step {step_of(sound)} stays the newest"
-        _print(
+        # The cause of the failed write (a lost mount) may also prevent the search.
+        with contextlib.suppress(OSError, CheckpointError):
+            sound = self._store.newest()  # on disk: ranks other than 0 do not know what was committed
+        newest = "there is none yet" if sound is None else f"the newest is that of step {step_of(sound)}"
+        warn(
             f"rank {self._collectives.rank} could not write {label} of step {result.manifest.step} in {self._store.run_dir}: "
-            f"{result.error}. Training continues without it ({newest})."
+            f"{result.error}. Training continues without this checkpoint ({newest}).",
+            code="checkpoint-not-written",
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
 
     def newest_written(self) -> int | None:
-        """The step of the newest complete checkpoint, after a short wait for what is being written;
-        None: there is none. Local; any thread may call it while training stands still."""
+        """Returns the step of the newest complete checkpoint, after a short wait for the writer;
+        None: there is none. Local. Any thread may call it while training pauses."""
         self._writer.wait(_LAST_WORDS_S)
         newest = self._store.newest()
         return None if newest is None else step_of(newest)
 
     def wait_until_written(self) -> bool:
-        """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must
-        call it."""
+        """Waits until nothing is being written. Returns whether all ranks succeeded. Every rank
+        must call it."""
         with self._pause():
             return self._wait_until_written()
 
     def _wait_until_written(self) -> bool:
-        well = not self._schedule.has_failed  # of which the others may not know yet
+        well = not self._schedule.has_failed  # a failure here that the other ranks may not know yet
         while True:
             is_busy = self._writer.is_busy
             well = self._read_results() and well
             some_busy, some_failed = self._exchange([is_busy, not well])
             if some_failed:
-                self._writer.give_up()  # else rank 0 would wait for parts that never come
+                self._writer.give_up()  # otherwise rank 0 would wait for parts that are never written
             if not some_busy:
                 self._schedule.acknowledge()
                 return not some_failed
+            # Not without a timeout: a rank that waits here takes part in no exchange, and rank 0
+            # would never learn of another rank's failure.
             self._writer.wait(_LOOK_EVERY_S)
 
     def save_end(self, position: ScriptPosition, step: int, epoch: int) -> bool:
-        """After the last epoch: save what may be the last checkpoint, and wait for it, since a
-        process may exit without notice. Returns whether it was written. Every rank must call it."""
+        """Saves what may be the last checkpoint after the last epoch, and waits for it, since the
+        process may exit at any time (``os._exit``). Returns whether it was written. Every rank must
+        call it."""
         if self._schedule.is_off or step == 0:
             return False
         self.save(position, step, epoch)
@@ -303,10 +330,8 @@ class Saver(Listener):
         return is_saved
 
     def close(self, position: ScriptPosition, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> bool:
-        """At the end of the script, save the last checkpoint. Unless the script failed, every rank
-        must call it.
-
-        Returns whether all that was to be saved is; True if the script failed.
+        """Saves the last checkpoint at the end of the script. Unless the script failed, every rank
+        must call it. Returns whether everything is saved; True if the script failed.
 
         Args:
             failed: whether the script has failed.
@@ -314,7 +339,9 @@ class Saver(Listener):
         """
         try:
             if failed:
-                self._writer.wait(_LAST_WORDS_S)  # a checkpoint from before the failure is valid
+                # A checkpoint from before the failure is valid. No new one is saved: the state may
+                # be in the middle of a step, and other ranks may not reach a collective.
+                self._writer.wait(_LAST_WORDS_S)
                 self._read_results()
                 return True
             has_end = (is_saved and self.wait_until_written() and self._mark_finished(step)) or self._save_last(
@@ -325,15 +352,18 @@ class Saver(Listener):
             self._writer.close()
 
     def _mark_finished(self, step: int) -> bool:
-        """Record that the script ended with the checkpoint of this step; returns whether that is on
-        disk. Every rank must call it."""
+        """Records that the script ended with the checkpoint of this step. Returns whether that is
+        on disk. Every rank must call it."""
         well = True
         if self._is_main:
             try:
                 self._store.mark_finished(step)
             except (OSError, CheckpointError) as error:
                 well = False
-                _print(f"the checkpoint of step {step} in {self._store.run_dir} could not be marked as the last: {error}")
+                warn(
+                    f"could not mark the checkpoint of step {step} in {self._store.run_dir} as the last: {error}",
+                    code="end-not-marked",
+                )
         (some_failed,) = self._exchange([not well])
         return not some_failed
 
@@ -342,24 +372,26 @@ class Saver(Listener):
             return True
         well = self._save_for_good(position, step, epoch, finished=True)
         if not well and self._is_main:
-            _print(
-                f"the end of the run could not be saved in {self._store.directory}. The same command resumes from the newest "
-                "checkpoint when there is room."
+            warn(
+                f"could not save the end of the run in {self._store.directory}. Free disk space and repeat the command to "
+                "resume from the newest checkpoint.",
+                code="end-not-saved",
             )
         return well
 
     # Best weights
 
     def is_best(self, value: float, mode: str) -> bool:
-        """Whether the value is the best so far. Every rank must call it, with the same value."""
+        """Returns whether the value is the best so far. Every rank must call it, with the same
+        value."""
         if mode not in ("min", "max"):
-            raise ConfigError(f"best(mode={mode!r}): choose one of min, max")
+            raise ConfigError(f"best(mode={mode!r}): mode must be min or max", code="best-mode")
         compare_ranks("values for team.best()", [f"{value!r}, {mode}"], self._collectives, _OF_ALL_RANKS)
         best = self._state.best
         return not math.isnan(value) and (best is None or (value > best if mode == "max" else value < best))
 
     def keep_best(self, value: float, step: int, epoch: int) -> None:
-        """Save the weights as the best so far. Every rank must call it, with the same value."""
+        """Saves the weights as the best so far. Every rank must call it, with the same value."""
         self._state.best, self._state.best_epoch = value, epoch
         self.wait_until_written()
         job = self._snapshots.take_weights(value, step, epoch)
@@ -367,18 +399,14 @@ class Saver(Listener):
             self._writer.submit(job)
 
     def _write_best(self, step: int) -> bool:
-        """At the end, wait for the best weights; returns whether they are written. Every rank must
+        """Waits for the best weights at the end. Returns whether they are written. Every rank must
         call it, if a step was taken."""
+        # Without a step, ranks may end at different places, so nothing is exchanged.
         if step > 0:
             self.wait_until_written()
         else:
             self._writer.wait()
             self._read_results()
         if self._best_is_lost and self._is_main:
-            _print(f"the best weights of the run could not be saved in {self._store.run_dir}.")
+            warn(f"could not save the best weights of the run in {self._store.run_dir}.", code="best-not-saved")
         return not any(self._exchange([self._best_is_lost])) if step > 0 else not self._best_is_lost
-
-
-def _print(warning: str) -> None:
-    with contextlib.suppress(OSError):  # the output may go to the full disk, too
-        print(escape_control(f"lockstep: WARNING: {warning}"), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Copies of the run's state, of which each is this rank's part in writing a checkpoint."""
+"""Copies of the run's state. Each is this rank's part in writing a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lockstep._world.comm.collectives import Collectives
 
 
 class Snapshots:
-    """Takes them, of the whole state and of the weights alone.
+    """The taking of copies, of the whole state and of the weights alone.
 
     Args:
         config: the settings, with the number of checkpoints to keep.
@@ -35,10 +35,10 @@ class Snapshots:
         self, config: RunConfig, token: str, birth: FixedSettings, state: RunState, collectives: Collectives
     ) -> None:
         self.num_taken = 0
-        """How many of the whole state this launch has taken. The same on every rank."""
+        """The number of copies of the whole state in this launch. The same on every rank."""
         self.is_rehearsed = False
         self._num_best = 0
-        """How many of the weights alone. The same on every rank."""
+        """The number of copies of the weights alone in this launch. The same on every rank."""
         self._keep = config.keep
         self._token = token
         self._birth = birth
@@ -48,8 +48,10 @@ class Snapshots:
         self._touching: threading.Thread | None = None
 
     def rehearse(self) -> None:
-        """After the first step, when all state exists: check that it can be saved, and allocate
+        """Checks after the first step, when all state exists, that it can be saved, and allocates
         memory for its copy."""
+        # Without it, a value that cannot be saved would fail hours later, and the first copy would
+        # pay for its page faults while training pauses (see ``Staging``).
         self.is_rehearsed = True
         for adapter in self._state.objects:
             adapter.after_first_step()
@@ -64,7 +66,7 @@ class Snapshots:
         self._touching.start()
 
     def take(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> Job:
-        """A copy of the whole state. Every rank must call it, when nothing is being written."""
+        """Copies the whole state. Every rank must call it, when nothing is being written."""
         if self._touching is not None:
             self._touching.join()
         mine, state = self._state.part(self._collectives.rank, self._collectives.size)
@@ -82,11 +84,11 @@ class Snapshots:
         return self._job(manifest, mine, state, self._staging)
 
     def take_weights(self, value: float, step: int, epoch: int) -> Job | None:
-        """A copy of the weights: of its own rows on each rank, if they are cut over the ranks.
-        Otherwise rank 0 writes them alone, since they are the same on every rank; None on others.
+        """Copies the weights. If they are cut over the ranks, each rank copies its own rows.
+        Otherwise rank 0 alone writes them, since they are the same on every rank; None on others.
 
-        Every rank must call it, when nothing is being written. ``value``: that by which they are
-        the best."""
+        Every rank must call it, when nothing is being written. ``value``: the metric by which they
+        are the best."""
         manifest = Manifest(
             kind="weights",
             step=step,
@@ -113,7 +115,8 @@ class Snapshots:
     def _job(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> Job:
         flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
         copies, copied = staging.copy(flat)
-        # The token is the same on all ranks: they have saved equally many checkpoints.
+        # The token is the same on all ranks, which have saved equally many checkpoints. The number
+        # separates two saves of one step, of which the first may have failed on some ranks only.
         number = f"best-{self._num_best}" if manifest.kind == "weights" else self.num_taken
         return Job(
             manifest=manifest,

@@ -1,4 +1,4 @@
-"""Software on which a run's answer may depend: versions, and PyTorch's numeric settings."""
+"""Software on which a run's results may depend: versions, and PyTorch's numeric settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep._world.kernels import numeric_variables
 
 @functools.cache  # reading it takes 3 ms
 def version() -> str:
-    """The installed version of lockstep."""
+    """Returns the installed version of lockstep."""
     try:
         return metadata.version("torch-lockstep")
     except metadata.PackageNotFoundError:  # run from a checkout without installation
@@ -22,10 +22,10 @@ def version() -> str:
 
 
 def numerics() -> dict[str, Any]:
-    """What can change the last bits of an answer: PyTorch's global settings, and a GPU's product
-    and libraries."""
-    # Those of the older interface (``allow_tf32``) show here too. Its own getters raise once a
-    # script has used this one.
+    """Returns what can change the last bits of a result: PyTorch's global settings, and a GPU's
+    product and libraries."""
+    # Settings of the older interface (``allow_tf32``) are visible here, too. Its own getters raise
+    # once a script has used the new interface.
     backends = torch.backends
     products = {
         "cuda.matmul": backends.cuda.matmul,
@@ -49,8 +49,8 @@ def numerics() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, Any]:
-    """The settings by which PyTorch chooses among kernels, or lets them round, by the names by
-    which scripts set them."""
+    """Returns the settings by which PyTorch chooses kernels and their rounding, under the names
+    that scripts set."""
     backends = torch.backends
     cuda: Any = backends.cuda
     reductions = (
@@ -78,8 +78,8 @@ def _kernels() -> dict[str, Any]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread's CPU takes the smallest numbers for 0. (PyTorch sets this, and does not
-    tell.)"""
+    """Returns whether this thread's CPU treats the smallest numbers as 0. (PyTorch has a setter,
+    but no getter.)"""
     smallest = torch.tensor([torch.finfo(torch.float64).smallest_normal], dtype=torch.float64, device="cpu")
     return not (smallest / 2).item()
 
@@ -90,7 +90,7 @@ def _gpu() -> dict[str, Any]:
     device = torch.device(devices.accelerator(), torch.accelerator.current_device_index())
     return {
         "gpu": devices.product_of(device),
-        # fewer in a part of a GPU (MIG, MPS)
+        # Kernels split their sums by it, and a part of a GPU (MIG, MPS) has fewer.
         "multiprocessors": devices.num_multiprocessors(device),
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         **numeric_variables(),

@@ -1,11 +1,11 @@
-"""Warning of what a launch that resumes from the checkpoint that was just taken would go on
-without, or be refused for."""
+"""Warns of state that is missing from a new checkpoint, and of changes for which a launch that
+resumes from it would be refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lockstep._base.stopping import say
+from lockstep._base.reports import warn
 from lockstep._prepare.state_adapters import StateAdapter
 from lockstep._state.recovery.run_state import RunState
 
@@ -13,7 +13,7 @@ _MOST_NAMED = 3
 
 
 class Unresumable:
-    """Warns, once of each thing."""
+    """The warnings about new checkpoints, once for each cause."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -21,7 +21,7 @@ class Unresumable:
         self._changed = set[str]()
 
     def warn(self, step: int) -> None:
-        """Say what is new, as of a checkpoint of this step. Local."""
+        """Warns of new causes in a checkpoint of this step. Local."""
         for adapter in (*self._state.objects, *self._state.registered.values()):
             self._report_changes(adapter, step)
             self._report_unsavable(adapter)
@@ -33,10 +33,10 @@ class Unresumable:
         self._changed.add(adapter.name)
         more = len(changes) - _MOST_NAMED
         listed = "; ".join(changes[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-        say(
-            f"WARNING: {adapter.name} ({type(adapter.target).__name__}) is not as it was prepared: {listed}. A launch that "
-            f"resumes this run, from step {step} on, prepares it as it was then, and is refused, or goes on with another "
-            f"{adapter.kind}. {adapter.remedy}."
+        warn(
+            f"{adapter.name} ({type(adapter.target).__name__}) has changed since it was prepared: {listed}. A launch that "
+            f"resumes from step {step} or later is refused, or continues with another {adapter.kind}. {adapter.remedy}.",
+            code="prepared-object-changed",
         )
 
     def _report_unsavable(self, adapter: StateAdapter) -> None:
@@ -45,15 +45,17 @@ class Unresumable:
         if refused:
             first = next(iter(refused))
             self._warn(
-                f"{kind} changes {_listed(refused)} in its steps, which a checkpoint cannot hold",
-                f"Give {kind} a state_dict() and load_state_dict() with tensors and plain values for them, or register what "
-                f"has these methods: team.register({first!r}, optimizer.{first})",
+                f"{kind} changes {_listed(refused)} in its steps, which checkpoints do not support",
+                f"Give {kind} a state_dict() and load_state_dict() with tensors and plain values for them, or register an "
+                f"object that has these methods: team.register({first!r}, optimizer.{first})",
+                "attribute-not-savable",
             )
         omitted = self._news(adapter, adapter.omitted())
         if omitted:
             self._warn(
-                f"{kind} changes {_listed(omitted)} in its steps, which its state_dict() leaves out",
+                f"{kind} changes {_listed(omitted)} in its steps, which its state_dict() does not contain",
                 f"Add them to the state_dict() and load_state_dict() of {kind}",
+                "attribute-not-in-state-dict",
             )
 
     def _news(self, adapter: StateAdapter, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -66,11 +68,8 @@ class Unresumable:
         self._named |= {(adapter.name, name) for name in news}
         return news
 
-    def _warn(self, what: str, remedy: str) -> None:
-        say(
-            f"WARNING: {what}: a run that is interrupted and resumed would go on without them, and give a different answer. "
-            f"{remedy}."
-        )
+    def _warn(self, what: str, remedy: str, code: str) -> None:
+        warn(f"{what}. A resumed run would continue without them, with different results. {remedy}.", code=code)
 
 
 def _items_of(value: Any) -> list[Any]:

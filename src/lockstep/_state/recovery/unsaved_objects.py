@@ -1,10 +1,10 @@
-"""Warning of objects that act on the run's parameters but were not prepared: their state is in no
+"""Warns of objects that act on the run's parameters but were not prepared: their state is in no
 checkpoint.
 
-The warning is given once for each, when it first acts in a step. Optimizers are noticed by a hook
-on their steps; schedules, averages and loss scalers are searched for among the objects of the
-process when the first pass begins. Averages of classes that lockstep does not know are found by
-what they do (see ``moving_tensors``).
+Each object causes one warning, when it first acts in a step. Optimizers are noticed by a hook on
+their steps. Schedules, averages and loss scalers are searched for among the objects of the process
+when the first pass begins. Averages of unknown classes are found by what they do (see
+``moving_tensors.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep._base.errors import UsageError
-from lockstep._base.stopping import say
+from lockstep._base.reports import warn
 from lockstep._base.versions import version
 from lockstep._listener import Listener
 from lockstep._prepare.guards import progress_of
@@ -35,13 +35,13 @@ _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     AveragedModel: ("averages weights", lambda average: version(average.n_averaged)),
     GradScaler: ("scales losses", lambda scaler: scaler.state_dict()),
 }
-"""What each kind does, and a function for its progress."""
+"""The effect of each kind of object, and a function for its progress."""
 
 
 _MOST_TRIES = 8
-"""Steps in which it is seen whether an optimizer's parameters are as the step before has left
-them."""
-_NOT_GIVEN = "was given neither to team.prepare() nor to team.register()"
+"""The number of steps in which an optimizer's parameters are compared with
+their values at the end of the step before."""
+_NOT_PASSED = "was passed neither to team.prepare() nor to team.register()"
 
 
 @dataclass(slots=True)
@@ -50,16 +50,16 @@ class _Other:
 
     optimizer: ref[Optimizer]
     before: list[Tensor]
-    """Samples of its parameters before it acted in a step."""
+    """Samples of the parameters before the optimizer acted in a step."""
     after: list[Tensor] | None = None
-    """The same when that step had ended: what the script puts back for each step (a perturbation,
-    say) is no state."""
+    """Samples of the parameters at the end of that step. If the script resets them for each step
+    (as a perturbation), they are no state."""
     is_judged: bool = False
     num_tries: int = 0
 
 
 class UnsavedObjects(Listener):
-    """Detects objects whose state is in no checkpoint, since they were not prepared.
+    """The search for objects whose state is in no checkpoint, since they were not prepared.
 
     Args:
         trains: whether an optimizer has parameters of prepared models.
@@ -75,12 +75,13 @@ class UnsavedObjects(Listener):
         self._moving = MovingTensors(state)
         self._has_searched = False
         self._resting: list[tuple[ref[Any], Any]] = []
-        """Schedules, averages and scalers that have not acted since they were found, with their
+        """Schedules, averages and scalers that have not acted since the search, with their
         progress."""
         self._others: list[_Other] = []
         """Optimizers of parameters that no prepared model has."""
         self._judged: dict[int, ref[Optimizer]] = {}
-        """By id, which another optimizer may have later."""
+        """The optimizers that were judged, by id. A later optimizer may reuse an id, and so the
+        reference is compared."""
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -89,7 +90,8 @@ class UnsavedObjects(Listener):
         if self._may_warn and not self._has_searched:
             self._moving.begin()
             self._has_searched = True  # only once: it takes some 80 ms
-            # isinstance() would take ten times as long, and call proxies.
+            # By exact type: isinstance() would take ten times as long, and call the code of
+            # proxies.
             kinds = _with_subclasses(*_KINDS)
             candidates = [item for item in gc.get_objects() if type(item) in kinds]
             self._resting = [(ref(item), _progress(item)) for item in candidates]
@@ -108,8 +110,9 @@ class UnsavedObjects(Listener):
         name = type(optimizer).__name__
         if self._scales_loss and id(optimizer) not in _ids_in(self._prepared):
             raise UsageError(
-                f"{name}.step(): this optimizer was not given to team.prepare(), and the run scales its losses: gradients are "
-                "unscaled, and skipped after an overflow, for prepared optimizers only. Prepare it together with its model."
+                f"{name}.step(): this optimizer was not passed to team.prepare(), and the run scales its losses. Gradients are "
+                "unscaled, and skipped after an overflow, for prepared optimizers only. Prepare it together with its model.",
+                code="unprepared-optimizer-scaled",
             )
         if not self._is_kept(optimizer):
             self._warn(f"{name} acts on prepared parameters")
@@ -131,11 +134,12 @@ class UnsavedObjects(Listener):
             other.before, other.after = now, None
 
     def _judge(self, optimizer: Optimizer) -> None:
-        """An optimizer has trained something that one step has left to the next."""
+        """Warns of an optimizer whose parameters keep their values from step to step, if they or
+        its state are in no checkpoint."""
         kept = _ids_in([*self._prepared, *(adapter.target for adapter in self._state.registered.values())])
         trains_kept = all(id(parameter) in kept for group in optimizer.param_groups for parameter in group["params"])
         if not trains_kept or (optimizer.state and id(optimizer) not in kept):
-            self._warn(f"{type(optimizer).__name__} trains what no prepared model has", of="neither it nor what it trains")
+            self._warn(f"{type(optimizer).__name__} trains parameters of no prepared model", of="neither they nor it")
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
@@ -169,11 +173,11 @@ class UnsavedObjects(Listener):
 
     def _warn(self, action: str, of: str = "") -> None:
         if self._may_warn:
-            given = f"{of} was given to team.prepare() or team.register()" if of else _NOT_GIVEN
-            say(
-                f"WARNING: {action}, and {given}: its state is in no "
-                "checkpoint, so the run would give a different answer if it were interrupted and resumed. Prepare it with "
-                "the others, or register it: team.register(name, it)."
+            passed = f"{of} was passed to team.prepare() or team.register()" if of else _NOT_PASSED
+            warn(
+                f"{action}, but {passed}: its state is in no checkpoint, so a resumed run would have different results. "
+                "Prepare it with the others, or register it: team.register(name, it).",
+                code="state-not-saved",
             )
 
 
@@ -198,7 +202,7 @@ def _action(item: Any) -> str:
 
 
 def _parts(item: Any) -> Iterable[Any]:
-    """The objects that an object holds, except the optimizer of a schedule, which is not in the
+    """Returns the objects in an object, except the optimizer of a schedule, which is not in the
     schedule's state."""
     if isinstance(item, (list, tuple)):
         return item
@@ -207,8 +211,8 @@ def _parts(item: Any) -> Iterable[Any]:
 
 
 def _ids_in(items: Iterable[Any]) -> set[int]:
-    """The ids of objects and those inside them: the schedules in a SequentialLR, say, or in an
-    object of the script."""
+    """Returns the ids of objects and of the objects inside them, for example the schedules in a
+    SequentialLR, or in an object of the script."""
     ids, level = set[int](), list(items)
     for _ in range(4):
         ids.update(map(id, level))

@@ -1,6 +1,11 @@
-"""The settings that a run begins with and keeps, since they determine its answer: saved in its
-directory as ``birth.json``, and applied to later launches. (Where a name must be short they are the
-run's ``birth``.)"""
+"""The settings that determine a run's results, which are fixed when it is created: saved in its
+directory as ``birth.json``, and applied by later launches. (Where a name must be short they are the
+run's ``birth``.)
+
+A later launch need not repeat them. On other hardware its defaults would differ (shards follow from
+the number of processes, threads from the cores), and with them the results. So the saved values
+apply, and an explicit setting that differs is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,61 +29,61 @@ _FORMAT = 2
 _MOST_BYTES = 1 << 24
 NO_SCRIPT = ("", "-c", "-")
 _OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
-"""Arguments that some launchers add to a script's, ignored when commands are compared."""
+"""The arguments that some launchers add to a script's, ignored when commands are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSettings:
-    """The settings that, with the script and the data, determine a run's answer."""
+    """The settings that, with the script and the data, determine a run's results."""
 
     shards: int
     exact: bool
-    """Whether bit-identical answers are promised: several shards are summed in the fixed tree."""
+    """Whether bit-identical results are promised: several shards are summed in the fixed tree."""
     accumulate: int
     seed: int
     threads: int
     precision: str
     device: str
-    """Its kind: ``cpu``, ``cuda`` ...."""
+    """The kind of device: ``cpu``, ``cuda`` ...."""
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object for files."""
+        """Returns the JSON object for files."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """The command of a run. The same command later refers to the same run."""
+    """The command of a run. The same command, repeated, refers to the same run."""
 
     script: str
-    """Its resolved path; empty: there is none (an interactive session), and such commands are never
-    equal."""
+    """The resolved path of the script; empty: there is none (an interactive session). Commands
+    without a script are never equal."""
     args: tuple[str, ...]
     number: int
-    """Number of the run among those that one process joins."""
+    """The number of the run among the runs that one process joins."""
     part: str = ""
-    """Distinguishes further runs of this command: the task of a job array (see ``Job.part``)."""
+    """A name that separates runs of one command: the task of a job array (see ``Job.part``)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of a birth (and the strategy) that were given explicitly, on the command line or
-    in the script."""
+    """The fixed settings (and the strategy) that were set explicitly, on the command line or in the
+    script."""
 
     def is_like(self, other: Command) -> bool:
-        """Whether both are the same except for their settings."""
+        """Returns whether both are the same except for their settings."""
         return dataclasses.replace(self, settings={}) == dataclasses.replace(other, settings={})
 
     def differs_in_args(self, other: Command) -> bool:
-        """Whether both are the same except for their settings and the script's arguments, and those
-        are not."""
+        """Returns whether the script's arguments differ, and all else but the settings is the
+        same."""
         return self.args != other.args and dataclasses.replace(self, args=other.args).is_like(other)
 
     def differing(self, earlier: Command, allow: Collection[str] = ()) -> list[str]:
-        """Names of settings that were not given equally, except those in ``allow``."""
+        """Returns the names of settings that differ and are not in ``allow``."""
         names = sorted((self.settings.keys() | earlier.settings.keys()) - set(allow))
         return [name for name in names if self.settings.get(name) != earlier.settings.get(name)]
 
     @staticmethod
     def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any], part: str = "") -> Command:
-        """The command of this process. (A function called in a process of its own has no
+        """Returns the command of this process. (A function that was started in a new process has no
         script.)"""
         script = sys.argv[0] if sys.argv else ""
         path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
@@ -88,12 +93,12 @@ class Command:
 
 
 def own_args() -> tuple[str, ...]:
-    """The arguments of this process's script, without those that launchers add."""
+    """Returns the arguments of this process's script, without arguments that launchers add."""
     return tuple(arg for arg in sys.argv[1:] if not arg.startswith(_OF_LAUNCHERS))
 
 
 def script_sha256(path: Path) -> str | None:
-    """The SHA-256 of a script; None: it cannot be read."""
+    """Returns the SHA-256 of a script; None: it cannot be read."""
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError:
@@ -101,16 +106,17 @@ def script_sha256(path: Path) -> str | None:
 
 
 def write_fixed_settings(path: Path, birth: FixedSettings, command: Command) -> None:
-    """Save the birth of a new run in its directory."""
+    """Saves the fixed settings of a new run in its directory."""
     content = {"format": _FORMAT, "command": dataclasses.asdict(command), **birth.as_json()}
     write_atomic(path / _FILE_NAME, json.dumps(content, indent=2) + "\n", durable=True)
 
 
 def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
-    """The birth of the run in a directory, and the command that started it; None: there is no run.
+    """Returns the fixed settings of the run in a directory, and the command that started it; None:
+    there is no run.
 
     Raises:
-        ConfigError: it cannot be read, or was written by another version.
+        ConfigError: the file cannot be read, or another version wrote it.
     """
     file = path / _FILE_NAME
     try:
@@ -126,12 +132,11 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
         return None
     except (UnfitFileError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"{file} cannot be read as the initial settings of a run ({error}): use another run directory",
-            code="birth-unreadable",
+            f"{file} cannot be read as the settings of a run ({error}). Use another run directory.", code="birth-unreadable"
         ) from error
     raise ConfigError(
-        f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
-        "Use that one, or another run directory.",
+        f"{file} has format {version}, but this lockstep reads format {_FORMAT}. Use the version that wrote it, or another "
+        "run directory.",
         code="birth-format",
     )
 
@@ -139,18 +144,19 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
 def reconcile(
     path: Path, birth: FixedSettings, explicit: Mapping[str, Any], now: FixedSettings, allow: Collection[str] = ()
 ) -> FixedSettings:
-    """The settings with which a launch resumes: those of the birth, except where others are
+    """Returns the settings with which a launch resumes: the saved ones, except where others are
     allowed.
 
     Args:
-        explicit: settings of this launch that were given explicitly, on the command line or in the
-            script.
-        now: the birth that a new run would have.
-        allow: names of settings that may differ.
+        explicit: the explicit settings of this launch, from the command line or the script.
+        now: the fixed settings that a new run would have.
+        allow: the names of settings that may differ.
 
     Raises:
-        ConfigError: an explicit setting differs from the birth, and is not allowed to.
+        ConfigError: an explicit setting differs from the birth and is not in ``allow``.
     """
+    # The device counts even if it was not set: a run on a GPU has other results than on a CPU, and
+    # the saved device may not exist here.
     changed: dict[str, Any] = {}
     for name, was in birth.as_json().items():
         wanted = getattr(now, name)
@@ -161,9 +167,9 @@ def reconcile(
             _check_promise(path, birth, wanted, explicit)
         elif wanted != was and (explicit.get(name) not in (None, "auto") or name == "device"):
             raise ConfigError(
-                f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was started, so the answer would change. "
-                f"Leave {name} as it was, or start a new run: --fresh, or in another directory."
-                + (f" To resume anyway, with a different answer: --allow {name}." if name in ALLOWABLE else ""),
+                f"{name} is {wanted!r}, but the run in {path} was started with {was!r}, so results would change. Set {name} "
+                f"to {was!r}, or start a new run with --fresh or in another directory"
+                + (f", or accept different results with --allow {name}." if name in ALLOWABLE else "."),
                 code="fixed-setting-changed",
             )
     return dataclasses.replace(birth, **changed)
@@ -172,9 +178,9 @@ def reconcile(
 def _check_promise(path: Path, birth: FixedSettings, wanted: bool, explicit: Mapping[str, Any]) -> None:
     strategy = explicit.get("strategy")
     if wanted != birth.exact and birth.shards > 1 and strategy not in (None, "auto"):
-        born = "with strategy 'exact', the default, which promises bit-identical answers" if birth.exact else "with another"
+        born = "strategy 'exact' (the default, with bit-identical results)" if birth.exact else "another strategy"
         raise ConfigError(
-            f"strategy is {strategy!r} now, and the run in {path} was started {born}: gradients would be added up in a "
-            "different order. Leave strategy out, or start a new run in another directory.",
+            f"strategy is {strategy!r}, but the run in {path} was started with {born}: gradients would be added in a different "
+            "order. Remove the setting, or start a new run in another directory.",
             code="strategy-changed",
         )

@@ -17,17 +17,17 @@ def _stem(script: str) -> str:
 
 
 def default_run_dir(parent: Path, script: str) -> Path:
-    """Create a directory ``<parent>/<script's name>-<n>``.
+    """Creates a directory ``<parent>/<script's name>-<n>``.
 
-    Its n is above those of all existing ones, even if lower ones were deleted: higher numbers mean
-    newer runs."""
+    The number n is above all existing ones, even if lower ones were deleted, so that higher numbers
+    mean newer runs."""
     stem = _stem(script)
     parent.mkdir(parents=True, exist_ok=True)
     number = 1 + next((number for number, _ in _numbered(parent, stem)), 0)
     while True:
         path = parent / f"{stem}-{number}"
         try:
-            path.mkdir()  # atomic: two runs started at once get two directories
+            path.mkdir()  # atomic: two runs that start at the same time get two directories
         except FileExistsError:
             number += 1
         else:
@@ -35,19 +35,19 @@ def default_run_dir(parent: Path, script: str) -> Path:
 
 
 def earlier_run_dirs(parent: Path, script: str) -> list[Path]:
-    """The directories created by ``default_run_dir`` for a script, newest first."""
+    """Returns the directories created by ``default_run_dir`` for a script, newest first."""
     return [path for _, path in _numbered(parent, _stem(script))]
 
 
 def _numbered(parent: Path, stem: str) -> list[tuple[int, Path]]:
-    """The directories ``<parent>/<stem>-<n>`` with their n, the highest first."""
+    """Returns the directories ``<parent>/<stem>-<n>`` with their n, highest first."""
     named = re.compile(rf"{re.escape(stem)}-([1-9]\d*)")
     numbered = [(int(match[1]), path) for path in parent.glob("*") if (match := named.fullmatch(path.name))]
     return sorted(numbered, reverse=True)
 
 
 def rename_old_run(path: Path) -> Path:
-    """Rename a run directory to ``<name>.old-<n>``, to make room for a new run. Returns the new
+    """Renames a run directory to ``<name>.old-<n>``, to make room for a new run. Returns the new
     path."""
     for number in itertools.count(1):
         new_path = path.with_name(f"{path.name}.old-{number}")

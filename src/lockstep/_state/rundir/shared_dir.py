@@ -1,8 +1,8 @@
-"""Checking that every machine of a run sees its directory: rank 0 writes a file there, and each
+"""Checks that every machine of a run sees its directory: rank 0 writes a file there, and each
 machine looks for it.
 
-Checkpoints are written and read by all ranks. A machine with another directory at the same path
-would otherwise be noticed on resume, or never.
+All ranks write and read checkpoints. Without the check, a machine with another directory at the
+same path would be noticed on resume, or never.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from lockstep._world.comm.collectives import Collectives
 from lockstep._world.environment import World
 
 PATIENCE_S = 5.0
-"""Seconds until a new file must be visible: network file systems cache failed lookups briefly."""
+"""The number of seconds until a new file must be visible. Network file systems cache failed lookups
+for a few seconds."""
 
 
 def hosts_without(directory: Path, token: str, world: World, collectives: Collectives) -> list[str]:
-    """The hosts that do not see a file which rank 0 writes to a directory. Every rank must call it;
-    it blocks until all have.
+    """Returns the hosts that do not see a file which rank 0 writes to a directory. Every rank must
+    call it, and it blocks until all have.
 
     Args:
-        directory: the same on every rank.
-        token: unique to this launch, the same on every rank.
+        directory: the directory, the same on every rank.
+        token: a name that is unique to this launch, the same on every rank.
 
     Raises:
-        OSError: rank 0 cannot write there; on every rank.
+        OSError: rank 0 cannot write there. Raised on every rank.
     """
     error = ""
     if world.rank == 0:
@@ -48,7 +49,7 @@ def hosts_without(directory: Path, token: str, world: World, collectives: Collec
 
 
 def write_mark(run_dir: Path, token: str) -> None:
-    """Write the file. ``token`` is unique to this launch."""
+    """Writes the file. ``token`` is unique to this launch."""
     with os.fdopen(open_to_write(run_dir / _name(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
         file.write(token)
 
