@@ -31,7 +31,9 @@ class FailureRecord:
     def write(self, path: str | None) -> None:
         """Writes the record, unless this program has no file, or the file exists: the first process
         to fail is most likely the cause. Never fails."""
-        text = json.dumps({name: value[: _MOST_BYTES // 8] for name, value in dataclasses.asdict(self).items()})
+        # JSON writes a character in up to 6 bytes, so two fields of an eighth each could be longer
+        # than what is read.
+        text = json.dumps({name: value[: _MOST_BYTES // 16] for name, value in dataclasses.asdict(self).items()})
         with contextlib.suppress(OSError):
             if path is not None:
                 # O_EXCL decides between processes that fail at the same time: one of them creates
