@@ -55,7 +55,7 @@ def test_a_slow_link_between_hosts_is_found_and_said_by_the_first_host(cluster, 
     assert "host1 is node 1 of 2" in said  # and no findings: the first host prints all
     assert {finding["host"] for finding in findings} == {"host0", "host1", ""}
     found = {finding["check"]: finding for finding in findings}
-    assert found["rendezvous"]["found"] == "2 hosts met, with 2 processes"
+    assert found["rendezvous"]["found"] == "2 machines met, with 2 processes"
     assert found["all-reduce"]["state"] == "warn"
     assert found["all-reduce"]["values"]["bandwidth_bytes_s"] < 3e6
     # docs/doctor.md shows these, but for numbers and paths.
@@ -80,7 +80,7 @@ def test_tasks_of_srun_are_the_processes_of_the_examination_and_find_nothing_bet
     done = slurm_cluster.hosts[0].run(command, cwd=tmp_path, timeout_s=100)
     findings = json.loads(done.stdout)
     found = {finding["check"]: finding for finding in findings}
-    assert found["rendezvous"]["found"] == "2 hosts met, with 4 processes"
+    assert found["rendezvous"]["found"] == "2 machines met, with 4 processes"
     assert found["all-reduce"]["values"]["world_size"] == 4
     assert {finding["host"] for finding in findings} == {"host0", "host1", ""}
     assert {found[check]["state"] for check in BETWEEN[:-1]} == {"ok"}

@@ -104,7 +104,7 @@ def test_one_core_for_many_processes():
     finally:
         os.sched_setaffinity(0, usual)
     assert (found.state, found.code) == (WARN, "cores-below-processes")
-    assert found.found.startswith("4 process(es) x 1 thread(s) on 1 core(s): ")
+    assert found.found.startswith("4 processes x 1 thread on 1 core: ")
     assert "--nproc-per-node 1 " in found.remedy
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from lockstep._tools.doctor.finding import Finding, Situation, ok, warn
 from lockstep._world.environment import threads_of_user
 from lockstep._world.machine.cores import num_cores, threads_for
+from lockstep._world.machine.sizes import counted
 
 
 def _threads(situation: Situation) -> int:
@@ -27,7 +28,7 @@ def look_at_threads(situation: Situation) -> dict[str, Any]:
 
 def judge_threads(*, cores: int, num_processes: int, threads: int) -> Finding:
     """Whether there is a core for each thread."""
-    found = f"{num_processes} process(es) x {threads} thread(s) on {cores} core(s)"
+    found = f"{counted(num_processes, 'process', 'processes')} x {counted(threads, 'thread')} on {counted(cores, 'core')}"
     if num_processes > cores:
         return warn(
             f"{found}: processes share cores, so steps will be many times slower",

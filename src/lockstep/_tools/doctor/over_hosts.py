@@ -39,7 +39,7 @@ def compare(member: exchange.Member, here: Sequence[Finding]) -> list[Finding]:
     hosts = [findings for findings in collectives.all_gather_plain(mine) if findings is not None]
     findings = [Finding(**finding) for host in hosts for finding in host]
     measured = exchange.measure(member)
-    met = ok(f"{counted(len(hosts), 'host')} met, with {counted(world.world_size, 'process', 'processes')}")
+    met = ok(f"{counted(len(hosts), 'machine')} met, with {counted(world.world_size, 'process', 'processes')}")
     together: tuple[tuple[str, Finding, dict[str, Any]], ...] = (
         (RENDEZVOUS, met, {}),
         (processes.NAME, processes.judge(**measured), measured),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._tools.doctor.finding import Finding, Situation, fail, ok, warn
+from lockstep._world.machine.sizes import counted
 
 SHARED_MEMORY = Path("/dev/shm")
 _MB = 1_000_000
@@ -37,5 +38,6 @@ def judge_shared_memory(*, total_bytes: int, free_bytes: int, num_processes: int
             code="shared-memory-full",
         )
     if free_bytes < _SHM_EACH * num_processes:
-        return warn(f"{found}, for {num_processes} process(es) and their loader workers", larger, code="shared-memory-small")
+        processes = counted(num_processes, "process", "processes")
+        return warn(f"{found}, for the loader workers of {processes}", larger, code="shared-memory-small")
     return ok(found)
