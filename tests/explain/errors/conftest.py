@@ -33,7 +33,7 @@ def words_of(run_here):
         assert done.returncode == 1, done.stderr
         error, _, words = done.stderr.partition("\n\nExplanation: ")
         assert 'script.py", line' in error, done.stderr
-        assert "In words" not in words
+        assert "Explanation: " not in words
         return words.partition("\n\nfailed after it:")[0].rstrip()
 
     return run
