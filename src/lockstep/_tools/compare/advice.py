@@ -59,7 +59,7 @@ def _short_runs(comparison: Comparison) -> Iterator[str]:
     if short:
         which = "every row" if len(short) == len(measured) else ", ".join(short)
         yield (
-            f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: expect a few per cent of noise. "
+            f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: expect a few percent of noise. "
             "Use more --rounds or longer training."
         )
 
