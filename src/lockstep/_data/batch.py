@@ -36,24 +36,17 @@ def own_micro_batches(plan: StepPlan, data: Sequence[Any], leads: bool) -> Itera
 class PhaseDriver(Protocol):
     """What a batch needs of the loop to run its phases."""
 
-    @property
-    def runs(self) -> Callable[[StepPlan, Sequence[Any], bool], Iterator[MicroBatchSamples]]:
-        """The function that yields the micro-batches to run of a batch, with their samples. Its
-        arguments are the batch's plan, its samples, and whether it leads the phase. Each
-        micro-batch is requested when the one before has ended."""
-
-    @property
-    def opened(self) -> list[Shards]:
-        """The iterators over shards that the script has requested since the last phase. (On a
-        process without samples, the second of ``zip(a.shards, b.shards)`` never begins.)"""
-
-    @property
-    def micro(self) -> MicroBatch | None:
-        """The running micro-batch; None: outside of ``batch.shards``."""
-
-    @property
-    def step(self) -> int:
-        """The number of the current step; between steps, of the last one."""
+    runs: Callable[[StepPlan, Sequence[Any], bool], Iterator[MicroBatchSamples]]
+    """The function that yields the micro-batches to run of a batch, with their samples. Its
+    arguments are the batch's plan, its samples, and whether it leads the phase. Each micro-batch is
+    requested when the one before has ended."""
+    opened: list[Shards]
+    """The iterators over shards that the script has requested since the last phase. (On a process
+    without samples, the second of ``zip(a.shards, b.shards)`` never begins.)"""
+    micro: MicroBatch | None
+    """The running micro-batch; None: outside of ``batch.shards``."""
+    step: int
+    """The number of the current step; between steps, of the last one."""
 
     def compare_data(self, description: str) -> None:
         """Checks that all ranks have read the same first samples. Every rank must call it; it

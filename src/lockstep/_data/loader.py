@@ -1,4 +1,8 @@
-"""The prepared training loader: one iteration is one step, on every process."""
+"""The prepared training loader: one iteration is one step, on every process.
+
+A script may loop over several prepared loaders at a time, as in ``zip(a, b)`` or nested loops. One
+of them *leads*: its pass counts the steps. The others run *beside* it: they yield batches, and each
+counts its own. ``Loop.enter`` decides: the loader that begins a pass while none leads."""
 
 from __future__ import annotations
 
@@ -25,56 +29,55 @@ from lockstep._plan.shards import StepPlan
 class Driver(Protocol):
     """What a prepared loader needs of the loop."""
 
-    @property
-    def phases(self) -> PhaseDriver:
-        """Runs the phases of each step."""
+    phases: PhaseDriver
+    """The phases of each step."""
 
     @property
     def next_is_done(self) -> bool:
         """Whether ``skips`` would be true."""
 
     def skips(self) -> bool:
-        """Whether the next pass was completed before the run was interrupted, and is skipped. It is
-        counted then."""
+        """Whether the next pass was completed before the run was interrupted, and is skipped. If
+        so, counts it."""
 
     def enter(self, loader: object) -> bool:
-        """Begin a pass over ``loader``. True: it leads the steps; False: it runs beside another
-        pass that does."""
+        """Begins a pass over ``loader``. True: it leads; False: it runs beside a pass that
+        does."""
 
     def is_in_pass(self) -> bool:
-        """Whether a pass that leads is under way."""
+        """Whether a leading pass is under way."""
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Begin a step with the next global batch."""
+        """Begins the next step."""
 
     def begin_step_beside(self, loader: Any) -> None:
-        """A loader beside the leading one yields a batch, too, or has none left: restart the random
-        stream, from which fetching may have drawn."""
+        """Notes that a loader beside the leading one is about to yield a batch, or has none left,
+        and returns to the step's random stream, since fetching may have drawn from it."""
 
     def end_pass_beside(self, loader: Any) -> None:
-        """End a pass beside the leading one."""
+        """Ends a pass beside the leading one."""
 
     def end_step(self) -> None:
-        """End the step: the loop's body has run."""
+        """Ends the step, after the loop's body has run."""
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
-        """End the pass: exhausted, or left by ``break`` or an error."""
+        """Ends the leading pass, which is exhausted or was left by ``break`` or an error."""
 
 
 class _Pass:
     """A pass over a loader.
 
     Args:
-        number: of the pass, from 0.
-        first: number of its first step, as the loader counts them.
-        done: its steps that were taken before the run was interrupted.
+        number: index of the pass among those over this loader, from 0.
+        first: number of the pass's first step, as the loader counts them.
+        done: number of the pass's steps that were taken before the run was interrupted.
     """
 
     def __init__(self, number: int, first: int, done: int) -> None:
         self.number = number
         self.first = first
         self.done = done
-        """Completed steps."""
+        """The number of completed steps."""
 
 
 class PreparedLoader:
@@ -89,7 +92,8 @@ class PreparedLoader:
         """The user's loader."""
         self._source = choose_source(batches, assignment)
         self._assignment = assignment
-        # Now: lengths may change with the epoch.
+        # Once, before the first pass: lengths may change with the epoch, and launches compare
+        # these lines.
         self._lines, self._sample_lines = self._source.describe(), self._source.describe_samples()
         self._driver = driver
         self._uploads = None if device.type == "cpu" else Uploads(device, batches)
@@ -99,12 +103,12 @@ class PreparedLoader:
         )
         self._copies = WorkerCopies(batches, speaks=speaks)
         self._epoch = 0
-        """Number of the next pass."""
+        """The index of the next pass."""
         self._is_shared = assignment.world_size > 1
         self._is_compared = False
         """Whether the ranks have been found to read the same data in this launch's first pass."""
         self._pass = _Pass(0, 1, 0)
-        """The newest."""
+        """The newest pass."""
         self._is_running = False
         """Whether a pass is under way."""
         self._iterator: weakref.ref[Generator[Batch]] | None = None
@@ -112,16 +116,19 @@ class PreparedLoader:
         self._newest: Batch | None = None
         """The newest batch that was yielded beside another loader's."""
         self._num_beside = 0
-        """Batches yielded beside another loader's, over the whole run."""
+        """The number of batches that this loader has yielded beside another, in the whole run."""
         self._skip = 0
-        """Steps of the next pass that were taken before the run was interrupted."""
+        """The number of steps of the next pass that were taken before the run was interrupted. Not
+        0 only between ``load_state`` and the beginning of that pass."""
         self._source_before: Any = None
-        """The state of the source then."""
+        """The state of the source when the run was interrupted. While ``_skip`` is not 0, a
+        checkpoint saves it again, because the source has not moved since."""
         self.made_inside = False
-        """Whether the newest iterator beside another loader's was made within the other's pass."""
+        """Whether the newest iterator beside another loader was made within that loader's pass."""
         self.is_idle = False
-        """Whether it had yielded nothing yet in the other's pass when the run was saved, or is
-        saved now."""
+        """Whether, in the newest checkpoint, this loader was in a pass beside another and had yet
+        to yield a batch in the leading pass. The loop sets it before each save and reads it after a
+        resume (``Loop._may_save``)."""
         self._totals: dict[str, list[float]] = {}
         """For each value of ``batch.add``, its weighted sum over the newest pass and the sum of its
         weights."""
@@ -146,7 +153,7 @@ class PreparedLoader:
 
     @property
     def reads_all(self) -> bool:
-        """Whether each rank reads whole global batches, of which it keeps its part."""
+        """Whether each rank reads whole global batches, of which it keeps its share."""
         return self._source.reads_all
 
     @property
@@ -157,20 +164,20 @@ class PreparedLoader:
 
     @property
     def averages(self) -> dict[str, float]:
-        """The weighted means of the values of ``batch.add`` over all steps of the newest pass. The
-        same on every rank."""
+        """The weighted means of the values of ``batch.add`` over all steps of the newest pass, by
+        name. The same on every rank."""
         return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}
 
     def _sums(self) -> dict[str, list[float]]:
-        """``_totals`` with those of the newest batch beside another loader's, which counts as
-        done."""
+        """Returns ``_totals`` plus the totals of the newest batch beside another loader, which
+        counts as done."""
         sums = {name: list(pair) for name, pair in self._totals.items()}
         for name, pair in (self._newest.totals if self._newest is not None else {}).items():
             sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
         return sums
 
     def _add(self, batch: Batch) -> None:
-        """Add the sums of a batch's phases, once."""
+        """Adds the sums of a batch's phases, once."""
         totals, batch.totals = batch.totals, {}
         for name, (total, weight) in totals.items():
             pair = self._totals.setdefault(name, [0.0, 0.0])
@@ -184,12 +191,13 @@ class PreparedLoader:
         )
 
     def describe(self) -> list[str]:
-        """Lines about it as it was prepared, which must be the same on every rank and in every
-        launch."""
+        """Returns lines about the loader as it was prepared, which must be the same on every rank
+        and in every launch."""
         return self._lines
 
     def describe_data(self) -> list[str]:
-        """The same, with lines which must be the same in every launch."""
+        """Returns the lines of ``describe``, and lines about samples, which must be the same in
+        every launch."""
         return self._lines + self._sample_lines
 
     def __iter__(self) -> Iterator[Batch]:
@@ -198,13 +206,11 @@ class PreparedLoader:
         return iterator
 
     def finish(self) -> None:
-        """End the pass that is under way. Every rank must call it.
+        """Ends the pass that is under way, if any. Every rank must call it.
 
-        For a loop that counts steps to ``len(loader)`` and never asks for the end, so that it is
-        not known to be over: those of libraries that drive training.
-
-        After the last step it is as if the loop had come to its end, before that as if it were left
-        by ``break``. If no pass is under way, nothing happens.
+        For a loop that counts steps to ``len(loader)`` and never asks for the end, as libraries
+        that drive training have: nothing else shows that it is over. After the last step, the pass
+        ends as if the loop had come to its end. Before, it ends as if by ``break``.
 
         Raises:
             DataError: the loader yields more steps than ``len(loader)``.
@@ -277,9 +283,10 @@ class PreparedLoader:
                     self._add(batch)
 
     def take(self, num_steps: int) -> Iterator[Batch]:
-        """The first steps of a pass, for an epoch of so many: ``for batch in loader.take(1000)``.
+        """Yields the first steps of a pass, as an epoch of so many: ``for batch in
+        loader.take(1000)``.
 
-        Those that were taken before the run was interrupted count. (``itertools.islice(loader,
+        Steps that were taken before the run was interrupted count. (``itertools.islice(loader,
         1000)`` counts from 0 again in a resumed pass, and so takes more.)
 
         Args:
@@ -303,8 +310,8 @@ class PreparedLoader:
                 return
 
     def _iterate_beside(self, *, made_inside: bool) -> Iterator[Batch]:
-        """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts
-        the steps."""
+        """Iterates beside another loader (``zip(a, b)``, or a nested loop), which counts the
+        steps."""
         if self._skip and self.is_idle and made_inside and not self.made_inside:
             self.abandon()  # the script has the iterator from before the pass, too: this is another
         self.made_inside, self.is_idle = made_inside, False
@@ -335,14 +342,13 @@ class PreparedLoader:
                     self._add(batch)
 
     def abandon(self) -> None:
-        """Give up the current pass: it has yielded no batch during a whole pass of the leading
-        loader."""
+        """Abandons the current pass, which has yielded no batch during a whole leading pass."""
         self._pass, self._is_running = _Pass(0, 1, 0), False
         if self._skip:  # an earlier launch has begun it
             self._epoch, self._skip, self.is_idle = self._epoch + 1, 0, False
 
     def _begin(self, next_number: int, *, is_beside: bool) -> _Pass:
-        """Begin the next pass, or continue an interrupted one."""
+        """Begins the next pass, or continues an interrupted one."""
         self._assignment.is_beside = is_beside
         self._newest = None
         if not self._skip:
@@ -352,7 +358,7 @@ class PreparedLoader:
         return begun
 
     def _steps(self, begun: _Pass) -> Iterator[StepData]:
-        """The steps of a pass that are still to be taken."""
+        """Returns the steps of a pass that have yet to be taken."""
         if self._uploads is not None:
             self._uploads.settle()  # of a pass that was left
         steps = self._source.steps(begun.first, begun.number, begun.done, compared=self._is_shared and not self._is_compared)
@@ -363,9 +369,9 @@ class PreparedLoader:
         return self._tell(steps, begun) if self._source.is_told else steps
 
     def _tell(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
-        """The same steps; the source is told of each as the script takes it. Only this tells how
-        far the script has come: the source may have been asked for more, and a pass that is left
-        ends without a word."""
+        """Yields the same steps, and notifies the source of each as the script takes it. The source
+        cannot know it otherwise: it may have fetched more steps, and nothing reports to it that a
+        pass was left."""
         next_step = begun.first + begun.done
         try:
             for step in steps:
@@ -378,9 +384,9 @@ class PreparedLoader:
         self._source.ended()
 
     def _compare(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
-        """The same steps, after checking that all ranks have read the same first samples: in a
-        launch's first pass at once, since ranks could wait for gradients of samples that others do
-        not have, then together with the next phase."""
+        """Yields the same steps, after checking that all ranks have read the same first samples. In
+        a launch's first pass it checks at once, since ranks could wait for gradients of samples
+        that others do not have; in later passes, together with the next phase."""
         first = next(steps, None)
         samples = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
         name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
@@ -396,14 +402,14 @@ class PreparedLoader:
 
     @property
     def next_pass(self) -> int:
-        """Number of the next pass over this loader in the run, from 0: what launches before this
-        one have made is counted."""
+        """The index of the next pass over this loader in the run, from 0. Passes of earlier
+        launches count."""
         return self._epoch
 
     @property
     def num_skipped(self) -> int:
-        """Steps of the next pass that were taken before the run was interrupted: all of a pass that
-        is skipped."""
+        """The number of steps of the next pass that were taken before the run was interrupted: all
+        steps, if the pass is skipped."""
         if self._driver.next_is_done and (length := length_of(self)) is not None:
             return length
         return self._skip
@@ -418,13 +424,13 @@ class PreparedLoader:
         return self._source.compared()
 
     def state(self) -> dict[str, Any]:
-        """The position after the last step: a tree of plain values and tensors, the same on every
-        rank."""
+        """Returns the position after the last step: a tree of plain values and tensors, the same on
+        every rank."""
         running = self._is_running
         return {
             "pass": self._epoch - running,
             "skip": self._pass.done if running else self._skip,
-            "followed": self._num_beside,
+            "followed": self._num_beside,  # an older name, which checkpoints have
             "totals": self._sums(),
             "source": self._source_before
             if self._skip
@@ -434,7 +440,7 @@ class PreparedLoader:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from ``state`` with the next pass."""
+        """Continues from ``state`` with the next pass."""
         self._epoch, self._skip, self._num_beside = state["pass"], state["skip"], state["followed"]
         self._totals = {name: list(pair) for name, pair in state["totals"].items()}
         self.is_idle, self.made_inside = state.get("idle", False), state.get("inside", False)

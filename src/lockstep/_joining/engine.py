@@ -1,4 +1,4 @@
-"""Assembles the engine of one process. Only this module knows all of its parts."""
+"""Assembles the engine of one process. Only this module knows all of its components."""
 
 from __future__ import annotations
 
@@ -91,20 +91,21 @@ class RunContext:
     is_new: bool
     """Whether no launch has used the run directory before. Valid on rank 0 only."""
     shards_are_set: bool
-    """Whether the script or the command line set V. If not, V is the number of processes of the
+    """Whether the script or the command line sets V. If not, V is the number of processes of the
     run's first launch."""
     notices: Sequence[str] = ()
     """Lines that rank 0 prints at the start."""
     script_settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that the script passes, for ``instrument.Run``."""
+    """The settings that the script passes to ``join``, for ``instrument.Run``."""
     requests: Mapping[str, Any] = field(default_factory=dict)
-    """The requests of the command that started this run by instrument, for ``instrument.Run``."""
+    """The requests of the lockstep command that started this run, by instrument, for
+    ``instrument.Run``; empty: the user started the run."""
     on_terminal: bool = False
     """Whether the output goes to a terminal."""
 
 
 class Engine:
-    """All parts that run steps in this process, created and connected.
+    """All components that run steps in this process, created and connected.
 
     Args:
         config: the run's settings, with every default resolved.
@@ -128,7 +129,8 @@ class Engine:
         torch.set_num_threads(config.threads)
         draw_on(devices)
         reseed(config.seed, Purpose.START)
-        # Unguarded: the loop issues its own collectives only at points that all ranks reach.
+        # Without the guard that checks where the script calls a collective: the engine calls its
+        # own only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
         self.machines = [world.host] * world.world_size
         if world.num_nodes > 1:
@@ -171,7 +173,7 @@ class Engine:
         self.divergence = DivergenceCheck(self.fingerprint, self.collectives)
 
     def _build_loop(self) -> None:
-        """Creates the parts that run steps."""
+        """Creates the components that run steps."""
         config, collectives = self.config, self.collectives
         assert config.shards is not None
         assert config.seed is not None
@@ -231,8 +233,9 @@ class Engine:
         """Registers the engine's listeners; within a stage, they are notified in this order."""
         config, world, context, clock = self.config, self.world, self.context, self.clock
         warns = self.is_main and config.interval != "off"
-        # Its collectives could not be distinguished from the script's.
-        gathers = self.sync.forward_is_collective
+        # ``RawCollectives`` refuses the script's own collectives inside batch.shards. It could not
+        # distinguish them from the collectives that FSDP makes in a forward pass.
+        is_forward_collective = self.sync.forward_is_collective
         self.at_exit = AtExit()
         # By a function, since each needs the other: `passes` prints only if something is displayed.
         self._display = choose_display(
@@ -249,7 +252,9 @@ class Engine:
             self.divergence if world.world_size > 1 else None,
             UnsavedObjects(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, may_warn=warns),
             ResumeWarnings(self.loop.resumption, may_warn=warns),
-            RawCollectives(self.collectives) if STRATEGIES[config.strategy].promises_bits and not gathers else None,
+            RawCollectives(self.collectives)
+            if STRATEGIES[config.strategy].promises_bits and not is_forward_collective
+            else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
             self.log,
             self.trackers,
@@ -350,8 +355,8 @@ class Engine:
             self._display.values(values)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        """Prepare objects, and compare what was prepared so far with the checkpoint to resume from.
-        Every rank must call it."""
+        """Prepares objects, and compares what was prepared so far with the checkpoint to resume
+        from. Every rank must call it."""
         # First, since the loaders that are prepared below derive their streams from the run's seed.
         self._script_seed.take()
         prepared = self.preparation.prepare(objects)
@@ -368,7 +373,7 @@ class Engine:
         return prepared
 
     def assignment(self, loader: int) -> ShardAssignment:
-        """This process's shard assignment for the loader of this number."""
+        """Returns this process's shard assignment for a loader, by its index."""
         return ShardAssignment(
             rank=self.world.rank,
             world_size=self.world.world_size,
@@ -381,13 +386,13 @@ class Engine:
         )
 
     def blocks(self) -> Blocks:
-        """The shards of all ranks in the current step."""
+        """Returns the shards of all ranks in the current step."""
         if self.balance is not None:
             return self.balance.moves.in_force
         return even_blocks(self.world.world_size, self.phases.num_shards)
 
     def close(self, step: int, *, failed: bool) -> None:
-        """Release all resources. Local."""
+        """Releases all resources. Local."""
         for hook in self._optimizer_hooks:
             hook.remove()
         try:

@@ -26,10 +26,12 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep._base.errors import ConfigError, DataError, MismatchError, UsageError
 from lockstep._base.reports import NOTICE, Report, publish, warn
 from lockstep._base.stopping import Ended, say
-from lockstep._data.loader import PreparedLoader
+from lockstep._data.loader import Driver, PreparedLoader
 from lockstep._data.streams import Purpose, reseed
 from lockstep._data.torch_loader import length_of
 from lockstep._listener import Listeners
@@ -50,7 +52,7 @@ _OWN_RESUMING = (
 )
 
 
-class Loop:
+class Loop(Driver):
     """The position of this process in the run, which prepared loaders advance through ``Driver``.
 
     Args:
@@ -261,10 +263,12 @@ class Loop:
     # Passes
 
     @property
+    @override
     def next_is_done(self) -> bool:
         """Whether ``skips`` would be true."""
         return self._leader is None and self.resumption.next_is_done
 
+    @override
     def skips(self) -> bool:
         """Whether the next pass was completed before the run was interrupted: it is counted, and
         not made."""
@@ -287,6 +291,7 @@ class Loop:
             )
             publish(Report(kind=NOTICE, text=text, code=code, is_warning=is_warning))
 
+    @override
     def enter(self, loader: Any) -> bool:
         """Begins a pass over a prepared loader. False: another pass leads, and this one counts
         no steps."""
@@ -320,6 +325,7 @@ class Loop:
         if had_finished and not has_said and self._is_main:
             say(f"the run continues after step {self.step}, at which it had finished")
 
+    @override
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
         """Ends the pass. A step that was left by ``break`` counts if a phase of it is complete."""
         if self._leader is not loader:
@@ -357,10 +363,12 @@ class Loop:
 
     # Steps
 
+    @override
     def is_in_pass(self) -> bool:
         """Whether a pass that leads is under way."""
         return self._leader is not None
 
+    @override
     def begin_step(self, plan: StepPlan) -> None:
         """Saves the checkpoint that is due, if any, and begins a step."""
         # Before a step, not after one: the code between two steps belongs to the earlier one, and
@@ -396,16 +404,19 @@ class Loop:
             loader.is_idle = loader in idle
         return True
 
+    @override
     def begin_step_beside(self, loader: PreparedLoader) -> None:
         """Notes that another loader than the leading one yields a batch or has none left, and
         returns to the step's random stream, from which fetching may have drawn."""
         self._beside[loader] = self._num_passes
         self.phases.resume_stream()
 
+    @override
     def end_pass_beside(self, loader: PreparedLoader) -> None:
         """Ends a pass over another loader than the leading one."""
         self._beside.pop(loader, None)
 
+    @override
     def end_step(self) -> None:
         """Ends the step, after the loop's body has run."""
         self.phases.end_step()

@@ -32,10 +32,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lockstep._base.errors import ConfigError, LossError, UsageError, unknown_name
 from lockstep._base.reports import warn
-from lockstep._data.batch import Batch, Shards, own_micro_batches
+from lockstep._data.batch import Batch, PhaseDriver, Shards, own_micro_batches
 from lockstep._data.evaluation_pass import EvaluationBatch
 from lockstep._data.shared import Shared
 from lockstep._data.streams import Purpose, reseed
@@ -75,7 +76,7 @@ class Position(NamedTuple):
     """The running shard; None: outside of ``batch.shards``."""
 
 
-class Phases:
+class Phases(PhaseDriver):
     """The phases of the current step, and the ``PhaseDriver`` of its batches.
 
     Args:
@@ -182,6 +183,7 @@ class Phases:
         return Position(self.step, self.num_done, None if micro is None else micro.shard)
 
     @property
+    @override
     def is_aside(self) -> bool:
         """Whether a shard is being repeated without effect on the run."""
         return self.sinks is not self.own
@@ -239,6 +241,7 @@ class Phases:
         self.step -= not failed
         return False
 
+    @override
     def check_outside(self, call: str, remedy: str = "Call it once a step, after the loop over batch.shards.") -> None:
         """Checks that a call is outside of ``batch.shards``.
 
@@ -303,22 +306,26 @@ class Phases:
         elif self._plan is not None:
             reseed(self.seed, Purpose.STEP, self.step, self.num_done)
 
+    @override
     def compare_data(self, description: str) -> None:
         """Checks that all ranks have read the same first samples. Every rank must call it."""
         self.check_outside("the first batch of a loader")
         self._ledger.compare_data(description)
 
+    @override
     def note_data(self, description: str) -> None:
         """Checks at the end of the next phase, without a further message, that all ranks have read
         the same first samples. Every rank must call it."""
         self._ledger.note_data(description)
 
+    @override
     def gather(self, mine: list[Shared]) -> list[Shared]:
         """Gathers what the shards of all ranks have shared. Every rank must call it."""
         return self._gather(mine)
 
     # Phases
 
+    @override
     def begin_phase(self, batch: Batch) -> Batch:
         """Begins a phase on a batch's shards, or joins one that another batch leads. Local."""
         # A second batch while a shard runs: zip(a.shards, b.shards). Its shards are paired with
@@ -353,6 +360,7 @@ class Phases:
         self.own.mark((BEGINNING, perf_counter()))
         return batch
 
+    @override
     def begin_shard(self, micro: MicroBatch, data: Any) -> None:
         """Begins a micro-batch, of which the script is about to receive the samples. With
         ``accumulate``, runs for each of a shard's micro-batches. Local."""
@@ -370,11 +378,13 @@ class Phases:
             notify(micro, data)
         mark((IN_FORWARD, perf_counter()))
 
+    @override
     def received(self, micro: MicroBatch, data: Any) -> None:
         """Notifies listeners of samples from another loader than the leading one. Local."""
         for notify in self.sinks.methods["received"]:
             notify(micro, data)
 
+    @override
     def end_shard(self) -> None:
         """Ends the micro-batch. With ``accumulate``, runs for each of a shard's micro-batches.
         Local.
@@ -413,6 +423,7 @@ class Phases:
         beside = self._beside(batch.plan) if len(self.opened) > 1 else 0
         self._settled = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, beside)
 
+    @override
     def end_phase(self) -> None:
         """Ends the phase: combines this process's shards with the shards of the other ranks. Every
         rank must call it; it blocks until all have."""
@@ -530,6 +541,7 @@ class Phases:
             self._cut_short = error
             raise
 
+    @override
     def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """Records values of the running shard. Local."""
         micro = self.micro
