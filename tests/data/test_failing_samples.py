@@ -3,6 +3,7 @@ the user's own error said."""
 
 import errno
 import random
+import re
 import traceback
 
 import numpy
@@ -62,7 +63,8 @@ class BrokenCollate:
         return found
 
 
-IN_WORKER = "; if it does not, try num_workers=0: then no loader worker reads it"
+PLACE = ("rank 0", "step 2, shard 0")
+IN_WORKER = "num_workers=0"
 
 
 class Order(list):
@@ -90,6 +92,11 @@ def told_in_full(*args, **options):
     return str(error), "".join(traceback.format_exception(error))
 
 
+def blames(message, *parts):
+    """Whether a message begins with the first of these parts, and has the others in this order."""
+    return re.match(".*".join(map(re.escape, parts)), message, re.DOTALL) is not None
+
+
 def a_case(seed):
     """A data set's length, the size of its batches, and an index of a sample."""
     chance = random.Random(seed)
@@ -104,12 +111,12 @@ def test_an_index_is_named_as_the_sampler_gave_it():
     for index, name in ((torch.tensor(3), "3"), (numpy.int64(3), "3"), (-9, "-9"), ("three", "'three'"), (None, "None")):
         loader = DataLoader(Broken(4, 3, KeyError), sampler=Order([0, index]))
         loader.dataset.bad = index
-        assert str(told(loader)).startswith(f"sample {name} of Broken failed on rank 0, in step 2, shard 0, with KeyError: ")
+        assert blames(str(told(loader)), f"sample {name} of Broken ", *PLACE, "KeyError: ")
 
 
 def test_a_subset_is_named_with_its_data_set_and_its_own_index():
     loader = DataLoader(Subset(Broken(10, 7), [1, 5, 7, 9]), 2)
-    assert str(told(loader)).startswith("sample 2 of Subset of Broken failed on rank 0, in step 2, shard 0, with ")
+    assert blames(str(told(loader)), "sample 2 of Subset of Broken ", *PLACE)
 
 
 @pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(6.0)), Subset(TensorDataset(torch.arange(9.0)), range(6))])
@@ -117,9 +124,7 @@ def test_a_subset_is_named_with_its_data_set_and_its_own_index():
 def test_an_index_outside_of_a_table_is_named(dataset, bad):
     message = str(told(DataLoader(dataset, 4, sampler=Order([5, -6, 0, 1, 2, bad]))))
     name = "TensorDataset" if type(dataset) is TensorDataset else "Subset of TensorDataset"
-    assert message.startswith(f"sample {bad!r} of {name} failed on rank 0, in step 2, shard 0, with ")
-    if bad in (6, 99, -7):
-        assert "with IndexError: " in message
+    assert blames(message, f"sample {bad!r} of {name} ", *PLACE, *(["IndexError: "] if bad in (6, 99, -7) else []))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
@@ -129,7 +134,7 @@ def test_a_sample_is_not_blamed_where_the_process_has_run_out_of_something(error
 
     loader = DataLoader(Broken(4, 3, fail), 2)
     message = str(told(loader))
-    assert message.startswith("sample 3 of Broken failed on rank 0, in step 2, shard 0, with ")
+    assert blames(message, "sample 3 of Broken ", *PLACE)
     assert "shell" not in message
 
 
@@ -147,7 +152,7 @@ def test_a_sample_is_not_blamed_where_the_process_has_run_out_of_something(error
 )
 def test_all_that_were_asked_for_at_once_are_named(indices, listed):
     loader = DataLoader(BrokenItems(20, 3), batch_sampler=[indices])
-    assert str(told(loader)).startswith(f"{listed} BrokenItems failed on rank 0, in step 1, shard 0, with LookupError: ")
+    assert blames(str(told(loader)), f"{listed} BrokenItems ", "rank 0", "step 1, shard 0", "LookupError: ")
 
 
 @pytest.mark.parametrize("kind", [Broken, BrokenStream])
@@ -168,12 +173,11 @@ def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(standing_crew,
     for rank, evaluate in ((0, False), (1, False), (1, True)):
         message, shown = standing_crew(1, told_in_full, loader, assignment(rank, 2, 2), evaluate)[0]
         batch = bad // batch_size
-        where = f"in batch {batch} of an evaluation" if evaluate else f"in step {batch + 1}"
-        assert message == (
-            f"sample {bad} of BrokenStream failed on rank {rank}, {where}, with LookupError: no picture {bad}. Look at that "
-            f"sample: `next(itertools.islice(dataset, {bad}, None))` in a shell should give the same error"
-            f"{IN_WORKER if num_workers else ''}"
-        )
+        where = f"batch {batch} of an evaluation" if evaluate else f"step {batch + 1}, "
+        error = f"LookupError: no picture {bad}. "
+        remedy = f"`next(itertools.islice(dataset, {bad}, None))`"
+        assert blames(message, f"sample {bad} of BrokenStream ", f"rank {rank}, ", where, error, remedy)
+        assert (IN_WORKER in message) == bool(num_workers)
         assert 'raise self.error(f"no picture {index}")' in shown
 
 
@@ -184,16 +188,13 @@ def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(standing_crew,
 def test_what_fails_while_collating_is_named_with_all_samples_of_the_shard(standing_crew, num_workers, kind):
     loader = DataLoader(kind(12, None), 6, collate_fn=BrokenCollate(10), num_workers=num_workers)
     message, shown = standing_crew(1, told_in_full, loader, assignment(1, 2, 2))[0]
-    assert message == (
-        f"collating samples 9, 10, 11 of {kind.__name__} failed on rank 1, in step 2, shard 1, with LookupError: no room for "
-        "10. Look at those samples: `collate_fn([...])` in a shell should give the same error"
-        f"{IN_WORKER if num_workers else ''}"
-    )
+    samples, error = f"collating samples 9, 10, 11 of {kind.__name__} ", "LookupError: no room for 10. "
+    assert blames(message, samples, "rank 1, ", "step 2, shard 1", error, "`collate_fn([...])`")
+    assert (IN_WORKER in message) == bool(num_workers)
     assert "in __call__" in shown
     message, _ = standing_crew(1, told_in_full, loader, assignment(1, 2, 2), True)[0]
-    assert message.startswith(
-        f"collating samples 6, 7, 8, 9, 10, 11 of {kind.__name__} failed on rank 1, in batch 1 of an evaluation, with "
-    )
+    samples = f"collating samples 6, 7, 8, 9, 10, 11 of {kind.__name__} "
+    assert blames(message, samples, "rank 1, ", "batch 1 of an evaluation")
 
 
 # Ready batches
@@ -212,7 +213,7 @@ def broken_batches(bad):
 
 @pytest.mark.parametrize("evaluate", [False, True])
 def test_a_ready_batch_is_named_by_its_number(evaluate):
-    where = ", in an evaluation" if evaluate else ""
+    where = ["an evaluation"] if evaluate else []
     loaders = {
         "batch 4 of Broken": DataLoader(Broken(6, 4), batch_size=None, sampler=Order([0, 4, 2])),
         "batch 3 of BrokenStream": DataLoader(BrokenStream(6, 3), batch_size=None),
@@ -222,7 +223,8 @@ def test_a_ready_batch_is_named_by_its_number(evaluate):
     }
     for named, loader in loaders.items():
         error = told(loader, evaluate=evaluate)
-        assert str(error).startswith(f"{named} failed on rank 0{where}, with LookupError: no ")
+        assert blames(str(error), f"{named} ", "rank 0, ", *where, "LookupError: no ")
+        assert ("evaluation" in str(error)) == evaluate
         assert type(error.__cause__) is LookupError
 
 
@@ -269,11 +271,11 @@ def test_errors_of_any_kind_come_through(standing_crew, num_workers):
     def message(error):
         return standing_crew(1, told_in_full, DataLoader(Broken(6, 3, error), 2, num_workers=num_workers))[0][0]
 
-    beginning = "sample 3 of Broken failed on rank 0, in step 2, shard 0, with"
-    assert message(awkward).startswith(f"{beginning} AwkwardError. Look at ")
-    assert message(AssertionError).startswith(f"{beginning} AssertionError: no picture 3. Look at ")
+    beginning = ("sample 3 of Broken ", *PLACE)
+    assert blames(message(awkward), *beginning, " AwkwardError. ")
+    assert blames(message(AssertionError), *beginning, " AssertionError: no picture 3. ")
     lines = message(of_many_lines)
-    assert lines.startswith(f"{beginning} RuntimeError: no picture 3\nlockstep.errors: DataError: is not here. Look at ")
+    assert blames(lines, *beginning, " RuntimeError: no picture 3\nlockstep.errors: DataError: is not here. ")
     assert "Caught" not in lines
 
 
@@ -309,7 +311,8 @@ def test_the_command_reports_the_sample(run_here):
     bad = random.Random(2).randrange(40)
     done = run_here(SCRIPT.format(bad=bad), "--nproc-per-node", "2", "--threads", "1", args=("2",))
     assert done.returncode == 1
-    assert f"DataError: sample {bad} of Pictures failed on rank " in done.stderr
-    assert f"with FileNotFoundError: [Errno 2] no such file: 'picture-{bad}.png'. " in done.stderr
+    [line] = [line for line in done.stderr.splitlines() if "DataError: " in line]
+    message = line.partition("DataError: ")[2]
+    assert blames(message, f"sample {bad} of Pictures ", "FileNotFoundError: ", f"'picture-{bad}.png'. ")
     assert 'raise FileNotFoundError(2, "no such file"' in done.stderr
     assert "not reached" not in done.stdout
