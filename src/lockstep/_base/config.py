@@ -173,7 +173,8 @@ class RunConfig:
     timeout_s: float = option(600.0, "--timeout", group=PROCESSES, metavar="SECONDS")
     """Seconds that a process waits for other processes in a collective. [default: 600]"""
     run_dir: str | None = option(None, group=TRAINING, metavar="DIR")
-    """Run directory. [default: the next free runs/SCRIPT-N]"""
+    """Run directory. [default: that of the newest run of this command, if it was interrupted;
+    otherwise the next free runs/SCRIPT-N]"""
     on_nan: str = option("stop", group=TRAINING, choices=NAN_POLICIES)
     """What to do when a loss is NaN: stop with an error, warn, or ignore it. [default: stop]
 
