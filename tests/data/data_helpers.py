@@ -60,10 +60,10 @@ class FakeDriver:
     def is_in_pass(self):
         return self._leader is not None
 
-    def begin_step_beside(self, loader):
+    def begin_following_step(self, loader):
         self.resume_stream()
 
-    def end_pass_beside(self, loader):
+    def end_following_pass(self, loader):
         pass
 
     def end_step(self):

@@ -36,8 +36,8 @@ class ShardAssignment:
     by_row: bool = False
     """Whether each sample of a DataLoader is fetched in a random stream of its own, which belongs
     to its row in the global batch, rather than to its shard."""
-    is_beside: bool = False
-    """Whether the pass that begins runs beside that of another loader, which counts the steps.
+    is_follower: bool = False
+    """Whether the pass that begins follows the pass of another loader, which counts the steps.
     (Nothing moves while a run has several loaders.)"""
 
     def plan(self, number: int, sizes: tuple[int, ...]) -> StepPlan:
@@ -45,7 +45,7 @@ class ShardAssignment:
         if self.moves is None:
             blocks = even_blocks(self.world_size, self.num_shards)
         else:
-            blocks = self.moves.newest if self.is_beside else self.moves.at(number)
+            blocks = self.moves.newest if self.is_follower else self.moves.at(number)
         return plan_step(number, sizes, self.rank, blocks)
 
     @property

@@ -4,8 +4,8 @@ A step has one global batch, or several with ``accumulate``: its parts. A loop o
 runs once per micro-batch, which is one shard of one part.
 
 Two batches of two loaders may share a phase, as in ``zip(a.shards, b.shards)``. The first *leads*:
-its micro-batches begin and end, and its ``values`` get the results. The second runs *beside* it:
-its loop only yields samples of the same shards."""
+its micro-batches begin and end, and its ``values`` get the results. The second *follows*: its loop
+only yields samples of the same shards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PhaseDriver(Protocol):
     runs: Callable[[StepPlan, Sequence[Any], bool], Iterator[MicroBatchSamples]]
     """The function that yields the micro-batches to run of a batch, with their samples. Its
     arguments are the batch's plan, its samples, and whether it leads the phase. Each micro-batch is
-    requested when the one before has ended."""
+    requested after the end of the one before."""
     opened: list[Shards]
     """The iterators over shards that the script has requested since the last phase. (On a process
     without samples, the second of ``zip(a.shards, b.shards)`` never begins.)"""
@@ -58,7 +58,7 @@ class PhaseDriver(Protocol):
 
     def begin_phase(self, batch: Batch) -> Batch:
         """Begins a phase on a batch's shards. Returns the batch that leads the phase: this one, or
-        another beside which this one runs."""
+        another that this one follows."""
 
     def begin_shard(self, micro: MicroBatch, data: Any) -> None:
         """Begins a micro-batch, of which the script is about to receive the samples. ``data``: the
@@ -66,7 +66,7 @@ class PhaseDriver(Protocol):
 
     def received(self, micro: MicroBatch, data: Any) -> None:
         """Notes that the script is about to receive samples of the current micro-batch from a batch
-        beside the leading one."""
+        that follows."""
 
     def end_shard(self) -> None:
         """Ends the micro-batch."""
@@ -195,7 +195,7 @@ class Batch(GlobalBatch):
             values: numbers or tensors.
 
         Raises:
-            ConfigError: a tensor is not one value per sample, and no ``reduction`` says what it is.
+            ConfigError: a tensor is not one value per sample, and no ``reduction`` states what it is.
         """
         self._driver.add(weight, values, reduction)
 
@@ -203,8 +203,8 @@ class Batch(GlobalBatch):
         """Shares a value of the running shard with all processes, inside ``batch.shards``:
         ``shared()`` returns it. Local.
 
-        For code that needs each shard's values, not their mean: a metric object, say, that sees the
-        global batch::
+        For code that needs each shard's values, not their mean. For example, a metric object that sees
+        the global batch::
 
             for images, labels in batch.shards:
                 logits = model(images)
@@ -254,7 +254,7 @@ class Batch(GlobalBatch):
 
         Returns:
             Of numbers, and of one value per sample: a float, or the int that is a sum of integers.
-            Of other tensors: a tensor on the CPU, of dtype int64 for a sum of integers, else
+            Of other tensors: a tensor on the CPU, of dtype int64 for a sum of integers, otherwise
             float64.
         """
         if not isinstance(name, str):
@@ -327,21 +327,21 @@ class Shards:
         return given
 
     def drop(self) -> None:
-        """Undoes a shard that runs aside, after the script has left the phase."""
+        """Undoes a dry run of a shard, after the script has left the phase."""
         if isinstance(self._micro_batches, Generator):
             self._micro_batches.close()
 
     @property
     def is_over(self) -> bool:
-        """Whether the loop has ended."""
+        """Whether the loop has finished."""
         return self._is_over
 
     @property
-    def is_beside(self) -> bool:
-        """Whether the loop runs beside a loop over another batch, which leads the phase."""
+    def is_follower(self) -> bool:
+        """Whether the loop follows a loop over another batch, which leads the phase."""
         return self._leader is not None and self._leader is not self.batch
 
-    def end_beside(self) -> None:
+    def end_following(self) -> None:
         """Ends the loop with a phase that another batch has led."""
         self._is_over = True
 

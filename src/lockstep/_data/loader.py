@@ -1,8 +1,8 @@
 """The prepared training loader: one iteration is one step, on every process.
 
 A script may loop over several prepared loaders at a time, as in ``zip(a, b)`` or nested loops. One
-of them *leads*: its pass counts the steps. The others run *beside* it: they yield batches, and each
-counts its own. ``Loop.enter`` decides: the loader that begins a pass while none leads."""
+of them *leads*: its pass counts the steps. The others *follow*: they yield batches within its pass,
+and each counts its own. The first loader that begins a pass leads (``Loop.enter``)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Driver(Protocol):
         so, counts it."""
 
     def enter(self, loader: object) -> bool:
-        """Begins a pass over ``loader``. True: it leads; False: it runs beside a pass that
-        does."""
+        """Begins a pass over ``loader``. True: it leads; False: it follows the
+        pass that does."""
 
     def is_in_pass(self) -> bool:
         """Whether a leading pass is under way."""
@@ -50,12 +50,12 @@ class Driver(Protocol):
     def begin_step(self, plan: StepPlan) -> None:
         """Begins the next step."""
 
-    def begin_step_beside(self, loader: Any) -> None:
-        """Notes that a loader beside the leading one is about to yield a batch, or has none left,
-        and returns to the step's random stream, since fetching may have drawn from it."""
+    def begin_following_step(self, loader: Any) -> None:
+        """Notes that a loader that follows is about to yield a batch, or has none left, and returns
+        to the step's random stream, since fetching may have drawn from it."""
 
-    def end_pass_beside(self, loader: Any) -> None:
-        """Ends a pass beside the leading one."""
+    def end_following_pass(self, loader: Any) -> None:
+        """Ends a pass that follows the leading one."""
 
     def end_step(self) -> None:
         """Ends the step, after the loop's body has run."""
@@ -114,9 +114,9 @@ class PreparedLoader:
         self._iterator: weakref.ref[Generator[Batch]] | None = None
         """The newest iterator."""
         self._newest: Batch | None = None
-        """The newest batch that was yielded beside another loader's."""
-        self._num_beside = 0
-        """The number of batches that this loader has yielded beside another, in the whole run."""
+        """The newest batch that was yielded while this loader followed."""
+        self._num_followed = 0
+        """The number of batches that this loader has yielded while it followed, in the run."""
         self._skip = 0
         """The number of steps of the next pass that were taken before the run was interrupted. Not
         0 only between ``load_state`` and the beginning of that pass."""
@@ -124,10 +124,10 @@ class PreparedLoader:
         """The state of the source when the run was interrupted. While ``_skip`` is not 0, a
         checkpoint saves it again, because the source has not moved since."""
         self.made_inside = False
-        """Whether the newest iterator beside another loader was made within that loader's pass."""
+        """Whether the newest iterator that follows was made within the leading pass."""
         self.is_idle = False
-        """Whether, in the newest checkpoint, this loader was in a pass beside another and had yet
-        to yield a batch in the leading pass. The loop sets it before each save and reads it after a
+        """Whether, in the newest checkpoint, this loader was in a pass that follows and had yet to
+        yield a batch in the leading pass. The loop sets it before each save and reads it after a
         resume (``Loop._may_save``)."""
         self._totals: dict[str, list[float]] = {}
         """For each value of ``batch.add``, its weighted sum over the newest pass and the sum of its
@@ -169,8 +169,7 @@ class PreparedLoader:
         return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}
 
     def _sums(self) -> dict[str, list[float]]:
-        """Returns ``_totals`` plus the totals of the newest batch beside another loader, which
-        counts as done."""
+        """Returns ``_totals`` plus the totals of ``_newest``, which counts as done."""
         sums = {name: list(pair) for name, pair in self._totals.items()}
         for name, pair in (self._newest.totals if self._newest is not None else {}).items():
             sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
@@ -209,8 +208,8 @@ class PreparedLoader:
         """Ends the pass that is under way, if any. Every rank must call it.
 
         For a loop that counts steps to ``len(loader)`` and never asks for the end, as libraries
-        that drive training have: nothing else shows that it is over. After the last step, the pass
-        ends as if the loop had come to its end. Before, it ends as if by ``break``.
+        that drive training have: nothing else shows that it has finished. After the last step, the
+        pass is exhausted. Before, it ends as if by ``break``.
 
         Raises:
             DataError: the loader yields more steps than ``len(loader)``.
@@ -222,14 +221,14 @@ class PreparedLoader:
             return
         length = length_of(self)
         # the newest step counts when the next is asked for
-        taken = self._pass.done + (not self._assignment.is_beside)
+        taken = self._pass.done + (not self._assignment.is_follower)
         if length is None or taken < length:
             iterator.close()
         elif next(iterator, None) is not None:
             iterator.close()
             raise DataError(
                 f"loader.finish(): len(loader) is {length}, and the loader has yielded step {length + 1} of a pass: a loop "
-                "that counts to len() would leave out samples. Mend the length of the sampler or data set."
+                "that counts to len() would leave out samples. Fix the length of the sampler or dataset."
             )
 
     def _iterate(self, *, made_inside: bool) -> Generator[Batch]:
@@ -241,11 +240,11 @@ class PreparedLoader:
         if self._driver.skips():
             return
         if not self._driver.enter(self):
-            yield from self._iterate_beside(made_inside=made_inside)
+            yield from self._iterate_following(made_inside=made_inside)
             return
         driver, exhausted, failed = self._driver, False, False
         batch: Batch | None = None
-        this_pass = self._begin(driver.phases.step + 1, is_beside=False)
+        this_pass = self._begin(driver.phases.step + 1, is_follower=False)
         try:
             for plan, data in self._steps(this_pass):
                 driver.begin_step(plan)
@@ -309,22 +308,21 @@ class PreparedLoader:
             if done == num_steps:
                 return
 
-    def _iterate_beside(self, *, made_inside: bool) -> Iterator[Batch]:
-        """Iterates beside another loader (``zip(a, b)``, or a nested loop), which counts the
-        steps."""
+    def _iterate_following(self, *, made_inside: bool) -> Iterator[Batch]:
+        """Iterates within the pass of a leading loader (``zip(a, b)``, or a nested loop)."""
         if self._skip and self.is_idle and made_inside and not self.made_inside:
             self.abandon()  # the script has the iterator from before the pass, too: this is another
         self.made_inside, self.is_idle = made_inside, False
         driver = self._driver
         batch: Batch | None = None
-        this_pass = self._begin(self._num_beside + 1, is_beside=True)
+        this_pass = self._begin(self._num_followed + 1, is_follower=True)
         try:
             for plan, data in self._steps(this_pass):
                 this_pass.done += 1
-                self._num_beside += 1
-                driver.begin_step_beside(self)
+                self._num_followed += 1
+                driver.begin_following_step(self)
                 self._newest = batch = Batch(plan, data, driver.phases, self._uploads)
-                before = self._changed.look(self._num_beside, data) if self._num_beside >= self._changed.next else None
+                before = self._changed.look(self._num_followed, data) if self._num_followed >= self._changed.next else None
                 yield batch
                 if this_pass is not self._pass:
                     self._refuse_older()
@@ -333,10 +331,10 @@ class PreparedLoader:
                 if self._uploads is not None:
                     self._uploads.settle()
                 self._add(batch)
-            driver.begin_step_beside(self)
+            driver.begin_following_step(self)
         finally:
             if this_pass is self._pass:
-                driver.end_pass_beside(self)
+                driver.end_following_pass(self)
                 self._is_running = False
                 if batch is not None:
                     self._add(batch)
@@ -347,9 +345,9 @@ class PreparedLoader:
         if self._skip:  # an earlier launch has begun it
             self._epoch, self._skip, self.is_idle = self._epoch + 1, 0, False
 
-    def _begin(self, next_number: int, *, is_beside: bool) -> _Pass:
+    def _begin(self, next_number: int, *, is_follower: bool) -> _Pass:
         """Begins the next pass, or continues an interrupted one."""
-        self._assignment.is_beside = is_beside
+        self._assignment.is_follower = is_follower
         self._newest = None
         if not self._skip:
             self._totals = {}
@@ -385,7 +383,7 @@ class PreparedLoader:
 
     def _compare(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
         """Yields the same steps, after checking that all ranks have read the same first samples. In
-        a launch's first pass it checks at once, since ranks could wait for gradients of samples
+        a launch's first pass it checks immediately, since ranks could wait for gradients of samples
         that others do not have; in later passes, together with the next phase."""
         first = next(steps, None)
         samples = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
@@ -430,7 +428,7 @@ class PreparedLoader:
         return {
             "pass": self._epoch - running,
             "skip": self._pass.done if running else self._skip,
-            "followed": self._num_beside,  # an older name, which checkpoints have
+            "followed": self._num_followed,
             "totals": self._sums(),
             "source": self._source_before
             if self._skip
@@ -441,7 +439,7 @@ class PreparedLoader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues from ``state`` with the next pass."""
-        self._epoch, self._skip, self._num_beside = state["pass"], state["skip"], state["followed"]
+        self._epoch, self._skip, self._num_followed = state["pass"], state["skip"], state["followed"]
         self._totals = {name: list(pair) for name, pair in state["totals"].items()}
         self.is_idle, self.made_inside = state.get("idle", False), state.get("inside", False)
         self._source_before = state["source"]

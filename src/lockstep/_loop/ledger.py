@@ -99,7 +99,7 @@ class _Page:
     others: list[tuple[str, int, Entry]] = field(default_factory=list)
     """The names, slots and entries of what no float can express: tensors and large integers."""
     new_keys: tuple[Hashable, ...] = ()
-    beside: int = 0
+    followers: int = 0
 
     @property
     def names(self) -> set[Name]:
@@ -132,7 +132,7 @@ class _Foreseen:
         """Whether a page has this form."""
         # Fewer calls or names than foreseen fit into the row, as empty slots: a rank without
         # samples has none at all.
-        has_more = page.new_keys or page.others or page.beside or not page.names <= self.names.keys()
+        has_more = page.new_keys or page.others or page.followers or not page.names <= self.names.keys()
         return not has_more and page.kinds == self.kinds[: len(page.kinds)]
 
     def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
@@ -163,7 +163,7 @@ class Clock(Protocol):
 
 
 class Teller(Protocol):
-    """A source of more numbers for the rows of a phase, so that they need no message of their own:
+    """A source of more numbers for the rows of a phase, so that they need no separate message:
     the divergence check and audits compare checksums in this way. How many numbers a teller adds
     may depend only on what is equal on all ranks."""
 
@@ -321,7 +321,7 @@ class Ledger:
         self._page.others.append((name, slot, (kind, value, weight)))
 
     def settle(
-        self, plan: StepPlan, phase: int, new_keys: Sequence[Hashable], gather: Gather, step: int, beside: int = 0
+        self, plan: StepPlan, phase: int, new_keys: Sequence[Hashable], gather: Gather, step: int, followers: int = 0
     ) -> tuple[Outcome, dict[str, Total]]:
         """Exchanges the weights and values of the phase with the other ranks. Every rank must call
         it; it blocks until all have.
@@ -332,7 +332,7 @@ class Ledger:
             new_keys: ``Sync.new_keys`` of this rank, for the other ranks.
             gather: ``Sync.gather``, which may send the row along with the gradients.
             step: the step number, for messages.
-            beside: ``Outcome.beside`` of this rank, for the other ranks.
+            followers: ``Outcome.followers`` of this rank, for the other ranks.
 
         Returns:
             The outcome of the backward calls, and for each name what the shards have added under
@@ -354,7 +354,7 @@ class Ledger:
             page.kinds.clear()
             return Outcome([None] * num_calls), {}
         self._page = _Page()
-        page.new_keys, page.beside = tuple(new_keys), beside
+        page.new_keys, page.followers = tuple(new_keys), followers
         pages = [page] if self._is_alone else self._exchange(plan, page, (step, phase), gather)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
@@ -369,7 +369,7 @@ class Ledger:
         in_order = (item for peer in pages for item in sorted(peer.entries(), key=operator.itemgetter(1)))
         values = dict(sorted(combine(((name, entry) for name, _, entry in in_order)).items()))
         together = dict.fromkeys(item for peer in pages for item in peer.new_keys)
-        return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
+        return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.followers for peer in pages))), values
 
     def _exchange(self, plan: StepPlan, page: _Page, at: tuple[int, int], gather: Gather) -> list[_Page]:
         """Exchanges the pages of all ranks. ``at``: the step, and the phase's index in it."""

@@ -12,7 +12,7 @@ What contains what, and which object hears of it::
 
 The script's loops drive everything. Each is over an iterator of lockstep, which reports its next
 item and its end; nothing calls the script. One loader leads: its pass counts the steps. A loader
-that is iterated within that pass runs *beside* it, and only yields batches.
+that is iterated within that pass *follows*: it only yields batches.
 
 Ranks take the same steps without asking each other, since each phase ends in an exchange. They ask
 only where no phase has shown that all are here: at the end of a pass, before an evaluation, and
@@ -124,9 +124,9 @@ class Loop(Driver):
         """The loader whose pass counts the steps."""
         self._num_in_pass = 0
         self._num_passes = 0
-        self._beside: dict[PreparedLoader, int] = {}
-        """The open passes beside the leading one, by loader, with the number of the leading pass in
-        which each last yielded a batch. Between two leading passes it is unknown whether
+        self._followers: dict[PreparedLoader, int] = {}
+        """The open passes that follow, by loader, with the number of the leading pass in which each
+        last yielded a batch. Between two leading passes it is unknown whether
         the script will continue or restart them, so no checkpoint is saved there."""
         self._has_warned_of_idle = False
         self._agreement_pending = False
@@ -149,7 +149,7 @@ class Loop(Driver):
         if is_final:
             idle = [loader for loader in self._restorer.state.loaders if loader.is_idle]
             # abandoned with the pass, as they would have been
-            self._beside.update(dict.fromkeys(idle, self._num_passes))
+            self._followers.update(dict.fromkeys(idle, self._num_passes))
         self.phases.step = self._resumed_after = self._restorer.checkpoint.manifest.step
 
     # Epochs
@@ -227,10 +227,10 @@ class Loop(Driver):
     def end_epoch(self, epoch: int) -> None:
         """Ends an epoch, and saves the checkpoint that is due, if any. Every rank must call it."""
         self.flush("the end of the epoch")
-        # A checkpoint between epochs cannot be saved while a pass is open beside the leading one:
+        # A checkpoint between epochs cannot be saved while a pass that follows is open:
         # the script may continue or restart it, and the position would not show which.
         self._saver.check_stop()
-        if self._saver.is_due and self._leader is None and not self._beside:
+        if self._saver.is_due and self._leader is None and not self._followers:
             self._divergence.compare(self.step, f"at the end of epoch {epoch + 1}")
             self._saver.save_due(self.resumption.after_epoch(epoch), self.step, epoch)
 
@@ -348,11 +348,11 @@ class Loop(Driver):
             self.meetings.meet("the end of its loop", self.step)
             self._listeners.flush()
         self._listeners.end_pass(self.step, exhausted=exhausted)
-        for stale in [beside for beside, newest in self._beside.items() if newest < self._num_passes]:
+        for stale in [follower for follower, newest in self._followers.items() if newest < self._num_passes]:
             stale.abandon()
-            del self._beside[stale]
+            del self._followers[stale]
         self.resumption.end_pass()
-        if exhausted and not self._beside and not self.resumption.is_in_epochs and self._saver.is_due:
+        if exhausted and not self._followers and not self.resumption.is_in_epochs and self._saver.is_due:
             self._save_due()  # in a loop over team.epochs() this waits for the epoch's tail
         if exhausted and self._num_in_pass == 0:
             raise DataError(
@@ -388,7 +388,7 @@ class Loop(Driver):
         that. One that was made within an earlier pass, and has yielded nothing yet in this, may be
         continued or replaced. (A run that is to stop is saved all the same.)
         """
-        idle = [loader for loader, newest in self._beside.items() if newest < self._num_passes]
+        idle = [loader for loader, newest in self._followers.items() if newest < self._num_passes]
         unclear = [loader for loader in idle if loader.made_inside]
         if unclear and not (self._saver.is_stopping and self._num_in_pass > 0):
             return False
@@ -400,21 +400,21 @@ class Loop(Driver):
                 "before the loop over batches.",
                 code="idle-iterator",
             )
-        for loader in self._beside:
+        for loader in self._followers:
             loader.is_idle = loader in idle
         return True
 
     @override
-    def begin_step_beside(self, loader: PreparedLoader) -> None:
+    def begin_following_step(self, loader: PreparedLoader) -> None:
         """Notes that another loader than the leading one yields a batch or has none left, and
         returns to the step's random stream, from which fetching may have drawn."""
-        self._beside[loader] = self._num_passes
+        self._followers[loader] = self._num_passes
         self.phases.resume_stream()
 
     @override
-    def end_pass_beside(self, loader: PreparedLoader) -> None:
+    def end_following_pass(self, loader: PreparedLoader) -> None:
         """Ends a pass over another loader than the leading one."""
-        self._beside.pop(loader, None)
+        self._followers.pop(loader, None)
 
     @override
     def end_step(self) -> None:

@@ -297,7 +297,7 @@ class Phases(PhaseDriver):
         """Returns to the random stream of this position, after other code has drawn from another
         stream.
 
-        A stream is a sequence of random numbers with a seed of its own. Inside ``batch.shards`` the
+        A stream is a sequence of random numbers with its own seed. Inside ``batch.shards`` the
         seed is derived from the run's seed, step, shard, part and phase, and outside from the run's
         seed, step and phase."""
         micro = self.micro
@@ -420,8 +420,8 @@ class Phases(PhaseDriver):
         if self.guards.is_strict:
             self.guards.weights.check_unchanged(self.step)
         new_keys = sync.new_keys() if self._combines else ()
-        beside = self._beside(batch.plan) if len(self.opened) > 1 else 0
-        self._settled = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, beside)
+        followers = self._followers(batch.plan) if len(self.opened) > 1 else 0
+        self._settled = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, followers)
 
     @override
     def end_phase(self) -> None:
@@ -446,7 +446,7 @@ class Phases(PhaseDriver):
         if values:
             batch.note(values)
         if len(self.opened) > 1:
-            self._end_beside(outcome.beside, {name: batch.values[name] for name in values})
+            self._end_followers(outcome.followers, {name: batch.values[name] for name in values})
         else:
             self.opened = []
         self._batch = None
@@ -458,19 +458,19 @@ class Phases(PhaseDriver):
         if self._has_streams:
             self.resume_stream()
 
-    def _beside(self, plan: StepPlan) -> int:
-        """Returns the loops that have run beside the leading one, a bit for each of ``opened``; 0
-        if every rank has samples. Ranks without samples learn from the others' bits: their
+    def _followers(self, plan: StepPlan) -> int:
+        """Returns the loops that have followed the leading one, a bit for each of ``opened``; 0 if
+        every rank has samples. Ranks without samples learn from the others' bits: their
         ``zip(a.shards, b.shards)`` ends before it asks ``b``, as if a loop over ``b`` were still
         to come."""
         if plan.num_active_ranks == len(plan.blocks.by_rank):
             return 0
-        return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_beside)
+        return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_follower)
 
-    def _end_beside(self, beside: int, values: Mapping[str, Any]) -> None:
+    def _end_followers(self, followers: int, values: Mapping[str, Any]) -> None:
         for number, shards in enumerate(self.opened):
-            if shards.is_beside or beside >> number & 1:
-                shards.end_beside()
+            if shards.is_follower or followers >> number & 1:
+                shards.end_following()
                 shards.batch.values.update(values)
         self.opened = [shards for shards in self.opened if not shards.is_over]
 

@@ -24,8 +24,8 @@ buckets at different times. They still make the same sequence of exchanges:
 2. the rows of the ledgers, from which each rank learns which other buckets some rank has;
 3. these buckets, sorted, and the changes of buffers.
 
-A phase's index is its place in its step, from 0: a GAN, say, trains its critic in phase 0 of every
-step and its generator in phase 1, which have different buckets.
+A phase's index is its place in its step, from 0. For example, a GAN trains its critic in phase 0 of
+every step and its generator in phase 1, which have different buckets.
 
 Why it does not deadlock: posting a message does not block, and every rank posts and waits in one
 order (that of ``sync.exchange``, for this sequence). A rank waits for a message only after the

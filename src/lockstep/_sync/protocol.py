@@ -9,8 +9,8 @@ Who calls what in a phase, on a rank with two shards::
     end_phase                             starts the rest: all wait
 
 A row is what a rank's ledger has recorded in the phase: weights and values. ``new_keys`` comes
-before the exchange of rows and ``end_phase`` after it, because only the others' rows tell a rank
-which gradients and buffers, that no earlier phase had, some rank has in this one. In a phase like
+before the exchange of rows and ``end_phase`` after it, because a rank learns only from the others'
+rows which gradients and buffers, that no earlier phase had, some rank has in this one. In a phase like
 the one before it, that is none, and nothing but the rows and the gradients is sent."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Outcome:
     """For each backward call, the divisor of its sum over all shards; None: not divided."""
     new_keys: Sequence[Hashable] = ()
     """The results of ``Sync.new_keys`` of all ranks, in order, without duplicates."""
-    beside: int = 0
+    followers: int = 0
     """The loops over second batches (``zip(a.shards, b.shards)``) that belonged to the phase on any
     rank, as bits in the order in which the script opened them."""
 
