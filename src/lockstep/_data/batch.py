@@ -79,8 +79,8 @@ class PhaseDriver(Protocol):
         """Records values of the running shard."""
 
     @property
-    def is_aside(self) -> bool:
-        """Whether the running shard is a dry run, without effect on the run (``loop.aside``)."""
+    def is_dry_run(self) -> bool:
+        """Whether the running shard is a dry run, without effect on the run (``loop.dry_runs``)."""
 
     def gather(self, mine: list[Shared]) -> list[Shared]:
         """Returns what the shards of all ranks have shared, in shard order. Every rank must call
@@ -195,7 +195,7 @@ class Batch(GlobalBatch):
             values: numbers or tensors.
 
         Raises:
-            ConfigError: a tensor is not one value per sample, and no ``reduction`` states what it is.
+            ConfigError: a tensor is not one value per sample, and there is no ``reduction``.
         """
         self._driver.add(weight, values, reduction)
 
@@ -203,8 +203,8 @@ class Batch(GlobalBatch):
         """Shares a value of the running shard with all processes, inside ``batch.shards``:
         ``shared()`` returns it. Local.
 
-        For code that needs each shard's values, not their mean. For example, a metric object that sees
-        the global batch::
+        For code that needs each shard's values, not their mean. For example, a metric object that
+        sees the global batch::
 
             for images, labels in batch.shards:
                 logits = model(images)
@@ -226,7 +226,7 @@ class Batch(GlobalBatch):
                 "batch.share() outside of batch.shards: it shares a value of one shard. Call it in the loop over batch.shards, "
                 "and batch.shared() after that loop."
             )
-        if not self._driver.is_aside:
+        if not self._driver.is_dry_run:
             self._shared.append(((micro.part, micro.shard), keep(value)))
 
     def shared(self) -> list[Any]:

@@ -221,7 +221,7 @@ class Team(Collectives):
         """Whether this shard runs without effect: an audit computes it again, or ``lockstep replay
         --blame`` its samples. Code inside ``batch.shards`` that counts something, or writes files,
         should skip that."""
-        return self._phases.is_aside
+        return self._phases.is_dry_run
 
     def per_shard(self, name: str, start: Any) -> PerShard:
         """Create state that each shard carries from batch to batch, such as an RNN's hidden state.

@@ -135,7 +135,7 @@ class Phases(PhaseDriver):
         most of it for ``random`` and ``numpy.random``."""
         self.runs = own_micro_batches
         """The function that gives the micro-batches to run of a batch. An instrument that repeats
-        shards sets another one (``loop.aside``)."""
+        shards sets another one (``loop.dry_runs``)."""
         self.found_wrong = False
         """Whether an instrument has found a result of the run wrong, so that nothing may be saved
         any more."""
@@ -184,7 +184,7 @@ class Phases(PhaseDriver):
 
     @property
     @override
-    def is_aside(self) -> bool:
+    def is_dry_run(self) -> bool:
         """Whether a shard is being repeated without effect on the run."""
         return self.sinks is not self.own
 
@@ -521,7 +521,7 @@ class Phases(PhaseDriver):
         try:
             for notify in methods["before_backward"]:
                 notify(loss, weight)
-            if self.step >= guards.unprepared.looks.next and not self.is_aside:
+            if self.step >= guards.unprepared.looks.next and not self.is_dry_run:
                 guards.unprepared.look(loss, self.step)
             mark((IN_BACKWARD, perf_counter()))
             guards.gradients.before_backward(call)

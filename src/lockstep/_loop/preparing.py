@@ -153,7 +153,7 @@ class Preparation:
 
     def _stands_still(self) -> bool:
         """Whether a step of a schedule, which a single shard may take, does not count."""
-        return self._loop.resumption.is_catching_up or self._loop.phases.is_aside
+        return self._loop.resumption.is_catching_up or self._loop.phases.is_dry_run
 
     def _prepare_model(self, model: nn.Module) -> Any:
         forget_gradients(model)

@@ -10,8 +10,8 @@ Who calls what in a phase, on a rank with two shards::
 
 A row is what a rank's ledger has recorded in the phase: weights and values. ``new_keys`` comes
 before the exchange of rows and ``end_phase`` after it, because a rank learns only from the others'
-rows which gradients and buffers, that no earlier phase had, some rank has in this one. In a phase like
-the one before it, that is none, and nothing but the rows and the gradients is sent."""
+rows which gradients and buffers, that no earlier phase had, some rank has in this one. In a phase
+like the one before it, that is none, and nothing but the rows and the gradients is sent."""
 
 from __future__ import annotations
 

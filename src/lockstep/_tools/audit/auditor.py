@@ -18,7 +18,7 @@ from lockstep._data.batch import MicroBatchSamples, own_micro_batches
 from lockstep._data.streams import remember_rng
 from lockstep._journal.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAITING, StepClock
 from lockstep._listener import Listener, Listeners
-from lockstep._loop.aside import Aside
+from lockstep._loop.dry_runs import DryRuns
 from lockstep._loop.phases import Phases
 from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._tools.audit.choice import Choice
@@ -68,7 +68,7 @@ class Auditor(Listener):
         choose: returns what is audited in a step; None: nothing.
         collectives: collectives over all ranks.
         phases: the phases of the run.
-        aside: runs shards without effect.
+        dry_runs: runs shards without effect.
         where: this rank's host and device.
         devices: the devices of this process.
         report: called with the verdict, on every rank.
@@ -80,7 +80,7 @@ class Auditor(Listener):
         choose: Callable[[int, StepPlan], Choice | None],
         collectives: Collectives,
         phases: Phases,
-        aside: Aside,
+        dry_runs: DryRuns,
         where: str,
         devices: Sequence[torch.device],
         report: Callable[[Verdict], None],
@@ -92,7 +92,7 @@ class Auditor(Listener):
         self._choose = choose
         self._collectives = collectives
         self._phases = phases
-        self._aside = aside
+        self._dry_runs = dry_runs
         self._where = where
         self._devices = devices
         self._report = report
@@ -172,7 +172,7 @@ class Auditor(Listener):
         """Runs the shard without effect."""
         parcel = self._unpack(case, 0)
         case.repeat_sums = GradientSums(self._names)
-        with self._aside.shard(case.choice.shard, parcel.per_shard, Listeners([case.repeat_sums, self._timer])):
+        with self._dry_runs.of_shard(case.choice.shard, parcel.per_shard, Listeners([case.repeat_sums, self._timer])):
             case.restart_rng()
             yield from parcel.runs
 
@@ -191,7 +191,7 @@ class Auditor(Listener):
 
     def _pack(self, shard: int, plan: StepPlan, data: Sequence[Any], number: int) -> bytes:
         runs = [(micro, samples) for micro, samples in zip(plan.micro_batches, data, strict=True) if micro.shard == shard]
-        values = self._aside.carried(shard) if number == 0 else []
+        values = self._dry_runs.carried(shard) if number == 0 else []
         try:
             parcel = pack(Parcel(runs=runs, per_shard=values), self._devices)
             # what cannot be unpickled would end the run on the auditor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep._base.reports import warn
 from lockstep._base.stopping import say
 from lockstep._joining.instrument import Run
-from lockstep._loop.aside import Aside
+from lockstep._loop.dry_runs import DryRuns
 from lockstep._plan.shards import StepPlan
 from lockstep._tools.audit.auditor import Auditor, AuditTimer
 from lockstep._tools.audit.choice import Choice, check_strategy, choose
@@ -44,9 +44,9 @@ def open_audit(run: Run, every: int) -> Auditor:
         if rank == 0:
             say(f"ERROR: {verdict.text}")
 
-    aside, timer = Aside(run.phases, run.sync, run.state), AuditTimer(run.clock)
+    dry_runs, timer = DryRuns(run.phases, run.sync, run.state), AuditTimer(run.clock)
     where = f"{run.world.host}, {device}"
-    auditor = Auditor(chosen, run.collectives, run.phases, aside, where, run.devices, report, timer)
+    auditor = Auditor(chosen, run.collectives, run.phases, dry_runs, where, run.devices, report, timer)
     run.phases.runs = auditor.runs
     run.phases.own.ledger.tellers.append(auditor)
     return auditor

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lockstep._data.batch import MicroBatchSamples, own_micro_batches
 from lockstep._data.batches import cut
 from lockstep._listener import Listener
-from lockstep._loop.aside import Aside
+from lockstep._loop.dry_runs import DryRuns
 from lockstep._loop.phases import Phases
 from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._tools.verify.trace.lines import TraceWriter, exact
@@ -31,15 +31,15 @@ class SampleBySample(Listener):
         step: its number in the run.
         shard: to split.
         phases: of the run.
-        aside: runs shards without a lasting effect.
+        dry_runs: runs shards without a lasting effect.
         writer: takes a line for each sample.
     """
 
-    def __init__(self, step: int, shard: int, phases: Phases, aside: Aside, writer: TraceWriter) -> None:
+    def __init__(self, step: int, shard: int, phases: Phases, dry_runs: DryRuns, writer: TraceWriter) -> None:
         self._step = step
         self._shard = shard
         self._phases = phases
-        self._aside = aside
+        self._dry_runs = dry_runs
         self._writer = writer
         self._line: dict[str, Any] = {}
 
@@ -48,7 +48,7 @@ class SampleBySample(Listener):
         if (self._phases.step, self._phases.num_done) == (self._step, 0):
             for sample in self._samples(plan, data):
                 if leads:
-                    with self._aside.shard(self._shard, copy.deepcopy(self._aside.carried(self._shard)), self):
+                    with self._dry_runs.of_shard(self._shard, copy.deepcopy(self._dry_runs.carried(self._shard)), self):
                         yield sample
                 else:
                     yield sample

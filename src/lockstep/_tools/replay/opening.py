@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep._joining.instrument import Run
 from lockstep._listener import Listener
-from lockstep._loop.aside import Aside
+from lockstep._loop.dry_runs import DryRuns
 from lockstep._tools.replay.blame import SampleBySample
 from lockstep._tools.replay.digests import DIRECTORY
 from lockstep._tools.replay.journal import DigestJournal, is_due
@@ -58,6 +58,6 @@ def open_replay(run: Run, request: Request) -> list[Listener]:
     recorder = ShownSteps(writer, subjects, request.last, request.shard, out)
     if request.blames:
         assert request.shard is not None
-        aside, samples = Aside(run.phases, run.sync, run.state), TraceWriter(run.run_dir, SAMPLES)
-        run.phases.runs = SampleBySample(request.first, request.shard, run.phases, aside, samples).runs
+        dry_runs, samples = DryRuns(run.phases, run.sync, run.state), TraceWriter(run.run_dir, SAMPLES)
+        run.phases.runs = SampleBySample(request.first, request.shard, run.phases, dry_runs, samples).runs
     return [subjects, FromStep(recorder, request.first)]

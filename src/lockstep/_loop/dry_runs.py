@@ -2,9 +2,9 @@
 without any effect on the run.
 
 An instrument gives ``Phases.runs`` a generator that yields the micro-batches of the shard in the
-context ``Aside.shard``, before or after the micro-batches that count. Nothing of them is recorded
-or exchanged, and when they have run, gradients, buffers, random streams and what the shard carries
-from batch to batch are as before. What cannot be undone is what the script itself keeps: see
+context ``DryRuns.of_shard``, before or after the micro-batches that count. Nothing of them is
+recorded or exchanged. When they have run, gradients, buffers, random streams and what the shard
+carries from batch to batch are as before. lockstep cannot undo what the script itself keeps: see
 ``Team.in_audit``."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lockstep._sync.gradients import detach_grads, put_back
 from lockstep._sync.protocol import ShardSync, Sync
 
 
-class Aside:
+class DryRuns:
     """Dry runs of shards, on one rank.
 
     Args:
@@ -52,7 +52,7 @@ class Aside:
         return [target for target in targets if isinstance(target, PerShard)]
 
     @contextlib.contextmanager
-    def shard(self, shard: int, carried: Sequence[Any], listener: Listener) -> Iterator[None]:
+    def of_shard(self, shard: int, carried: Sequence[Any], listener: Listener) -> Iterator[None]:
         """Returns a context in which micro-batches run without effect. It may also be left while
         one runs.
 
