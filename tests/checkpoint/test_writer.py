@@ -111,7 +111,8 @@ def test_a_rank_that_cannot_write_says_so_and_rank_0_does_not_wait_for_it_for_ev
     main.give_up()  # told of it in the ranks' next exchange
     assert main.wait(30)
     (result,) = main.results()
-    assert (result.path, result.error) == (None, "CheckpointError: rank 1 could not write its part")
+    assert result.path is None
+    assert result.error.startswith("CheckpointError: rank 1 ")
     assert list((tmp_path / "checkpoints").iterdir()) == []  # a full disk needs the room
     # A third rank had not heard of it. The next one is written, if it can be: nobody has given up
     # that one.
