@@ -27,8 +27,8 @@ class ProcessObserver:
 
         Args:
             private_dir: the private directory of the launch, which the launcher's observers
-                        (``Launch.private_dir``) also receive.
-                    rank: the rank of this process.
+                (``Launch.private_dir``) also receive.
+            rank: the rank of this process.
             world_size: the number of processes of the launch.
             program: the program, as text for the user.
         """
