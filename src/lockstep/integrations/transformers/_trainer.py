@@ -181,7 +181,7 @@ class Trainer(HostTrainer):
     @override
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_past and self.training is None:
-            self._warn_of_past("this evaluation", "uses other weights than the earlier launch: IGNORE its numbers")
+            self._warn_of_past("evaluate()", "uses other weights than the earlier launch: IGNORE its numbers")
         predictions = Predictions(self)
         predictions.check(dataloader)
         check_collator(dataloader)
