@@ -20,11 +20,11 @@ def test_a_rank_that_cannot_write_its_part_is_named_and_not_waited_for(lab, undi
     fault = {"at": "save", "what": "fail", "rank": 1, "number": 1, "times": 2}
     ended = lab.run(PLAIN, "step_s=0.02", nproc=2, fault=fault, checkpoint_every=4)
     assert ended.words == undisturbed(), ended
-    found = re.findall(r"lockstep: WARNING: rank (\d) could not write the checkpoint of step (\d+) in \S+: ", ended.err)
+    found = re.findall(r"WARNING: rank (\d) .* step (\d+) in \S+: ", ended.err)
     failed = {rank: {int(step) for other, step in found if other == rank} for rank in "01"}
     assert failed["0"] == failed["1"], ended
     assert len(failed["1"]) == 2, ended
-    assert "CheckpointError: rank 1 could not write its part" in ended.err, ended
+    assert "CheckpointError: rank 1 " in ended.err, ended
     assert f"{NO_ROOM} (the test says so)" in ended.err, ended
     written = [event["step"] for event in read_events(lab.run_dir) if event["event"] == "checkpoint"]
     assert written[-1] == 15, ended

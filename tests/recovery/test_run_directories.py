@@ -72,7 +72,7 @@ def test_fresh_is_a_new_run_and_the_old_one_can_still_be_gone_on_with(lab, undis
     ended = lab.run(PLAIN, nproc=2, fresh=True)
     assert ended.words == undisturbed(), f"seed {seed}\n{ended}"
     assert "resumes after" not in ended.out
-    assert f"lockstep: moved the old run from {lab.run_dir} to {lab.run_dir}.old-1" in ended.out, ended
+    assert f"{lab.run_dir} to {lab.run_dir}.old-1" in ended.out, ended
     assert lab.resumes() == []
     ended = lab.run(PLAIN, run_dir="run.old-1")
     assert ended.words == undisturbed(), f"seed {seed}\n{ended}"

@@ -144,7 +144,7 @@ def test_a_run_that_cannot_be_saved_says_so_with_another_status(lab, undisturbed
     ended = lab.run(source, nproc=2, fault=fault, checkpoint_every="off")
     assert ended.status == UNSAVED_STATUS, ended
     assert "No space left on device" in ended.err, ended
-    assert re.search(r"could NOT save run .* after step \d+; exiting with status 74", ended.err), ended
+    assert re.search(r"NOT save .* step \d+; .* status 74", ended.err), ended
     assert "Traceback" not in ended.err, ended
     assert preemptions(lab.run_dir)[0][3] is False
     assert not lab.names()
@@ -158,7 +158,7 @@ def test_what_fails_while_the_run_is_to_be_saved_is_shown_and_not_started_again(
     ended = lab.run(source, nproc=2, fault=fault, max_restarts=2)
     assert ended.status == 1, ended
     assert "ValueError: boom" in ended.err, ended
-    assert "not started again: it failed after SIGTERM, which asked it to exit" in ended.err, ended
+    assert re.search("not started again: .*SIGTERM", ended.err), ended
 
 
 def test_a_run_that_does_not_come_to_the_end_of_its_step_is_not_waited_for_for_ever(lab, monkeypatch):

@@ -81,8 +81,9 @@ def test_a_run_whose_bits_are_promised_cannot_go_on_with_another_sum(exact):
 
 
 def test_another_kind_of_device_is_an_error_unless_it_is_allowed():
-    with pytest.raises(ConfigError, match=r"device is 'cuda'.*'cpu'.*--allow device"):
+    with raises(ConfigError, "fixed-setting-changed") as caught:
         launch(born_with(device="cuda"))
+    assert "--allow device" in str(caught.value)
     assert launch(born_with(device="cuda"), allow=["device"]).device == "cuda"
 
 

@@ -49,7 +49,7 @@ def has_it(process):
 def test_a_second_process_is_refused_and_told_who_the_first_one_is(tmp_path):
     with another_process(tmp_path) as first:
         assert has_it(first)
-        with pytest.raises(ConfigError, match=rf"is in use by process {first.pid} on .*--run-dir"):
+        with pytest.raises(ConfigError, match=rf"process {first.pid} on .*--run-dir"):
             RunLock(tmp_path, patience_s=0.1)
         assert holder_of(tmp_path).startswith(f"process {first.pid} on ")
         assert last_launch(tmp_path) == "launch-7"
@@ -65,9 +65,9 @@ def test_a_machine_that_may_be_lost_is_waited_for_longer_and_it_is_said(tmp_path
         assert has_it(first)
         with pytest.raises(ConfigError, match=rf"far failed.*--run-dir {tmp_path} "):
             RunLock(tmp_path, patience_s=0.1)
-        with pytest.raises(ConfigError, match=f"in use by process {first.pid} on far"):
+        with pytest.raises(ConfigError, match=f"process {first.pid} on far"):
             RunLock(tmp_path, patience_s=0.1, far_patience_s=1.2)
-        assert f"in use by process {first.pid} on far, for up to 1 s" in capfd.readouterr().err
+        assert f"process {first.pid} on far, for up to 1 s" in capfd.readouterr().err
         first.send_signal(signal.SIGKILL)
         RunLock(tmp_path, patience_s=0.1, far_patience_s=20).release()
 
