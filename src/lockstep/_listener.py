@@ -104,7 +104,7 @@ class Listener:
         outside of its phases."""
 
     def end_step(self, step: int, num_samples: int) -> None:
-        """A step on a global batch of ``num_samples`` samples was taken. Local."""
+        """A step of ``num_samples`` samples, over all ranks, was taken. Local."""
 
     def tick(self, step: int) -> None:
         """The step ended on every rank. Here ranks may communicate, to agree on something."""

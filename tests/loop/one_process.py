@@ -61,11 +61,11 @@ class Process:
 
     def batch(self, num_samples=8, first=0.0):
         """The next global batch, of the numbers from ``first`` on, in a step that begins."""
-        batch = self.batch_beside(num_samples, first)
+        batch = self.following_batch(num_samples, first)
         self.phases.begin_step(batch.plan)
         return batch
 
-    def batch_beside(self, num_samples=8, first=0.0):
+    def following_batch(self, num_samples=8, first=0.0):
         """A batch of a second loader, with which no step begins."""
         self._number += 1
         plan = plan_step(self._number, (num_samples,), self.rank, self.blocks)

@@ -7,6 +7,8 @@ from codes import raises
 from one_process import Process
 
 from lockstep._base.errors import LossError, UsageError
+from lockstep._data.batch import Batch
+from lockstep._plan.shards import plan_step
 
 pytestmark = pytest.mark.timeout(30)
 STRATEGIES = pytest.mark.parametrize("strategy", ["exact", "single"])
@@ -118,6 +120,14 @@ def test_what_belongs_outside_is_refused_inside_and_allowed_after_the_loop(call)
         calls[call]()
 
 
+@pytest.mark.parametrize("sizes", [(8,), (8, 8), (8, 1)])
+def test_a_batch_shows_its_samples_and_shards_whatever_the_accumulation(sizes):
+    process = Process((2,))
+    plan = plan_step(3, sizes, 0, process.blocks)
+    data = [torch.empty(micro.num_samples) for micro in plan.micro_batches]
+    assert repr(Batch(plan, data, process.phases, None)) == f"Batch(step 3: {sum(sizes)} samples, 2 of the shards here)"
+
+
 def test_a_batch_of_an_earlier_step_has_no_shards_any_more():
     process = Process()
     earlier = process.batch()
@@ -129,16 +139,16 @@ def test_a_batch_of_an_earlier_step_has_no_shards_any_more():
 
 def test_two_batches_side_by_side_have_one_phase_and_as_many_shards():
     process = Process()
-    first, second = process.batch(4), process.batch_beside(6, first=10.0)
+    first, second = process.batch(4), process.following_batch(6, first=10.0)
     for x, y in zip(first.shards, second.shards, strict=True):
         process.backward(torch.cat([x, y]))
     assert [event for event in process.noting.events if event[0] in ("begin_phase", "end_phase")] == [
         ("begin_phase", 0),
         ("end_phase", 0),
     ]
-    uneven = process.batch_beside(1)
+    uneven = process.following_batch(1)
     with raises(UsageError, "shards-uneven"):
-        list(zip(process.batch_beside(4).shards, uneven.shards, strict=False))
+        list(zip(process.following_batch(4).shards, uneven.shards, strict=False))
 
 
 @STRATEGIES

@@ -84,7 +84,7 @@ class PreparedLoader:
     """A training loader prepared by ``team.prepare``. Yields one ``Batch`` per step, equally many
     on every rank.
 
-    ``len()`` counts steps. Other attributes are those of the user's loader, and cannot be set.
+    ``len()`` counts steps. Other attributes are read from the user's loader, and cannot be set.
     """
 
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment, driver: Driver, device: torch.device) -> None:

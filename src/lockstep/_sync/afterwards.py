@@ -53,5 +53,5 @@ def _all_reduce_sums(sums: Gradients) -> None:
     for alike in kinds.values():
         flat = torch.cat([sums[parameter].flatten() for parameter in alike])
         dist.all_reduce(flat)
-        for parameter, part in zip(alike, torch.split(flat, [p.numel() for p in alike]), strict=True):
-            sums[parameter] = torch.empty_like(parameter, dtype=part.dtype).copy_(part.view(parameter.shape))
+        for parameter, total in zip(alike, torch.split(flat, [p.numel() for p in alike]), strict=True):
+            sums[parameter] = torch.empty_like(parameter, dtype=total.dtype).copy_(total.view(parameter.shape))

@@ -155,9 +155,9 @@ class FSDPSync(Sync):
         for parameter in names:
             self._numbers[parameter] = len(self._parameters)
             self._parameters.append(parameter)
-        for part in model.modules():
-            if isinstance(part, FSDPModule):
-                self._add_unit(part, names)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                self._add_unit(module, names)
         self.buffers.attach(model)
         return model
 
@@ -180,11 +180,11 @@ class FSDPSync(Sync):
     def shard_parameters(self, model: nn.Module) -> None:
         if self._mesh is None:
             self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
-        for part in (*find_units(model), model) if any(True for _ in model.parameters()) else ():
-            if not isinstance(part, FSDPModule):
+        for module in (*find_units(model), model) if any(True for _ in model.parameters()) else ():
+            if not isinstance(module, FSDPModule):
                 # which fully_shard would do, but cannot where that makes new parameters
-                move(part, self._device)
-                fully_shard(part, mesh=self._mesh)
+                move(module, self._device)
+                fully_shard(module, mesh=self._mesh)
         model.to(self._device)  # its buffers
         model.register_forward_hook(self._reshard)
 
@@ -404,7 +404,7 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
     """Creates the strategy for ``sync.table.make_sync``."""
     if config.precision == "16-master":
         raise ConfigError(
-            "precision='16-master' with strategy='fsdp': each process would make float16 copies of its part of the weights "
+            "precision='16-master' with strategy='fsdp': each process would make float16 copies of its slices of the weights "
             "only. Use 16-mixed or bf16-mixed, which also have float32 weights.",
             code="fsdp-master-copies",
         )

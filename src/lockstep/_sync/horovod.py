@@ -128,17 +128,23 @@ class HorovodSync(ShardedSync):
         self._wait(self._horovod.allreduce_async_(used, name="lockstep.used", op=self._horovod.Sum))
         counts = dict(zip(trainable, used.tolist(), strict=True))
         add_absent(unsent, sums, [counts[parameter] for parameter in unsent])
-        for parameter, part in sums.items():
-            self._send(call, parameter, part)
+        for parameter, own in sums.items():
+            self._send(call, parameter, own)
         waiting.update(self._sent.pop(call, {}))
         return {parameter: wait() for parameter, wait in waiting.items()}
 
-    def _send(self, call: int, parameter: Parameter, part: Tensor) -> None:
-        """Starts summing a gradient over the ranks by Horovod. ``part`` is changed in place."""
+    def _send(self, call: int, parameter: Parameter, own: Tensor) -> None:
+        """Starts summing a gradient over the ranks by Horovod.
+
+        Args:
+            call: index of the backward call.
+            parameter: the parameter.
+            own: the sum over this process's shards. It is changed in place.
+        """
         name, horovod, sent = f"{self._wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
         # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with
         # NCCL.
-        plain = torch.view_as_real(part) if part.is_complex() else part
+        plain = torch.view_as_real(own) if own.is_complex() else own
         wire = plain.contiguous() if plain.device.type == "cpu" or horovod.nccl_built() else plain.contiguous().cpu()
         handle = horovod.allreduce_async_(wire, name=name, op=horovod.Sum)
 
@@ -146,7 +152,7 @@ class HorovodSync(ShardedSync):
             self._wait(handle)
             if wire is not plain:
                 plain.copy_(wire)
-            return part
+            return own
 
         sent[parameter] = wait
 

@@ -118,8 +118,8 @@ def _gather(gradients: Sequence[Tensor], lists: list[list[int]], rank: int) -> l
     return whole
 
 
-def _numbers(part: Tensor) -> Tensor:
-    return (torch.view_as_real(part) if part.is_complex() else part).reshape(-1)
+def _numbers(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
 
 
 def _length(gradient: Tensor, rank: int, world_size: int) -> int:

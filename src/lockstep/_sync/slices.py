@@ -31,8 +31,8 @@ class Slices:
     def __init__(self, parameters: Sequence[Parameter], dtype: torch.dtype, world_size: int) -> None:
         self.parameters = parameters
         self._dtype = dtype
-        self._parts = [torch.empty_like(to_local(parameter.detach()), device="meta") for parameter in parameters]
-        """The shapes and dtypes of this rank's parts of the parameters, without memory."""
+        self._slices = [torch.empty_like(to_local(parameter.detach()), device="meta") for parameter in parameters]
+        """The shapes and dtypes of this rank's slices of the parameters, without memory."""
         self._device = parameters[0].device
         self._world_size = world_size
         self._starts: list[int] = []
@@ -101,16 +101,16 @@ class Slices:
                 target.add_(product)
 
     def own(self, row: Tensor, slots: Iterable[int]) -> list[Tensor]:
-        """Views of this rank's slices of some gradients in its row, in the shapes of its parts of
-        the parameters."""
+        """Returns views of this rank's slices of some gradients in its row, in the shapes of its
+        slices of the parameters."""
         views = []
         for slot in slots:
-            part, start = self._parts[slot], self._starts[slot]
-            if part.is_complex():
-                numbers = torch.view_as_complex(row[start : start + 2 * part.numel()].view(-1, 2))
+            own, start = self._slices[slot], self._starts[slot]
+            if own.is_complex():
+                numbers = torch.view_as_complex(row[start : start + 2 * own.numel()].view(-1, 2))
             else:
-                numbers = row[start : start + part.numel()]
-            views.append(numbers.view(part.shape))
+                numbers = row[start : start + own.numel()]
+            views.append(numbers.view(own.shape))
         return views
 
 

@@ -140,14 +140,14 @@ def find_units(model: nn.Module) -> Iterator[nn.Module]:
     """Returns the modules to shard as units: the elements of ModuleLists and Sequentials, innermost
     first.
 
-    A module that shares a parameter with another part of the model is left to the unit of the whole
+    A module that shares a parameter with another module is left to the unit of the whole
     model."""
     occurrences = Counter(parameter for module in model.modules() for parameter in module._parameters.values())
     for module in reversed(list(model.modules())):
         if not isinstance(module, (nn.ModuleList, nn.Sequential)):
             continue
         for block in module:
-            counts = Counter(parameter for part in block.modules() for parameter in part._parameters.values())
+            counts = Counter(parameter for module in block.modules() for parameter in module._parameters.values())
             counts.pop(None, None)
             if counts and block is not model and all(occurrences[parameter] == count for parameter, count in counts.items()):
                 yield block

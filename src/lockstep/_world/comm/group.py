@@ -48,8 +48,8 @@ class Transport:
     timeout_s: float
     """The longest wait of a collective for a rank, in seconds."""
     ranks_per_machine: int = 1
-    """Number of consecutive ranks on each host, known once they have exchanged them; 1 if hosts
-    have different numbers."""
+    """The number of consecutive ranks on each machine, known once the ranks have exchanged their
+    host names; 1 if machines differ in it."""
 
     @property
     def is_on_devices(self) -> bool:
