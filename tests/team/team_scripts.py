@@ -476,7 +476,7 @@ def one_tensor_for_all_shards():
 
 
 def keep_a_function_for_each_shard(at_start):
-    """The error, and the shards' numbers for which the next line ran."""
+    """The error's code and text, and the shards' numbers for which the next line ran."""
     beyond = []
     with lockstep.join() as team:
         _, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
@@ -487,7 +487,7 @@ def keep_a_function_for_each_shard(at_start):
                     kept.value = {"then": print}
                     beyond.append(inputs[0].item())
         except lockstep.ConfigError as error:
-            return str(error), beyond
+            return error.code, str(error), beyond
 
 
 def first_and_then(order):
@@ -622,4 +622,4 @@ def save_each_step():
             for (inputs,) in batch.shards:
                 team.backward(model(inputs).mean())
         saver = team._engine.saver
-    return len(saver._held_s)
+    return len(saver._pauses_s)

@@ -215,9 +215,9 @@ def test_a_shard_keeps_what_it_was_given_though_the_script_reuses_it(standing_cr
 
 @pytest.mark.parametrize("at_start", [True, False])
 def test_what_a_shard_cannot_take_along_is_refused_where_it_is_assigned(standing_crew, at_start):
-    [(error, beyond)] = standing_crew(1, team_scripts.keep_a_function_for_each_shard, at_start)
+    [(code, error, beyond)] = standing_crew(1, team_scripts.keep_a_function_for_each_shard, at_start)
+    assert code == "value-not-savable"
     assert "per_shard('kept')" in error
-    assert "cannot hold" in error
     assert beyond == []
 
 
