@@ -1,4 +1,4 @@
-"""One process's part of the batches of a loader."""
+"""The part of a loader's batches that one process gets."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)
 class ShardAssignment:
-    """Which shards of a loader's batches belong to this process, and the seeds of the random
-    streams for them."""
+    """The shards of a loader's batches that belong to this process, and the seeds of their random
+    streams."""
 
     rank: int
     world_size: int
     num_shards: int
     seed: int
     loader: int
-    """Number of the loader among those prepared; each draws from streams of its own."""
+    """The number of the loader among the prepared ones. Each has separate random streams."""
     accumulate: int = 1
-    """Global batches per step."""
+    """The number of global batches per step."""
     allows_other_data: bool = False
-    """Whether a pass may go on behind other samples than before the run was interrupted (``--allow
+    """Whether a resumed pass may continue although its earlier samples differ (``--allow
     data``)."""
     moves: Moves | None = None
-    """Where the blocks of shards may change; None: they are even."""
+    """The schedule of blocks of shards; None: the blocks are even and never change."""
     by_row: bool = False
-    """Whether each sample of a DataLoader is fetched in a random stream of its own, which belongs
-    to its row in the global batch, rather than to its shard."""
+    """Whether each sample of a DataLoader is fetched in a random stream that belongs to
+    its row in the global batch, rather than to its shard."""
     is_follower: bool = False
     """Whether the pass that begins follows the pass of another loader, which counts the steps.
     (Nothing moves while a run has several loaders.)"""
 
     def plan(self, number: int, sizes: tuple[int, ...]) -> StepPlan:
-        """This process's part of a step whose global batches have ``sizes`` samples."""
+        """Returns this process's part of a step whose global batches have ``sizes`` samples."""
         if self.moves is None:
             blocks = even_blocks(self.world_size, self.num_shards)
         else:
@@ -50,12 +50,12 @@ class ShardAssignment:
 
     @property
     def whole(self) -> int:
-        """In the keys of random streams, the number of what all ranks read alike: behind those of
-        the shards."""
+        """The number in the keys of random streams for data that all ranks read: the first number
+        after the shards."""
         return self.num_shards
 
     def group(self, batches: Iterable[T]) -> Iterator[Sequence[T]]:
-        """Group global batches into steps; the last step of a pass may have fewer than
+        """Groups global batches into steps. The last step of a pass may have fewer than
         ``accumulate``."""
         if self.accumulate == 1:
             return zip(batches, strict=True)
@@ -63,9 +63,9 @@ class ShardAssignment:
         return iter(lambda: list(itertools.islice(remaining, self.accumulate)), [])
 
     def num_steps(self, num_batches: int) -> int:
-        """Number of steps that ``num_batches`` global batches make."""
+        """Returns the number of steps for ``num_batches`` global batches."""
         return -(-num_batches // self.accumulate)
 
     def reseed(self, purpose: Purpose, *key: int) -> None:
-        """Start the streams of a key of this loader."""
+        """Starts the streams of a key of this loader."""
         reseed(self.seed, purpose, self.loader, *key)

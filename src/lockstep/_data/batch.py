@@ -1,11 +1,20 @@
-"""``Batch``: what a prepared loader yields, this process's shards of one step.
+"""``Batch``: the item of a prepared loader, with this process's shards of one step's global batch.
 
-A step has one global batch, or several with ``accumulate``: its parts. A loop over ``batch.shards``
-runs once per micro-batch, which is one shard of one part.
+::
+
+    sampler          indices of one global batch, the same on every rank
+       | plan_step   rows per shard, shards per rank
+       | fetch       each shard alone, in its own random stream (in a worker, ahead of the loop)
+    Batch(plan, data)                                    per rank: one item per micro-batch
+       | batch.shards  begin_phase, begin_shard -> samples on the device -> end_shard ... end_phase
+    loop body        forward and team.backward for one shard
+
+The loop over ``batch.shards`` drives the phase: the script needs no call to begin or end one.
 
 Two batches of two loaders may share a phase, as in ``zip(a.shards, b.shards)``. The first *leads*:
 its micro-batches begin and end, and its ``values`` get the results. The second *follows*: its loop
-only yields samples of the same shards."""
+only yields samples of the same shards.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +43,7 @@ def own_micro_batches(plan: StepPlan, data: Sequence[Any], leads: bool) -> Itera
 
 
 class PhaseDriver(Protocol):
-    """What a batch needs of the loop to run its phases."""
+    """The part of the loop that runs the phases of a batch."""
 
     runs: Callable[[StepPlan, Sequence[Any], bool], Iterator[MicroBatchSamples]]
     """The function that yields the micro-batches to run of a batch, with their samples. Its
@@ -91,8 +100,7 @@ class PhaseDriver(Protocol):
 
 
 class GlobalBatch(ABC):
-    """A batch of all processes, of which the script gets its samples by a loop over ``shards``
-    only."""
+    """A batch of all processes. The script gets samples only by a loop over its ``shards``."""
 
     __slots__ = ()
 
@@ -154,7 +162,7 @@ class Batch(GlobalBatch):
         self._driver = driver
         self._upload = None if uploads is None else uploads.of(data)
         self._shared: list[Shared] = []
-        """What this process's shards have shared since the last ``shared()``."""
+        """The values that this process's shards have shared since the last ``shared()``."""
 
     @property
     def num_samples(self) -> int:
@@ -185,13 +193,13 @@ class Batch(GlobalBatch):
 
         Args:
             weight: the shard's weight in a mean: a number, or a scalar tensor, which is read at the
-                end of the phase. None: that given to ``team.backward``, or else its number of
+                end of the phase. None: the weight passed to ``team.backward``, or the number of
                 samples.
-            reduction: what the values are. ``mean``: means over the shard's samples, averaged by
-                weight. ``sum``: sums over them, added up. A tensor of any shape, the same in all
-                shards, is then combined elementwise. None: ``mean``, of numbers only: each value is
-                a number, or a tensor of shape ``(num_samples,)`` or ``(num_samples, 1)`` with one
-                value per sample, which is averaged first.
+            reduction: the kind of values. ``mean``: means over the shard's samples, averaged by
+                weight. ``sum``: sums over the samples, which are added. A tensor of any shape, the
+                same in all shards, is then combined elementwise. None: ``mean``, of numbers only:
+                each value is a number, or a tensor of shape ``(num_samples,)`` or ``(num_samples,
+                1)`` with one value per sample, which is averaged first.
             values: numbers or tensors.
 
         Raises:
@@ -224,7 +232,8 @@ class Batch(GlobalBatch):
         if micro is None:
             raise UsageError(
                 "batch.share() outside of batch.shards: it shares a value of one shard. Call it in the loop over batch.shards, "
-                "and batch.shared() after that loop."
+                "and batch.shared() after that loop.",
+                code="share-outside",
             )
         if not self._driver.is_dry_run:
             self._shared.append(((micro.part, micro.shard), keep(value)))
@@ -264,15 +273,17 @@ class Batch(GlobalBatch):
             available = ", ".join(self.values) or "nothing"
             raise UsageError(
                 f"batch[{name!r}]: no value of that name was added in this step with batch.add({name}=...) inside "
-                f"batch.shards (available: {available}). If it is part of the data, read it inside: `{_LINES}`"
+                f"batch.shards (available: {available}). If it is part of the data, read it inside: `{_LINES}`",
+                code="value-not-added",
             )
         return self.values[name]
 
     @override
     def refuse(self, use: str) -> NoReturn:
         raise UsageError(
-            f"{use}: a prepared loader yields one global batch a step, which is not a sample or tensor itself, since each "
-            f"process has only its shards of it. Loop over these: `{_LINES}`"
+            f"{use}: a prepared loader yields one global batch a step, as a batch object, not as tensors. Loop over the shards "
+            f"of this process: `{_LINES}`",
+            code="batch-used-as-tensors",
         )
 
     def __repr__(self) -> str:
@@ -281,8 +292,10 @@ class Batch(GlobalBatch):
 
 
 class Shards:
-    """The iterator of one loop over a batch's shards. (Not a generator, since leaving the loop
-    early must not close anything.)"""
+    """One loop over the shards of a batch.
+
+    It is not a generator: Python closes a generator when a loop is left by ``break``, at a time
+    that depends on other references, and closing must not end the phase."""
 
     def __init__(self, batch: Batch, driver: PhaseDriver, upload: Upload | None) -> None:
         self.batch = batch
@@ -290,13 +303,13 @@ class Shards:
         self._upload = upload
         self._micro_batches: Iterator[MicroBatchSamples] = iter(())
         self._leader: Batch | None = None
-        self._is_over = False
+        self._has_finished = False
 
     def __iter__(self) -> Shards:
         return self
 
     def __next__(self) -> Any:
-        if self._is_over:
+        if self._has_finished:
             raise StopIteration
         driver, batch = self._driver, self.batch
         if self._leader is None:
@@ -309,22 +322,23 @@ class Shards:
                 driver.end_shard()
         run = next(self._micro_batches, None)
         if run is None:
-            self._is_over = True
+            self._has_finished = True
             if leads:
                 driver.end_phase()
             raise StopIteration
         micro, data = run
-        given = data if self._upload is None else self._upload.take(micro.index, data)
+        samples = data if self._upload is None else self._upload.take(micro.index, data)
         if leads:
             driver.begin_shard(micro, data)
-            return given
+            return samples
         if driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
             raise UsageError(
-                f"the shards of two batches must be run side by side, as in zip(a.shards, b.shards): the second batch is at "
-                f"{_name(micro)}, and the first at {_name(driver.micro)}."
+                f"the shards of two batches must run side by side, as in zip(a.shards, b.shards): the second batch is at "
+                f"{_name(micro)}, and the first at {_name(driver.micro)}.",
+                code="shards-not-side-by-side",
             )
         driver.received(micro, data)
-        return given
+        return samples
 
     def drop(self) -> None:
         """Undoes a dry run of a shard, after the script has left the phase."""
@@ -334,7 +348,7 @@ class Shards:
     @property
     def is_over(self) -> bool:
         """Whether the loop has finished."""
-        return self._is_over
+        return self._has_finished
 
     @property
     def is_follower(self) -> bool:
@@ -343,7 +357,7 @@ class Shards:
 
     def end_following(self) -> None:
         """Ends the loop with a phase that another batch has led."""
-        self._is_over = True
+        self._has_finished = True
 
 
 def _name(micro: MicroBatch | None) -> str:

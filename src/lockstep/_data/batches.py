@@ -27,8 +27,8 @@ def _is_named_tuple(value: Any) -> bool:
 
 
 def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
-    """A container of the same kind, with ``convert(path, item)`` for each item; None if it is not a
-    container."""
+    """Returns a container of the same kind, with ``convert(path, item)`` for each item; None: the
+    value is no container."""
     if _is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return dataclasses.replace(value, **{n: convert(f"{path}.{n}", getattr(value, n)) for n in names})
@@ -43,7 +43,7 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
 
 
 def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
-    # a copy keeps attributes besides the items (of a tokenizer's batch, say)
+    # A copy keeps the attributes of the object (a tokenizer's batch has some).
     if isinstance(original, MutableMapping):
         result = copy.copy(original)
         for key, item in items.items():  # ``update`` of a Counter would add
@@ -51,19 +51,19 @@ def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
         return result
     try:
         return type(original)(items)
-    except TypeError:  # a mapping that is not made from a dict: a plain dict reads the same
+    except TypeError:  # its class takes no dict: a plain dict can be read in the same way
         return items
 
 
 def map_tensors(
     function: Callable[[Tensor], Any], batch: Any, method_name: str = "", *arguments: Any, skip: str = ""
 ) -> Any:
-    """The same batch with ``function`` applied to every tensor in it; values of other kinds stay as
-    they are.
+    """Returns the batch with ``function`` applied to every tensor in it. Values of other kinds are
+    unchanged.
 
-    On objects that are not mappings and have a method named ``method_name``, that method is called
-    instead, with ``arguments``: they may be containers with rules of their own, such as
-    ``PackedSequence``. Those with a method named ``skip`` stay as they are.
+    If an object that is no mapping has a method named ``method_name``, that method is called
+    instead, with ``arguments``: the object may be a container with special rules, such as
+    ``PackedSequence``. Objects with a method named ``skip`` are unchanged.
     """
 
     def convert(_: str, value: Any) -> Any:
@@ -80,7 +80,7 @@ def map_tensors(
 
 
 def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
-    """The same batch with ``function`` applied to everything in it that is not a container."""
+    """Returns the batch with ``function`` applied to each value in it that is no container."""
 
     def convert(_: str, value: Any) -> Any:
         rebuilt = _rebuild(value, convert, "")
@@ -90,8 +90,8 @@ def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def to_device(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
-    """The batch on ``device``, copied asynchronously if its memory is pinned and ``non_blocking``
-    given. On the CPU it is the batch itself.
+    """Returns the batch on ``device``, copied asynchronously if its memory is pinned and
+    ``non_blocking`` is True. On the CPU it is the batch itself.
 
     Objects of other kinds are moved by their ``to(device)`` method, if they have one.
     """
@@ -101,13 +101,13 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool = True) ->
 
 
 def pin(batch: Any) -> Any:
-    """The batch in pinned memory. Objects of other kinds are pinned by their ``pin_memory()``
-    method, if they have one."""
+    """Returns the batch in pinned memory. Objects of other kinds are pinned by their
+    ``pin_memory()`` method, if they have one."""
     return map_tensors(Tensor.pin_memory, batch, "pin_memory")
 
 
 def _arrays(batch: Any, path: str) -> list[tuple[str, Any]]:
-    """All tensors and arrays in a value at this path, with their own."""
+    """Returns all tensors and arrays in a value, with their paths, which begin with ``path``."""
     found: list[tuple[str, Any]] = []
 
     def visit(path: str, value: Any) -> Any:
@@ -122,43 +122,46 @@ def _arrays(batch: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def count_samples(batch: Any) -> int:
-    """Number of samples in a ready batch: the common length of dimension 0 of all its tensors and
-    arrays.
+    """Returns the number of samples in a ready batch: the common length of dimension 0 of all its
+    tensors and arrays.
 
     Raises:
-        DataError: it has no tensor, one has no dimension 0, or two have different lengths.
+        DataError: the batch has no tensor, one has no dimension 0, or two have different lengths.
     """
     first: tuple[str, int] | None = None
     for path, array in _arrays(batch, "batch"):
         if array.ndim == 0:
             raise DataError(
-                f"{path} is a single number: a ready batch is cut along dimension 0, so everything in it needs one. "
-                "Give one value per sample, or leave it out of the batch."
+                f"{path} is a single number, but a ready batch is split along dimension 0. Pass one value per sample, or "
+                "remove it from the batch.",
+                code="batch-without-dimension",
             )
         if first is None:
             first = (path, len(array))
         elif len(array) != first[1]:
             raise DataError(
-                f"{first[0]} has {first[1]} rows and {path} has {len(array)}: a ready batch is cut along dimension 0, "
-                "so all its tensors need the same number of rows."
+                f"{first[0]} has {first[1]} rows and {path} has {len(array)}, but a ready batch is split along dimension 0. "
+                "Give all its tensors the same number of rows.",
+                code="batch-rows-differ",
             )
     if first is None:
         raise DataError(
-            f"a batch of type {type(batch).__name__} holds no tensor, so it cannot be cut into shards: "
-            "give prepare() a DataLoader over samples, or batches of tensors"
+            f"cannot split a batch of type {type(batch).__name__} into shards: it contains no tensor. Pass prepare() a "
+            "DataLoader over samples, or batches of tensors.",
+            code="batch-without-tensor",
         )
     return first[1]
 
 
 def cut(batch: Any, part: slice, num_samples: int) -> Any:
-    """The samples ``part`` of a ready batch of ``num_samples``.
+    """Returns the samples ``part`` of a ready batch of ``num_samples``.
 
-    Tensors and arrays are cut along dimension 0, and so are lists with one value per sample (texts,
-    names, lists of tokens). Other plain values, tuples of numbers, and lists of another length
-    belong to the whole batch and are kept.
+    Tensors and arrays are split along dimension 0, and so are lists with one value per sample
+    (texts, names, lists of tokens). Other plain values, tuples of numbers, and lists of another
+    length belong to the batch itself and are kept.
 
     Raises:
-        DataError: it is ambiguous how a value is to be cut.
+        DataError: it is ambiguous how to split a value.
     """
 
     def convert(path: str, value: Any) -> Any:
@@ -166,27 +169,29 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
             return value[part]
         if isinstance(value, (str, bytes)) or _is_size(value):
             return value
-        if isinstance(value, (list, tuple, range)) and not _is_named_tuple(value) and not _holds_array(value):
+        if isinstance(value, (list, tuple, range)) and not _is_named_tuple(value) and not _contains_array(value):
             return cut_list(value, path)
         rebuilt = _rebuild(value, convert, path)
         if rebuilt is None and hasattr(value, "__len__"):
             raise DataError(
-                f"{path} is a {type(value).__name__}, which has a length, and may hold something for each sample: a "
-                "ready batch can hold tensors, arrays, plain values, and lists, tuples, dicts and dataclasses of them"
+                f"{path} is a {type(value).__name__}, which has a length, so it may contain one item per sample. Use tensors, "
+                "arrays, plain values, and lists, tuples, dicts and dataclasses of them.",
+                code="batch-unknown-container",
             )
         return value if rebuilt is None else rebuilt
 
     def cut_list(value: Any, path: str) -> Any:
         is_column = len(value) == num_samples
-        holds_columns = any(isinstance(item, (list, tuple)) and len(item) == num_samples for item in value)
-        if is_column and holds_columns:
+        has_columns = any(isinstance(item, (list, tuple)) and len(item) == num_samples for item in value)
+        if is_column and has_columns:
             raise DataError(
                 f"{path} is a list of {num_samples} lists of {num_samples}, in a batch of {num_samples} samples: either "
-                "dimension could count samples. Use a tensor or an array."
+                "dimension could count samples. Use a tensor or an array.",
+                code="batch-ambiguous-list",
             )
         if is_column:
             return value[part]
-        return _rebuild(value, convert, path) if holds_columns else value
+        return _rebuild(value, convert, path) if has_columns else value
 
     if part == slice(0, num_samples):
         return batch
@@ -194,10 +199,10 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
 
 
 def _is_size(value: Any) -> bool:
-    """Whether a value is a tuple of plain numbers. It belongs to the whole batch (an image size,
-    say): values per sample come as lists or tensors."""
+    """Returns whether a value is a tuple of plain numbers. It belongs to the batch itself (for
+    example an image size): values per sample are in lists or tensors."""
     return type(value) is tuple and all(isinstance(item, (int, float)) for item in value)
 
 
-def _holds_array(value: Any) -> bool:
+def _contains_array(value: Any) -> bool:
     return bool(_arrays(value, ""))

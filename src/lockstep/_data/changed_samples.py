@@ -1,11 +1,11 @@
-"""Samples that the script writes to in place, and that belong to its data set: later reads get what
-was written.
+"""Detects samples of the dataset that the script changes in place: later reads get the changed
+values.
 
-How often a sample has been written to then depends on which rank had it, on how many loader workers
-there are, and on where a run was resumed. In steps 1, 2, 4, 8, ... what was fetched is compared
-with what it is when the step's body has run, and what a ``collate_fn`` got with what it leaves
-behind. A change counts if the memory, dict, list or object can be reached from the data set: a
-batch that was collated from copies is the script's to write to.
+The number of changes of a sample then depends on the rank that had it, on the number of loader
+workers (each has a copy of the dataset), and on the step of a resume. In steps 1, 2, 4, 8, ... the
+fetched samples are compared before and after the step's body, and the arguments of a ``collate_fn``
+before and after its call. A change counts if the memory, dict, list or object can be reached from
+the dataset. A batch that was collated from copies may be changed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from lockstep._base.versions import version
 from lockstep._plan.powers_of_two import PowersOfTwo
 
 _MOST_PARTS = 4096
-"""Objects of a batch that are compared."""
+"""The number of objects of a batch that are compared."""
 _MOST_OWNED = 200_000
-"""Objects of a data set after which the search for what was changed ends."""
+"""The number of objects of a dataset after which a search ends."""
 _MOST_SEARCHES = 3
-"""Searches that find nothing, after which none is made: the script writes to copies."""
+"""The number of searches without a result after which there are no more: the script changes
+copies."""
 _MOST_ARRAYS, _COMPARED_BYTES = 64, 65536
-"""NumPy arrays that are compared, and bytes of each: an array does not count its changes, as
-tensors do."""
+"""The number of NumPy arrays that are compared, and the bytes of each. Arrays have no version
+counter, unlike tensors."""
 _REMEDY = (
     "Write to a copy: `x = x * 2` for `x *= 2`, `target = {**target, 'boxes': boxes}` for `target['boxes'] = boxes`, "
     "`x = x.clone()` first, or copy.deepcopy(sample)."
@@ -45,18 +46,18 @@ _REMEDY = (
 
 
 class Snapshot:
-    """What samples are made of, before code of the script gets them."""
+    """The parts of samples, before code of the script gets them."""
 
     def __init__(self, samples: Iterable[Any]) -> None:
         self._tensors: list[tuple[Held, int]] = []
         self._arrays: list[tuple[Held, int]] = []
         self._holders: list[tuple[Held, dict[Key, Any], int]] = []
-        """Dicts, lists and objects, with what they hold, which is kept: an id is unique only among
+        """Dicts, lists and objects, with references to their items: an id is unique only among
         living objects."""
         for held in walk(map(root, samples), _is_searched, most=_MOST_PARTS):
             value = held.value
             if isinstance(value, Tensor):
-                # such have no versions, and cannot be written to in a training
+                # Inference tensors have no versions, and training cannot write to them.
                 if value.is_inference():
                     continue
                 self._tensors.append((held, version(value)))
@@ -68,8 +69,8 @@ class Snapshot:
                 self._holders.append((held, items, len(items)))
 
     def changed(self) -> Iterator[Held]:
-        """What was changed since. (A key that is added is no change: what was read before is still
-        there.)"""
+        """Yields the parts that were changed since. (A new key is no change: earlier reads still
+        get the same values.)"""
         yield from (held for held, before in self._tensors if version(held.value) != before)
         yield from (held for held, before in self._arrays if _checksum(held.value) != before)
         for held, before, size in self._holders:
@@ -79,23 +80,23 @@ class Snapshot:
                 yield held
 
     def places(self, changed: Held) -> list[Key]:
-        """Where one of the changed, a dict, list or object, was changed."""
+        """Returns the places at which a dict, list or object was changed."""
         before = next((items for held, items, _ in self._holders if held is changed), {})
         return list(_others(before, dict(children(changed.value))))
 
     def place(self, changed: Held) -> str:
-        """The first of its ``places``, as the script may write it."""
+        """Returns the first of its ``places``, in the notation of the script."""
         key = next(iter(self.places(changed)), None)
         return "" if key is None else f".{key}" if isinstance(key, str) else f"[{key[0]!r}]"
 
 
 class ChangedSamples:
-    """Looks at samples, and warns once.
+    """The watch over samples, which warns once.
 
     Args:
-        dataset: the data set, or the iterable of ready batches.
-        speaks: whether to look at all: on one rank.
-        name: of what it is, for the warning.
+        dataset: the dataset, or the iterable of ready batches.
+        speaks: whether to watch at all: on one rank.
+        name: the name of ``dataset``, for the warning.
     """
 
     def __init__(self, dataset: Any, *, speaks: bool, name: str = "dataset") -> None:
@@ -103,16 +104,16 @@ class ChangedSamples:
         self._looks = PowersOfTwo()
         self._num_vain = 0
         self._found: tuple[Snapshot, str] | None = None
-        """What the data set's own was left as, and the warning."""
+        """The changed part of the dataset as the script left it, and the warning."""
         self.next: float = 0 if speaks else math.inf
-        """The first step, or batch, for which there is something to do."""
+        """The first step, or batch, that must be watched."""
 
     def look(self, number: int, samples: Sequence[Any]) -> Snapshot | None:
-        """What samples are before the script gets them, if they are to be looked at.
+        """Returns a snapshot of samples before the script gets them, if that is due.
 
         Args:
-            number: of the step, or batch.
-            samples: each a sample, or those of a shard.
+            number: the number of the step, or batch.
+            samples: the samples, alone or one item per shard.
         """
         worker = get_worker_info()
         if worker is not None and worker.id > 0:
@@ -125,15 +126,15 @@ class ChangedSamples:
                 say(words)
                 self.next = math.inf
                 return None
-            self._note_vain()  # refilled: a buffer, which is used for each batch
+            self._note_vain()  # a buffer that is refilled for each batch
         is_due = self._looks.take(number)
         self.next = max(self._looks.next, self.next if math.isinf(self.next) else number + 1)
         return Snapshot(samples) if is_due else None
 
     def compare(self, before: Snapshot, what: Callable[[], str], again: Callable[[], bool] | None = None) -> None:
-        """Note whether code of the script has changed what is the data set's own. ``what``: the
-        code. ``again``: whether another run, if one is possible, would have another outcome: that
-        of ``row['text'] = row['text'].lower()`` would not."""
+        """Notes whether code of the script has changed a part of the dataset. ``what``: returns the
+        name of the code. ``again``: returns whether a repetition would have another result, which
+        ``row['text'] = row['text'].lower()`` would not have."""
         changed = list(before.changed())
         found = _first_owned(changed, self._dataset) if changed else None
         if found is not None and again is not None and all(_is_searched(held.value) for held in changed) and not again():
@@ -152,17 +153,16 @@ class ChangedSamples:
     def _words(self, part: Held, own: Held, what: str) -> str:
         kind = f"tensor of shape {tuple(part.value.shape)}" if isinstance(part.value, Tensor) else type(part.value).__name__
         return (
-            f"WARNING: {what} writes in place to samples that {self._name} ({type(self._dataset).__name__}) keeps: the {kind} "
-            f"that it gets as {_behind('samples', part)} is {_behind(self._name, own)} itself, which is read again as it was "
-            "left. How often it has been written to depends on the number of processes and of loader workers, and on where the "
-            f"run was resumed, and so does the result. {_REMEDY}"
+            f"WARNING: {what} writes in place to samples of {self._name} ({type(self._dataset).__name__}): the {kind} in "
+            f"{_behind('samples', part)} is {_behind(self._name, own)} itself, which later reads return changed. Results "
+            f"depend on the number of processes and loader workers, and on resumes. {_REMEDY}"
         )
 
 
 def changes_again(samples: Any, function: Callable[[Any], Any], result: Any) -> bool:
-    """Whether a function that has got samples, and returned this, changes more of them or returns
-    something else when it is called again: on copies of their dicts, lists and objects, with the
-    same tensors and arrays, which it has left unchanged."""
+    """Returns whether a second call of a function on the samples changes more of them or returns
+    another result. It is called with copies of their dicts, lists and objects, and with the same
+    tensors and arrays, which it has not changed."""
     parts = list(walk([root(samples)], _is_searched, most=_MOST_PARTS))
     if len(parts) >= _MOST_PARTS:
         return True
@@ -170,12 +170,12 @@ def changes_again(samples: Any, function: Callable[[Any], Any], result: Any) -> 
         copied = copy.deepcopy(samples, {id(held.value): held.value for held in parts if not _is_searched(held.value)})
         before = Snapshot([copied])
         return digest(function(copied)) != digest(result) or next(before.changed(), None) is not None
-    except Exception:  # it cannot take what it has left
+    except Exception:  # it does not accept the samples that it has changed
         return True
 
 
 def calling_line() -> str:
-    """The line of the script that is running, in words."""
+    """Returns the running line of the script, for messages."""
     frame = inspect.currentframe()
     while frame is not None and owner(frame.f_code.co_filename) != "user":
         frame = frame.f_back
@@ -183,11 +183,11 @@ def calling_line() -> str:
 
 
 def definition_of(function: Any) -> str:
-    """A function and the line where it begins, in words."""
+    """Returns a function and its first line, for messages."""
     name = getattr(function, "__qualname__", type(function).__name__)
     try:
         path, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]
-    except (OSError, TypeError):  # an object that can be called, say
+    except (OSError, TypeError):  # for example a callable object
         return f"the collate_fn {name}"
     return f"the collate_fn {name} at {path}:{line}"
 
@@ -213,8 +213,8 @@ def _others(before: dict[Key, Any], now: dict[Key, Any]) -> Iterator[Key]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values are one, or equal, as after a conversion that changes nothing the next
-    time."""
+    """Returns whether two values are the same or equal. A conversion may make an equal value, and
+    then changes nothing when it is repeated."""
     if one is other:
         return True
     if type(one) is type(other) and not isinstance(one, Tensor) and not _is_array(one):
@@ -230,7 +230,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _first_owned(changed: list[Held], dataset: Any) -> tuple[Held, Held] | None:
-    """The first of the changed that the data set holds, and where."""
+    """Returns the first changed part that is in the dataset, and its place there."""
     by_id = {id(held.value): held for held in changed}
     by_storage = {place: held for held in changed if (place := _storage(held.value)) is not None}
     arrays = [(_memory(held.value), held) for held in changed if _is_array(held.value) or isinstance(held.value, Tensor)]
@@ -257,7 +257,7 @@ def _storage(value: Any) -> int | None:
 
 
 def _memory(value: Any) -> tuple[int, int]:
-    """The addresses from which to which a tensor or array on the host may be."""
+    """Returns the first address of a tensor or array on the host, and the one after its last."""
     if isinstance(value, Tensor):
         if not value.is_cpu or value.layout != torch.strided or not value.numel():
             return 0, 0

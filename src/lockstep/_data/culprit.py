@@ -1,5 +1,5 @@
-"""Errors of the user's data set or ``collate_fn``, with the samples and the step that they come
-from."""
+"""Errors of the user's dataset or ``collate_fn``, with the samples and the step that caused
+them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from lockstep._data.streams import Purpose
 
 _MOST_LISTED = 16
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ESTALE}
-"""Errors of the system that another process, or the same one later, need not get for the same
-file."""
+"""System errors that depend on the state of the process or machine, not on the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The data set that an error comes from. The methods return the DataError to raise from it,
-    which names the samples.
+    """The dataset that caused an error. The methods return the DataError to raise from that error,
+    with the samples.
 
     ``step`` is the step for which the samples were fetched (in an evaluation, the number of the
     batch), ``shard`` its shard; None: unknown.
     """
 
     dataset: Any
-    """A data set, or any iterable of ready batches."""
+    """The dataset, or any iterable of ready batches."""
     rank: int
     is_ready: bool
-    """Whether its items are batches already."""
+    """Whether the items are ready batches."""
 
     def read(
         self, error: Exception, index: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
     ) -> DataError:
-        """The error for a sample (or ready batch) that could not be read. ``index``: that of the
-        sample, or its position in a stream."""
+        """Returns the error for a sample (or ready batch) that could not be read. ``index``: the
+        index of the sample, or its position in a stream."""
         number, name = _shown(index), "dataset" if isinstance(self.dataset, Dataset) else "batches"
         can_index = isinstance(self.dataset, Dataset) and not isinstance(self.dataset, IterableDataset)
         again = f"{name}[{number}]" if can_index else f"next(itertools.islice({name}, {number}, None))"
@@ -49,15 +48,15 @@ class Culprit:
     def read_one_of(
         self, error: Exception, indices: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
     ) -> DataError:
-        """The error for samples that were requested at once, where it is unknown which of them
-        could not be read."""
+        """Returns the error for samples that were requested in one call, if it is unknown which of
+        them could not be read."""
         prefix = "" if len(indices) == 1 else "one of "
         return self._failed(error, prefix, indices, self._where(purpose, step, shard), "dataset.__getitems__([...])")
 
     def collating(
         self, error: Exception, indices: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
     ) -> DataError:
-        """The error for samples that were read but could not be collated."""
+        """Returns the error for samples that were read but could not be collated."""
         again = "collate_fn(batch)" if self.is_ready else "collate_fn([...])"
         return self._failed(error, "collating ", indices, self._where(purpose, step, shard), again)
 
@@ -82,21 +81,22 @@ class Culprit:
             message = ""
         return DataError(
             f"{prefix}{noun} {listed} of {_name(self.dataset)} failed on rank {self.rank}{where}, with "
-            f"{kind}{': ' if message else ''}{message}. {_advice(error, noun, again, is_one=number == 1)}"
+            f"{kind}{': ' if message else ''}{message}. {_advice(error, noun, again, is_one=number == 1)}",
+            code="sample-failed",
         )
 
 
 def _advice(error: Exception, noun: str, again: str, *, is_one: bool) -> str:
-    """What to look at: the samples alone, unless the error is one of the process that has read
-    them."""
+    """Returns the advice: reproduce the error with the samples alone, unless it depends on the
+    process that has read them."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _EXHAUSTED):
         return (
-            f"It is no error of {'that' if is_one else 'those'} {noun}: the process or its machine has run out of something"
+            f"The cause is not {'that' if is_one else 'those'} {noun}: the process or its machine has run out of a resource"
         )
-    same = f"Look at {'that' if is_one else 'those'} {noun}: `{again}` in a shell should give the same error"
+    same = f"To reproduce it, run `{again}`"
     if get_worker_info() is None:
         return same
-    return f"{same}; if it does not, try num_workers=0: then no loader worker reads it"
+    return f"{same}. If that works, try num_workers=0, without loader workers"
 
 
 def _shown(index: Any) -> str:

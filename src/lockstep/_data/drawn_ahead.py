@@ -1,11 +1,21 @@
-"""Drawing indices ahead of the loop without the script, or the next pass, noticing.
+"""Draws indices ahead of the loop, without an effect on the script or the next pass.
 
-Loader workers are sent indices ahead, and a process without samples in a step goes on to the next
-step that has some. How far ahead depends on the numbers of workers and processes, and so would
-whatever a sampler remembers: where its generator stands, its position. So this is kept behind each
-draw. Between two draws the samplers remember what they had behind the step that the loop has taken,
-as if nothing had been drawn ahead: whenever and however the pass ends, they are where the next one
-belongs.
+Loader workers receive indices ahead, and a process without samples in a step continues to the next
+step with some. How far ahead depends on the numbers of workers and processes. So would the memory
+of a sampler: the state of its generator, its position. Two ranks that leave a pass by ``break``
+would begin the next one with different indices.
+
+So the memory is recorded after each draw. Between two draws, the samplers are put back to the
+memory after the step that the loop has taken::
+
+    draws           1     2     3     4     5      (for workers: two steps ahead of the loop)
+    memory          m1    m2    m3    m4    m5
+    loop has taken              ^ step 3: the script sees the samplers with m3
+    next draw       put m5 back, draw 6, record m6, put m3 back
+    break           the samplers have m3, as without workers: the next pass continues there
+
+A change by the script in the meantime (a seed, a list) is merged into the later memories. That is
+impossible for values that the draws ahead have changed, too: then an error names them.
 """
 
 from __future__ import annotations
@@ -20,52 +30,51 @@ T = TypeVar("T")
 
 
 class _Left(NamedTuple):
-    """What a pass that was left early has drawn ahead for good."""
+    """The draws of a pass that was left early which cannot be undone."""
 
     contents: list[Content]
-    """Of objects that could not be put back."""
+    """The contents of objects that could not be put back."""
     first: Moment | None
-    """Behind the first draw of the pass, if a sampler with a ``state_dict()`` remembers something
-    that is not seen."""
+    """The memory after the first draw of the pass, if a sampler with a ``state_dict()`` has hidden
+    memory; None: no sampler has."""
 
 
 class DrawnAhead:
-    """The draws of a pass, and what a loader's samplers remembered behind each.
+    """The draws of a pass, and the memory of a loader's samplers after each.
 
     Args:
-        before: those of the pass before.
-        warns: is called once with what the script has changed while indices lay ahead: a
-            description.
+        before: the draws of the pass before.
+        warns: a function that is called once with a description of what the script has changed
+            while indices were drawn ahead.
     """
 
     def __init__(self, memory: Memory, before: DrawnAhead | None = None, warns: Callable[[str], None] | None = None) -> None:
         self._memory = memory
         self._warns = warns
         self._num_items: int | None = None
-        """Draws that have given indices, once it is known that there are no more."""
+        """The number of draws that gave indices; None: there may be more."""
         self._left = None if before is None else before._end()
         self._first: Moment | None = None
-        """Behind the first draw."""
+        """The memory after the first draw."""
         self.count = 0
-        """Draws so far."""
+        """The number of draws so far."""
         self._shown = 0
-        """The draw behind which the samplers are now."""
+        """The number of the draw after which the samplers are now."""
         self._behind: dict[int, Moment] = {}
-        """Behind each draw that the loop may still be taken to, but for the newest if nothing was
-        drawn since."""
+        """The memory after each draw that the loop may still reach, except for the newest draw."""
         self._newest: Moment | None = None
-        """Before the newest draw, until the loop takes the step: only the sampler has changed
-        anything since."""
+        """The memory before the newest draw, until the loop takes its step. Only the sampler has
+        changed anything since, so the difference is the effect of drawing."""
         self._draws: dict[int, int] = {}
-        """By step that has been put together, the number of draws until it was."""
+        """The number of draws until each step was complete."""
         memory.begin()
 
     def draw(self, draw: Callable[[], T]) -> T:
-        """Draw once.
+        """Draws once.
 
         Raises:
-            DataError: the pass before was left early, with more indices drawn than its steps had,
-                and this pass goes on from there.
+            DataError: the pass before was left early after draws ahead, and this pass continues
+                from them.
         """
         if self._shown != self.count:
             self._show(self.count)
@@ -79,11 +88,11 @@ class DrawnAhead:
         return drawn
 
     def note_end(self) -> None:
-        """The newest draw has given nothing: the pass has no more indices."""
+        """Notes that the newest draw gave nothing: the pass has no more indices."""
         self._num_items = self.count - 1
 
     def _note(self) -> Moment:
-        """Note what the samplers remember behind the newest draw."""
+        """Records the memory after the newest draw."""
         now = self._memory.take()
         if self._newest is not None:
             self._memory.note_draw(self._newest, now)
@@ -91,11 +100,12 @@ class DrawnAhead:
         return now
 
     def put_together(self, step: int, count: int | None = None) -> None:
-        """A step consists of the draws up to ``count``, the newest."""
+        """Notes that a step consists of the draws up to ``count``, by default the newest."""
         self._draws[step] = self.count if count is None else count
 
     def taken(self, step: int) -> None:
-        """The loop has taken a step, or has ended with the error of the step that it asked for."""
+        """Notes that the loop has taken a step, or received the error of the step that it
+        requested."""
         count = self._draws.get(step, self.count)
         self._show(count)
         self._newest = None
@@ -107,30 +117,32 @@ class DrawnAhead:
             self._draws = {number: draws for number, draws in self._draws.items() if number >= step}
 
     def ended(self) -> None:
-        """The loop has run to its end."""
+        """Notes that the loop has finished."""
         self._show(self.count)
 
     def rejoin(self, now: Moment) -> None:
-        """Let the generators go on from ``now``: a pass has been drawn again up to where it was
-        interrupted, and other loaders have drawn from its generators since it began.
+        """Continues the generators from ``now``, after a pass was drawn again up to its
+        interruption: other loaders had drawn from its generators, too.
 
         Raises:
-            DataError: the samplers draw as they go, so that what they drew in between cannot be
-                known.
+            DataError: the samplers draw throughout the pass, so their draws cannot be separated
+                from the other loaders'.
         """
         self._note()
         memory, moments = self._memory, [self._behind[number] for number in range(1, self.count + 1)]
-        # only at the beginning
+        # A sampler that draws only before its first index: the generator after that belongs to
+        # others.
         if not any(memory.is_drawn_between(moments[0], moment) for moment in moments):
             memory.put_generators(now, moments)
         elif all(memory.is_drawn_between(moment, now) for moment in moments):
             raise DataError(
-                "a loader's samplers draw indices as they go, from a generator that another loader draws from, too, so a run "
-                "cannot resume within their passes: give each loader a generator of its own"
+                "a loader's sampler shares its generator with another loader and draws from it throughout the pass, so a run "
+                "cannot resume within a pass. Give each loader a separate generator.",
+                code="generator-shared",
             )
 
     def change(self, put: Callable[[], None]) -> None:
-        """Have something changed that the script had changed behind the newest draw."""
+        """Applies a change that the script had made after the newest draw."""
         self._note()
         put()
         self._behind[self.count] = self._newest = self._memory.take()
@@ -145,15 +157,15 @@ class DrawnAhead:
             self._shown = count
 
     def _merge(self) -> None:
-        """Take over what the script, or another loader, has changed since the last draw."""
+        """Merges what the script, or another loader, has changed since the last draw."""
         ahead = [moment for number, moment in self._behind.items() if number > self._shown]
         conflicts, changed = self._memory.merge(self._behind[self._shown], ahead)
         if conflicts:
             raise DataError(
-                f"{' and '.join(conflicts)} was changed, or drawn from, during a pass of a loader whose indices had been drawn "
-                "from it already, ahead of the loop: what the samplers draw would depend on the number of loader workers or "
-                "processes. Does the script or another loader use the same generator? Give each loader one of its own: "
-                "generator=torch.Generator().manual_seed(...)"
+                f"{' and '.join(conflicts)} was changed, or drawn from, during a pass of a loader that had already drawn "
+                "indices with it ahead of the loop, so indices would depend on the number of loader workers or processes. Give "
+                "each loader a separate generator: generator=torch.Generator().manual_seed(...).",
+                code="sampler-changed-ahead",
             )
         has_indices_ahead = self._shown < (self.count if self._num_items is None else self._num_items)
         if changed and has_indices_ahead and self._warns is not None:
@@ -161,7 +173,7 @@ class DrawnAhead:
             self._warns = None
 
     def _end(self) -> _Left | None:
-        """How the pass was left; None: with no more drawn than the loop has taken."""
+        """Returns the draws ahead that cannot be undone; None: the loop has taken all draws."""
         if self._shown == self.count:
             return None
         shown, newest = self._behind[self._shown], self._behind[self.count]
@@ -175,8 +187,8 @@ class DrawnAhead:
             lost += memory.reporting
         if lost:
             raise DataError(
-                f"{' and '.join(lost)}: a sampler goes on from there in this pass, but the pass before was left early, and "
-                "indices had been drawn ahead of it, which cannot be undone. So this pass would depend on the number of "
-                "loader workers or processes. Let the sampler keep its place in attributes that are numbers (self.position = "
-                "...), or begin each pass at its beginning, or let passes end by its length rather than by break."
+                f"{' and '.join(lost)}: a sampler continues from there, but the pass before was left early after indices were "
+                "drawn ahead, so this pass would depend on the number of loader workers or processes. Keep the sampler's place "
+                "in attributes that are numbers (self.position = ...), or do not leave passes by break.",
+                code="pass-left-early",
             )

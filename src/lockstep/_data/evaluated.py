@@ -1,4 +1,4 @@
-"""The loaders on which a run evaluates, and the numbers of its evaluations."""
+"""The numbers of a run's evaluations, which identify their random streams."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lockstep._data.loader import PreparedLoader
 
 
 class Evaluations:
-    """Numbers the evaluations since the last step.
+    """The numbering of evaluations since the last step.
 
     Args:
-        assignment: makes this process's shard assignment.
-        workers: see ``RunConfig.workers``.
-        held: the ids of the generators, and other objects of samplers, that checkpoints hold.
+        assignment: a function that makes this process's shard assignment.
+        workers: the number of loader workers, as in ``RunConfig.workers``.
+        held: a function that returns the ids of the objects whose state is in checkpoints.
     """
 
     def __init__(
@@ -30,16 +30,16 @@ class Evaluations:
         """The epoch of the newest evaluation, the steps taken before it, and whether it was within
         a step."""
         self._loaders: list[Any] = []
-        """Those of the evaluations since then, one for each. (Kept, so that no new one has the
-        ``id`` of another.)"""
+        """The loaders of the evaluations since then, one for each. (The references prevent that a
+        new loader gets the ``id`` of an old one.)"""
 
     def next(self, loader: Any, epoch: int, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
-        """The source and the key of the next evaluation.
+        """Returns the source and the key of the next evaluation.
 
         Args:
             loader: the loader to evaluate on.
-            epoch: the current one. (A run that resumes between two does not make the evaluations of
-                the first again.)
+            epoch: the current epoch. (A run that resumes between two epochs does not repeat the
+                evaluations of the first.)
             step: steps taken so far.
             in_step: whether the evaluation is inside the body of a loop over a training loader.
         """

@@ -27,7 +27,7 @@ class Evaluation:
                 evaluation.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
         team.print(evaluation["loss"], evaluation["accuracy"])
 
-    ``evaluation.shards`` yields whole batches, each on one rank. To do something between two
+    ``evaluation.shards`` yields complete batches, each on one rank. To do something between two
     batches (stop early, leave some out, count them), loop over the evaluation and, inside, over
     ``batch.shards``::
 
@@ -37,8 +37,8 @@ class Evaluation:
 
     This outer loop runs once for each batch of the loader, on every rank. It may be left early, and
     leave batches out, on a condition that is the same on every rank. ``batch.shards`` yields the
-    whole batch on the rank that owns it, and nothing on the others. (With ``strategy="fsdp"``, as
-    many batches as there are ranks run inside ``batch.shards`` at once.)
+    complete batch on the rank that owns it, and nothing on the others. (With ``strategy="fsdp"``,
+    W batches run inside ``batch.shards`` at the same time, one on each rank.)
 
     Inside the block the models are in evaluation mode and gradients are disabled; afterwards both
     are as before, and so are the random streams. The end of the block is a collective, which every
@@ -53,7 +53,10 @@ class Evaluation:
 
     def __enter__(self) -> Evaluation:
         if self._stack is not None:
-            raise UsageError("an evaluation can be entered once: call team.evaluate() again for the next one")
+            raise UsageError(
+                "an evaluation can be entered once. Call team.evaluate() again for the next one.",
+                code="evaluation-entered-twice",
+            )
         self._pass.begin()
         stack = contextlib.ExitStack()
         stack.enter_context(preserve_rng())
@@ -77,7 +80,7 @@ class Evaluation:
 
     @property
     def shards(self) -> Iterator[Any]:
-        """``batch.shards`` of all batches, one after another: those that this rank owns, each on
+        """The ``batch.shards`` of all batches, one after another: the batches of this rank, each on
         ``team.device``.
 
         The loop runs a different number of times on each rank, so it is no place for collectives.
@@ -85,15 +88,15 @@ class Evaluation:
         return itertools.chain.from_iterable(batch.shards for batch in self)
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
-        """``EvaluationBatch.add``, for the batch that is running."""
+        """Calls ``EvaluationBatch.add`` of the running batch."""
         self._pass.add(self._pass.current, weight, values, reduction)
 
     def update(self, metric: Any, *args: Any) -> None:
-        """``EvaluationBatch.update``, for the batch that is running."""
+        """Calls ``EvaluationBatch.update`` of the running batch."""
         self._pass.update(self._pass.current, metric, args)
 
     def __getitem__(self, name: str) -> Any:
-        """The weighted average of a value over the batches, the same on every rank."""
+        """Returns the weighted average of a value over the batches, the same on every rank."""
         if name not in self.results:
             available = ", ".join(self.results) or "nothing"
             raise KeyError(f"{name!r} was not added in this evaluation; available: {available}")
@@ -103,13 +106,12 @@ class Evaluation:
     def results(self) -> Mapping[str, Any]:
         """All averages, by name."""
         if self._results is None:
-            raise UsageError("results are available after the `with` block")
+            raise UsageError("results are available after the `with` block", code="results-before-end")
         return self._results
 
 
 def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    # Submodules have modes of their own: a frozen part may be in evaluation mode while the rest is
-    # trained.
+    # Each submodule has a mode: a frozen part may be in evaluation mode while the rest is trained.
     root, mode = modes[0]
     root.train(mode)
     for module, mode in modes[1:]:

@@ -1,10 +1,14 @@
-"""One pass over an evaluation loader: its batches, whose samples one rank has each, and what is
-recorded of them.
+"""One pass over an evaluation loader: its batches, and the results that the script records.
 
-The loader's batches stay whole, as on a single process, and are assigned to the processes in turn:
-every process goes through all batches, and gets the samples of its own. The results of all batches
-are gathered at the end and added in batch order, so the sum does not depend on the number of
-processes.
+::
+
+    batch           0   1   2   3   4        every rank runs the outer loop for all batches
+    rank (W = 2)    0   1   0   1   0        one rank gets the samples of each
+    end of block    gather (batch, name, value) from all ranks, sort by batch, add in that order
+
+Batches are not split into shards, as training batches are: a batch has the same samples, and the
+same kernels, as on a single process. Values are added in the order of batches at the end, and not
+as they are ready, because the sum of floats depends on its order.
 """
 
 from __future__ import annotations
@@ -34,33 +38,33 @@ LINES = (
     "batch.add(accuracy=...)`.)"
 )
 Place = tuple[int, int]
-"""Where results belong: the number of the batch, and of the pass over its shards."""
+"""The place of a result: the number of the batch, and of the pass over its shards."""
 
 
 class Guard(Protocol):
-    """Knows where the script is."""
+    """The part of the loop that knows the position of the script."""
 
     evaluated: list[EvaluationBatch]
-    """The batches of evaluations over whose shards loops run, in the order in which these began."""
+    """The evaluation batches with a running loop over shards, in the order of their beginnings."""
 
     def check_outside(self, call: str) -> None:
-        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
+        """Raises UsageError for ``call`` inside ``batch.shards``."""
 
 
 class EvaluationPass:
-    """Hands out the batches of a loader, and records what the script adds for them.
+    """A pass over the batches of a loader, with the values that the script adds for them.
 
     Args:
         source: the loader's batches.
-        key: of the evaluation.
-        collectives: over all ranks.
-        device: where samples are moved to.
-        guard: knows where the script is.
-        metrics: see ``MetricUpdates``.
+        key: the key of the evaluation.
+        collectives: the collectives over all ranks.
+        device: the device for samples.
+        guard: the part of the loop that knows the position of the script.
+        metrics: the metrics that every rank knows already, as in ``MetricUpdates``.
         together: whether the model's forward pass is a collective, so that every rank must run it
-            equally often. Then as many batches as there are ranks run at once.
-        shares: whether results are shared. Then, too, as many batches as there are ranks run at
-            once: one after another, each would wait for the one before.
+            equally often. Then W batches run at the same time.
+        shares: whether results are shared. Then, too, W batches run at the same time: one after
+            another, each would wait for the one before.
     """
 
     def __init__(
@@ -88,13 +92,14 @@ class EvaluationPass:
         self._round = Round(())
         self._dealt: Generator[Dealt] | None = None
         self._is_short = False
-        """Whether some ranks have no batch of their own in the current round, the last."""
+        """Whether some ranks have no batch in the current round, which is the last."""
         self.current: EvaluationBatch | None = None
-        """The batch that the outer loop is at."""
+        """The batch of the outer loop; None: outside of it."""
         self._requested: set[Place] = set()
         """The passes over shards that the script has requested. The same on every rank."""
         self._place: Place | None = None
-        """The pass whose samples the script has received last; None: its results do not count."""
+        """The place of the samples that the script received last; None: their results do not
+        count."""
         self._added: list[tuple[Place, str, str, Any, Weight]] = []
         self._updates = MetricUpdates(metrics)
 
@@ -111,7 +116,7 @@ class EvaluationPass:
         self._is_open = False
         self.current, self._round = None, Round(())
         if self._dealt is not None:
-            self._dealt.close()  # the script may have left the loop, and hold its iterator
+            self._dealt.close()  # the script may have left the loop and still have its iterator
         if self._uploads is not None:
             self._uploads.settle()
         try:
@@ -123,17 +128,20 @@ class EvaluationPass:
         """All batches of the loader, on every rank. Can be called once."""
         self._check_open()
         if self._has_begun:
-            raise UsageError("an evaluation is iterated once: call team.evaluate() again for another pass over its loader")
+            raise UsageError(
+                "an evaluation is iterated once. Call team.evaluate() again for another pass over its loader.",
+                code="evaluation-iterated-twice",
+            )
         self._guard.check_outside("the loop over an evaluation")
         self._has_begun = True
         return self._iterate()
 
     def _iterate(self) -> Iterator[EvaluationBatch]:
         self._dealt = dealt = self._source.deal(self._key)
-        at_once = self._num_at_once
-        rounds = zip(dealt, strict=True) if at_once == 1 else iter(lambda: tuple(itertools.islice(dealt, at_once)), ())
+        size = self._num_at_once
+        rounds = zip(dealt, strict=True) if size == 1 else iter(lambda: tuple(itertools.islice(dealt, size)), ())
         for batches in rounds:
-            self._round, self._is_short = Round(batches), self._together and len(batches) < at_once
+            self._round, self._is_short = Round(batches), self._together and len(batches) < size
             for number, num_samples, _ in batches:
                 self.current = batch = EvaluationBatch(self, number, num_samples)
                 yield batch
@@ -146,7 +154,10 @@ class EvaluationPass:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise UsageError("iterate inside the block: `with team.evaluate(model, loader) as evaluation:`")
+            raise UsageError(
+                "iterate inside the block: `with team.evaluate(model, loader) as evaluation:`",
+                code="evaluation-outside-block",
+            )
 
     def _refuse_left(self) -> None:
         try:
@@ -157,13 +168,14 @@ class EvaluationPass:
     # Called by the batches
 
     def run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
-        """Run over the shards of the current batch. ``turn``: the number of earlier passes over
-        them."""
+        """Returns an iterator over the shards of the current batch. ``turn``: the number of earlier
+        passes over them."""
         self._guard.check_outside("another loop over batch.shards")
         if self.current is not batch:
             raise UsageError(
-                f"batch.shards of batch {batch.place} of an evaluation, outside of the body of the loop that yielded it: run "
-                "over the shards of each batch before the next"
+                f"batch.shards of batch {batch.place} of an evaluation was used after the next batch. Loop over the shards of "
+                "each batch in the body of the loop that yields it.",
+                code="evaluation-batch-ended",
             )
         self._requested.add((batch.place, turn))
         self._round.num_requested = max(self._round.num_requested, turn + 1)
@@ -178,18 +190,17 @@ class EvaluationPass:
                 self._source.reseed(self._key, *self._place)
             evaluated.append(batch)
             yield samples
-            # With the loops beside this one, as in zip(a.shards, b.shards), of which only the first
-            # is run to its end.
+            # Also removes the other loops of zip(a.shards, b.shards): zip exhausts only the first.
             del evaluated[evaluated.index(batch) :]
         self._source.reseed_between(self._key, batch.place, turn + 1)
 
     def _take(self, turn: int) -> Sequence[Any]:
-        """The samples for a pass over the current batch; none: they are another rank's.
+        """Returns the samples for a pass over the current batch; none: they belong to another rank.
 
         If the forward pass is a collective, every rank must run it equally often. So the batches of
-        a round, one for each rank, run at once, in the turn of the first whose shards are
-        requested: nothing that the outer loop does can separate them. A rank without a batch in the
-        last round runs rank 0's, and what it adds does not count.
+        a round, one for each rank, run at the same time, when the shards of the first are
+        requested. Nothing that the outer loop does can separate them. A rank without a batch in the
+        last round runs rank 0's, and its results are ignored.
         """
         now = self._round
         if turn < now.num_passes:
@@ -210,33 +221,39 @@ class EvaluationPass:
         values: dict[str, Any],
         reduction: str | None = None,
     ) -> None:
-        """Note the values of the batch that this process is in."""
+        """Records values of the running batch."""
         if batch not in self._guard.evaluated:
-            raise UsageError(f"add({', '.join(values)}) outside of the loop over shards: {LINES}")
+            raise UsageError(f"add({', '.join(values)}) outside of the loop over shards: {LINES}", code="add-outside-shards")
         if self._place is None:
             return
         given, num_samples = check_weight(weight, reduction, "batch.add"), self._round.num_samples
         weight = 1.0 if reduction == SUM else num_samples if given is None else given
         if weight is None:
-            raise ConfigError("the number of samples in this batch is unknown: give add(..., weight=number of samples)")
+            raise ConfigError(
+                "the number of samples in this batch is unknown. Set it: add(..., weight=number of samples).",
+                code="evaluation-weight-unknown",
+            )
         for name, value in values.items():
             kind, taken = take(name, value, reduction, (num_samples, given))
             self._added.append((self._place, name, kind, taken, weight))
 
     def update(self, batch: EvaluationBatch | None, metric: Any, args: tuple[Any, ...]) -> None:
-        """Update a metric with the batch that this process is in."""
+        """Schedules an update of a metric with the running batch."""
         if batch not in self._guard.evaluated:
-            raise UsageError(f"update({type(metric).__name__}) outside of the loop over shards: {LINES}")
+            raise UsageError(
+                f"update({type(metric).__name__}) outside of the loop over shards: {LINES}", code="update-outside-shards"
+            )
         if self._place is not None:
             self._updates.add(self._place, metric, args)
 
     def running(self, batch: EvaluationBatch, num_samples: int | None) -> tuple[int, int | None]:
-        """The number of a batch and its number of samples; inside its shards those of the batch
-        whose samples this process runs, which may be another of the round. ``num_samples``: of
-        ``batch``, as the loader tells it."""
+        """Returns the number of a batch and its number of samples. Inside its shards, they are of
+        the batch whose samples this process runs, which may be another one of the round.
+        ``num_samples``: the number of samples of ``batch``, according to the loader."""
         if batch not in self._guard.evaluated:
             return batch.place, num_samples
-        # another rank's samples, in a round with fewer batches than ranks: they do not count
+        # Another rank's samples, in a round with fewer batches than ranks: their results are
+        # ignored.
         if self._place is None:
             return batch.place, None
         return self._place[0], self._round.num_samples
@@ -254,16 +271,17 @@ class EvaluationPass:
             self._round.mine.append((self._place, keep(value)))
 
     def shared(self, batch: EvaluationBatch, turn: int) -> list[Any]:
-        """What was shared in a pass over a batch, on every rank. The first call after that pass has
-        run, for all batches of the round at once, is a collective. ``turn``: the number of earlier
-        passes over the batch."""
+        """Returns the values that were shared in a pass over a batch, on every rank. The first call
+        after that pass is a collective, for all batches of the round together. ``turn``: the number
+        of earlier passes over the batch."""
         self._guard.check_outside("batch.shared()")
         now = self._round
         if self.current is not batch or turn < 0 or not self._shares:
             raise UsageError(
-                f"batch.shared() of batch {batch.place} of an evaluation, before a loop over its batch.shards or after the "
-                "next batch: results are shared by batch.share() in that loop, within "
-                "team.evaluate(model, loader, share=True), and are read right after it"
+                f"batch.shared() of batch {batch.place} of an evaluation was called before a loop over its batch.shards, or "
+                "after the next batch. Call batch.share() in that loop and batch.shared() right after it, in "
+                "team.evaluate(model, loader, share=True).",
+                code="shared-at-wrong-place",
             )
         if now.num_gathered < now.num_requested:
             mine, now.mine, now.num_gathered = now.mine, [], now.num_requested
@@ -271,8 +289,8 @@ class EvaluationPass:
         return [value for place, value in now.shared if place == (batch.place, turn)]
 
     def gather(self) -> dict[str, Any]:
-        """The means and sums over all ranks, by name; every rank must call it. Only here are values
-        on a GPU waited for."""
+        """Returns the means and sums over all ranks, by name. Every rank must call it. Only here
+        the process waits for values on a GPU."""
         self._guard.check_outside("the end of the block")
         mine: list[tuple[Place, str, Entry]] = [
             (place, name, entry_of(kind, on_cpu(value), checked(float(weight), "batch.add")))
@@ -287,7 +305,7 @@ class EvaluationPass:
 
 
 class EvaluationBatch(GlobalBatch):
-    """One batch of an evaluation's loader, the same on every rank, whose samples one rank has."""
+    """One batch of an evaluation's loader, the same on every rank. One rank has its samples."""
 
     __slots__ = ("_num_passes", "_num_samples", "_pass", "place")
 
@@ -296,18 +314,19 @@ class EvaluationBatch(GlobalBatch):
         self._num_samples = num_samples
         self._num_passes = 0
         self.place = number
-        """Its number, also inside ``batch.shards``."""
+        """The number of the batch in its loader, also inside ``batch.shards``."""
 
     @property
     def number(self) -> int:
-        """Number of the batch in its loader, from 0: the same on every rank. Inside
-        ``batch.shards`` that of the samples: where batches of a round run at once, they may be
-        those of another batch."""
+        """The number of the batch in its loader, from 0: the same on every rank. Inside
+        ``batch.shards`` it is the number of the batch with the samples, which may be another one of
+        the same round."""
         return self.running[0]
 
     @property
     def num_samples(self) -> int:
-        """Samples of the batch. The same on every rank. Inside ``batch.shards``, as for ``number``.
+        """The number of samples in the batch, the same on every rank. Inside ``batch.shards`` it
+        counts the samples there, as for ``number``.
 
         Raises:
             UsageError: the loader's batches are ready-made, so only the rank that owns one can
@@ -317,22 +336,24 @@ class EvaluationBatch(GlobalBatch):
         if num_samples is None:
             raise UsageError(
                 "batch.num_samples of a ready-made batch: only the process that owns it can count its samples. Add the "
-                "number inside batch.shards: batch.add(count=len(labels), weight=1)"
+                "number inside batch.shards: batch.add(count=len(labels), weight=1).",
+                code="num-samples-unknown",
             )
         return num_samples
 
     @property
     def shards(self) -> Iterator[Any]:
-        """The whole batch, on ``team.device`` of the rank that owns it; nothing on the others.
+        """An iterator with the complete batch, on ``team.device`` of the rank that owns it; nothing
+        on the others.
 
-        Leaving the loop over it early is an error. Each loop over it is a pass with a random stream
-        of its own."""
+        Leaving the loop over it early is an error. Each loop is a pass with a separate random
+        stream."""
         self._num_passes += 1
         return self._pass.run(self, self._num_passes - 1)
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
-        """Record results of the batch, inside ``batch.shards``, for their average over all batches:
-        ``evaluation[name]`` after the block. Local.
+        """Records results of the batch, inside ``batch.shards``, for their average over all
+        batches: ``evaluation[name]`` after the block. Local.
 
         Args:
             weight: the batch's weight in the average; None: its number of samples.
@@ -343,17 +364,17 @@ class EvaluationBatch(GlobalBatch):
 
         Raises:
             UsageError: outside of ``batch.shards``.
-            ConfigError: no weight is given, and the number of samples cannot be determined.
+            ConfigError: there is no weight, and the number of samples cannot be determined.
         """
         self._pass.add(self, weight, values, reduction)
 
     def update(self, metric: Any, *args: Any) -> None:
-        """Schedule ``metric.update(*args)`` for the end of the block, on every rank and in batch
+        """Schedules ``metric.update(*args)`` for the end of the block, on every rank and in batch
         order. Local.
 
-        So a metric object (of torchmetrics, say) ends up on every rank as if it had seen the whole
-        loader. The synchronization in ``compute()`` of torchmetrics is disabled, since it would
-        count every batch once per rank."""
+        So a metric object (for example of torchmetrics) is finally on every rank as if it had seen
+        the whole loader. The synchronization in ``compute()`` of torchmetrics is disabled, since it
+        would count every batch once per rank."""
         self._pass.update(self, metric, args)
 
     @property
@@ -362,7 +383,7 @@ class EvaluationBatch(GlobalBatch):
         return self._pass.running(self, self._num_samples)
 
     def share(self, value: Any) -> None:
-        """Share a result of the batch with all processes, inside ``batch.shards``: ``shared()``
+        """Shares a result of the batch with all processes, inside ``batch.shards``: ``shared()``
         returns it on each. Local.
 
         For results that no average replaces, such as predictions::
@@ -383,9 +404,9 @@ class EvaluationBatch(GlobalBatch):
         self._pass.share(self, value)
 
     def shared(self) -> list[Any]:
-        """The values that the batch's owner has shared in the newest loop over ``batch.shards``,
-        one for each call: the same on every rank. Every rank must call it, in the outer loop, after
-        that loop; it blocks until all have.
+        """Returns the values that the batch's owner has shared in the newest loop over
+        ``batch.shards``, one for each call: the same on every rank. Every rank must call it, in the
+        outer loop, after that loop; it blocks until all have.
 
         Raises:
             UsageError: inside ``batch.shards``, before it, or in an evaluation without
@@ -396,8 +417,9 @@ class EvaluationBatch(GlobalBatch):
     def __getitem__(self, name: str) -> NoReturn:
         if isinstance(name, str):
             raise UsageError(
-                f"batch[{name!r}] of an evaluation: its values are averages over the whole loader. Read evaluation[{name!r}] "
-                "after the `with` block. (If it is part of the data, read it inside batch.shards.)"
+                f"batch[{name!r}] is not available in an evaluation: values are averaged over the whole loader. Read "
+                f"evaluation[{name!r}] after the `with` block. If it is part of the data, read it inside batch.shards.",
+                code="value-of-evaluation-batch",
             )
         self.refuse(f"batch[{name!r}]")
 
@@ -405,20 +427,21 @@ class EvaluationBatch(GlobalBatch):
     def refuse(self, use: str) -> NoReturn:
         raise UsageError(
             f"{use}: an evaluation yields each batch of its loader on every process, and the samples on the one that owns it. "
-            f"{LINES}"
+            f"{LINES}",
+            code="batch-used-as-tensors",
         )
 
     def refuse_inside(self, call: str) -> NoReturn:
-        """Raise the error for a call inside the loop over this batch's shards.
+        """Raises the error for a call inside the loop over this batch's shards.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            f"{call} inside batch.shards, in batch {self.place} of an evaluation: there only the process that owns the batch "
-            "runs, so the others would not do the same. Call it in the outer loop, or after the block. (If it is there "
-            "already: the loop over batch.shards was left before its end, by break or an error that was caught. Run it to its "
-            "end, with `continue`; `break` belongs in the outer loop.)"
+            f"{call} inside batch.shards of batch {self.place} of an evaluation, where only the process that owns the batch "
+            "runs. Call it in the outer loop or after the `with` block. (If it is there already, an earlier loop over "
+            "batch.shards was left early: use `continue` instead of `break`.)",
+            code="call-inside-evaluation-shards",
         )
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The batches of an evaluation that the ranks run at once."""
+"""The batches of an evaluation that the ranks run at the same time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep._data.shared import Shared
 
 
 class Round:
-    """Batches that the ranks run at once: one for each rank, or a single one."""
+    """The batches that the ranks run at the same time: one for each rank, or a single one."""
 
     __slots__ = (
         "_fetch",
@@ -29,27 +29,28 @@ class Round:
 
     def __init__(self, batches: Sequence[Dealt]) -> None:
         self.number: int | None = None
-        """That of this rank's batch; None: it has none."""
+        """The number of this rank's batch; None: it has none."""
         self.num_samples: int | None = None
         self._fetch: Callable[[], Any] | None = None
         self.samples: Sequence[Any] = ()
         """This rank's batch, once it is fetched."""
         self.num_passes = 0
-        """Passes that were run."""
+        """The number of passes that were run."""
         self.num_requested = 0
-        """Passes that the script has requested. The same on every rank: in ``zip(a.shards,
-        b.shards)`` a rank without a batch of a's does not run b's."""
+        """The number of passes that the script has requested. The same on every rank, unlike
+        ``num_passes``: in ``zip(a.shards, b.shards)`` a rank without a batch in a does not run
+        b."""
         self.mine: list[Shared] = []
-        """What this rank has shared since it was gathered."""
+        """The values that this rank has shared since the last gathering."""
         self.shared: list[Shared] = []
-        """What all ranks have shared of the first ``num_gathered`` passes."""
+        """The values that all ranks have shared in the first ``num_gathered`` passes."""
         self.num_gathered = 0
         for number, num_samples, fetch in batches:
             if fetch is not None:
                 self.number, self.num_samples, self._fetch = number, num_samples, fetch
 
     def fetch(self) -> None:
-        """Fetch this rank's batch, if it has one."""
+        """Fetches this rank's batch, if it has one."""
         if self._fetch is None:
             return
         self.samples = (self._fetch(),)

@@ -1,5 +1,5 @@
-"""The batches of an evaluation loader: whole, as on a single process, and assigned to the processes
-in turn."""
+"""The batches of an evaluation loader: complete, as on a single process, and assigned to the
+processes one after another: batch b to rank b mod W."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from lockstep._data.torch_loader import check_batches, is_torch_loader
 from lockstep._plan.shards import deal
 
 FIRST_LOADER = 1 << 20
-"""Loader number of the first evaluation loader, for random streams; training loaders are numbered
-from 1."""
+"""The number of the first evaluation loader, for random streams. Training loaders are numbered from
+1."""
 
 Dealt = tuple[int, int | None, Callable[[], Any] | None]
-"""A batch: its number, its number of samples if known, and what fetches it; None: it belongs to
-another process."""
+"""A batch: its number, its number of samples if known, and a function that fetches it; None: it
+belongs to another process."""
 
 _BETWEEN, _REPLAY = 4, 2
-"""Parts of the keys of random streams, beside 0 (fetching) and odd numbers (the passes over a
-batch)."""
+"""Parts of the keys of random streams, in addition to 0 (fetching) and odd numbers (the passes over
+a batch)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationKey:
-    """Identifies an evaluation within the run. Its random streams derive from this key, which
-    counts nothing per launch, so a resumed run repeats the same evaluations."""
+    """The identity of an evaluation within the run. Its random streams derive from this key. The
+    key counts nothing per launch, so a resumed run repeats the same evaluations."""
 
     step: int
-    """Steps taken before it."""
+    """The number of steps taken before it."""
     number: int
-    """Number of its loader among those evaluated since that step, in the same epoch."""
+    """The number of its loader among the loaders evaluated since that step, in the same epoch."""
     repeat: int = 0
-    """Number of earlier evaluations of that loader since then."""
+    """The number of earlier evaluations of that loader since then."""
 
     @property
     def loader(self) -> int:
-        """Loader number for random streams."""
+        """The loader number for random streams."""
         return FIRST_LOADER + self.number
 
 
 class _DealingReader(StreamReader):
-    """Reads the batches of a stream, and collates this process's."""
+    """A reader of the batches of a stream, which collates the batches of this process."""
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         super().__init__(loader, assignment.seed, Purpose.EVALUATE, (FIRST_LOADER, 0), assignment.rank)
         self._assignment = assignment
         self._ready = loader.batch_size is None
         self.leaves_marks = False
-        self.items_ahead = assignment.world_size  # of which one holds samples
+        self.items_ahead = assignment.world_size  # one of W batches has samples for this process
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[tuple[int, int | None, Any]]:
         num_samples, data = 1 if self._ready else len(parts[0]), None
@@ -74,12 +74,12 @@ class _DealingReader(StreamReader):
 class EvaluationSource:
     """The batches of an evaluation loader, for one evaluation.
 
-    What its samplers and generators remember is as before when it ends, so that each evaluation
-    begins where the first one did: a resumed run does not make the earlier ones again.
+    At its end, samplers and generators are put back to their states before it. So each evaluation
+    begins at the same place as the first: a resumed run does not repeat the earlier ones.
 
     Args:
-        held: the ids of objects that checkpoints hold, from which a resumed run goes on: these stay
-            where they are. (A generator may be that of a prepared loader, too.)
+        held: the ids of objects whose state is in checkpoints. They are not put back, since a
+            resumed run restores them. (A prepared loader may use the same generator.)
 
     Raises:
         DataError: the loader is already split over processes, or can be iterated only once.
@@ -100,8 +100,9 @@ class EvaluationSource:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
     def deal(self, evaluation: EvaluationKey) -> Generator[Dealt]:
-        """All batches of one pass, in order. Those of this process may be fetched in that order
-        only; some may be left out. It is to be closed when the evaluation ends."""
+        """Returns a generator of all batches of one pass, in order. The batches of this process can
+        be fetched in that order only, and some may be left out. The caller closes the generator
+        when the evaluation ends."""
         if self._pool is not None:
             return self._deal_indexed(evaluation, self._pool)
         if self._reader is None:
@@ -111,7 +112,7 @@ class EvaluationSource:
 
     @contextlib.contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """A context behind which the generators of what is read are as before."""
+        """Returns a context that puts the generators of the loader back at its end."""
         within = generators_within(self.batches).values()
         generators = [generator for generator in within if id(generator) not in self._held]
         states = list(map(take_state, generators))
@@ -122,17 +123,17 @@ class EvaluationSource:
                 put_state(generator, state)
 
     def reseed(self, evaluation: EvaluationKey, batch: int, turn: int) -> None:
-        """Start the random stream of a pass over a batch, numbered from 0."""
+        """Starts the random stream of a pass over a batch, numbered from 0."""
         self._reseed(evaluation, batch, 1 + 2 * turn)
 
     def reseed_between(self, evaluation: EvaluationKey, batch: int, turn: int) -> None:
-        """Start the random stream of the code after some passes over a batch, the same on every
-        process. (With one shard there is one process, whose stream may simply continue.)"""
+        """Starts the random stream of the code after some passes over a batch, the same on every
+        process. (With one shard there is one process, whose stream may continue.)"""
         if self._assignment.num_shards > 1:
             self._reseed(evaluation, batch, _BETWEEN + 2 * turn)
 
     def reseed_replay(self, evaluation: EvaluationKey) -> None:
-        """Start the random stream in which metrics are updated."""
+        """Starts the random stream for updates of metrics."""
         self._reseed(evaluation, 0, _REPLAY)
 
     def _reseed(self, evaluation: EvaluationKey, batch: int, part: int) -> None:
@@ -160,7 +161,7 @@ class EvaluationSource:
         assignment = self._assignment
         with self._unchanged():
             for batch, num_samples, data in items:
-                # not every process has run the user's collate_fn
+                # Only one process has run the user's collate_fn, which may have drawn.
                 self.reseed_between(evaluation, batch, 0)
                 is_mine = batch % assignment.world_size == assignment.rank
                 yield batch, num_samples, functools.partial(_same, data) if is_mine else None

@@ -1,7 +1,16 @@
-"""Fetching and collating samples, in this process or in loader workers, with the same result.
+"""Fetches and collates samples, in this process or in loader workers, with the same result.
 
-A request carries the key of its random streams, which are started before the user's data set and
-``collate_fn`` are called, in whichever process.
+::
+
+    Request(purpose, key, indices)
+       |  num_workers = 0: in this process, on demand, with one thread
+       |  num_workers > 0: in a worker of a DataLoader whose "sampler" yields the requests
+       v
+    reseed(key) -> dataset[index] for each index -> collate_fn -> (pinned) -> the loop
+
+Three things make the result independent of the place: the random streams start from the key of the
+request, numeric libraries use one thread (more threads split sums differently), and ``set_epoch``
+is called on each worker's copy of the dataset.
 """
 
 from __future__ import annotations
@@ -40,29 +49,31 @@ from lockstep._world.machine.threads import Lowered, use_threads
 
 @dataclass(slots=True)
 class Request:
-    """Samples to fetch as one batch. (Treated as immutable; a frozen dataclass takes four times as
-    long to create.)"""
+    """A request for samples that make one batch. (Immutable by convention; a frozen dataclass takes
+    four times as long to create.)"""
 
     purpose: Purpose
+    """The purpose of the random streams."""
     key: tuple[int, ...]
+    """The key of the random streams."""
     indices: Any
-    """A sequence of sample indices; for data sets of ready batches, the index of one batch."""
+    """A sequence of sample indices; for datasets of ready batches, the index of one batch."""
     epoch: int | None = None
-    """For data sets with ``set_epoch``; None: not set."""
+    """The epoch for datasets with ``set_epoch``; None: not set."""
 
 
 class Fetcher(Protocol):
-    """Fetches the batch for a request."""
+    """A function from requests to batches."""
 
     dataset: Dataset[Any]
-    """The user's."""
+    """The user's dataset."""
 
     def __getitem__(self, request: Request) -> Any: ...
 
 
 class SampleFetcher(Dataset[Any]):
-    """Fetches sample by sample (or by the data set's ``__getitems__``) and collates, as a
-    DataLoader does."""
+    """The fetcher that reads sample by sample (or by the dataset's ``__getitems__``) and collates,
+    as a DataLoader does."""
 
     _is_ready = False
 
@@ -73,7 +84,7 @@ class SampleFetcher(Dataset[Any]):
         self._collate_fn = _collate if collate_fn is default_collate else collate_fn
         self._get_items = getattr(dataset, "__getitems__", None)
         self._is_subset = type(dataset) is Subset and not callable(getattr(dataset.dataset, "__getitems__", None))
-        # (PyTorch's own, of which there are two, change nothing.)
+        # PyTorch's own functions write to no sample, so only others are watched.
         self._changed = ChangedSamples(dataset, speaks=rank == 0 and collate_fn not in (default_collate, default_convert))
         self._num_collated = 0
         self._set_epoch = getattr(dataset, "set_epoch", None)
@@ -81,9 +92,9 @@ class SampleFetcher(Dataset[Any]):
 
     def __getitem__(self, request: Request) -> Any:
         if self._set_epoch is not None and request.epoch != self._epoch and get_worker_info() is not None:
-            # A worker has a copy of the data set, and may live for several epochs.
+            # A worker has a copy of the dataset, and may be used for several epochs.
             self._epoch = request.epoch
-            # as for the data set itself: all copies stay equal
+            # With the stream of the training process's own call, so that all copies are equal.
             reseed(self._seed, Purpose.SET_EPOCH, request.epoch or 0)
             self._set_epoch(request.epoch)
         reseed(self._seed, request.purpose, *request.key)
@@ -104,8 +115,8 @@ class SampleFetcher(Dataset[Any]):
         return batch
 
     def _collates_otherwise(self, samples: Any, batch: Any, restore: Callable[[], None] | None) -> bool:
-        """Whether samples that were collated give another batch, or change again, when they are
-        collated again."""
+        """Returns whether samples give another batch, or change again, when they are collated
+        again."""
         with preserve_rng():
             if restore is not None:
                 restore()
@@ -115,7 +126,7 @@ class SampleFetcher(Dataset[Any]):
         return request.indices
 
     def _where(self, request: Request) -> tuple[int, ...]:
-        """The step and the shard, for error messages."""
+        """Returns the step and the shard, for error messages."""
         return request.key[1:3]
 
     def _get(self, request: Request) -> Any:
@@ -127,7 +138,7 @@ class SampleFetcher(Dataset[Any]):
             except Exception as error:
                 raise self._culprit.read_one_of(error, indices, request.purpose, *self._where(request)) from error
         try:
-            # as Subset.__getitems__ does, but this way a failing sample is known
+            # The same as Subset.__getitems__, but here the failing sample is known.
             if self._is_subset:
                 whole, rows = dataset.dataset, dataset.indices
                 for index in indices:
@@ -141,15 +152,15 @@ class SampleFetcher(Dataset[Any]):
 
 
 class RowFetcher(SampleFetcher):
-    """Fetches each sample in a random stream of its own: the key of the request is that of the
-    first one's row, and the rows follow one another. So what a sample draws does not depend on how
-    many of its neighbours are fetched with it.
+    """The fetcher with a separate random stream for each sample. The key of the request contains
+    the first row, and the rows are consecutive. So the draws of a sample do not depend on the
+    number of samples that are fetched with it.
 
-    A data set with ``__getitems__`` is asked for all at once, in the stream of the first row.
+    A dataset with ``__getitems__`` fetches all rows in one call, in the stream of the first row.
     """
 
     def _where(self, request: Request) -> tuple[int, ...]:
-        return ()  # a loader alone numbers its steps otherwise than a script
+        return ()  # the steps of a loader without a run are numbered differently than in the script
 
     def _get(self, request: Request) -> Any:
         if self._get_items and not self._is_subset:
@@ -164,7 +175,7 @@ class RowFetcher(SampleFetcher):
 
 
 class ReadyFetcher(SampleFetcher):
-    """Fetches items that are batches already (``DataLoader(..., batch_size=None)``)."""
+    """The fetcher of ready batches (``DataLoader(..., batch_size=None)``)."""
 
     _is_ready = True
 
@@ -179,11 +190,11 @@ class ReadyFetcher(SampleFetcher):
 
 
 class TableFetcher(Dataset[Any]):
-    """Fetches whole batches at once from a ``TensorDataset``, or a ``Subset`` of one. No user code
-    runs, so no random stream is started.
+    """The fetcher for a ``TensorDataset``, or a ``Subset`` of one, which reads a batch in one call.
+    No user code runs, so no random stream is started.
 
     Args:
-        by_sample: used if that fails, since its error names the sample.
+        by_sample: the fetcher to use after a failure, since its error contains the sample.
     """
 
     def __init__(self, by_sample: Fetcher) -> None:
@@ -197,13 +208,14 @@ class TableFetcher(Dataset[Any]):
             if self._is_subset:
                 chosen, table = table.indices, table.dataset
                 indices = [chosen[index] for index in indices]
-            # read each time: the script may replace them
+            # Read for each request, since the script may replace the tensors.
             rows, tensors = _as_rows(indices), table.tensors
             try:
                 return [t.index_select(0, rows) if t.is_cpu else t[rows.to(t.device)] for t in tensors]
-            except IndexError:  # they may count from the end; wrong ones get the usual error below
+            except IndexError:  # negative indices; wrong ones get the usual error below
                 return [tensor[rows.to(tensor.device)] for tensor in tensors]
-        except Exception:  # fetched again outside of this block, so that the user sees the error of the sample alone
+        # Fetched again outside of this block, so that the error of the sample has no context.
+        except Exception:
             pass
         return self._by_sample[request]
 
@@ -216,8 +228,8 @@ def _as_rows(indices: Any) -> torch.Tensor:
 
 
 def _collate(samples: Any) -> Any:
-    """``default_collate``, with a fast path for samples that are plain tuples of plain tensors. As
-    there, the first sample tells what all are."""
+    """Collates as ``default_collate``, with a fast path for plain tuples of plain tensors. As
+    there, the first sample determines the kind of all."""
     if (
         get_worker_info() is None
         and type(samples) is list
@@ -225,6 +237,7 @@ def _collate(samples: Any) -> Any:
         and all(type(part) is torch.Tensor and part.layout == torch.strided and not part.is_nested for part in samples[0])
     ):
         try:
+            # In a worker default_collate is used: it stacks into shared memory.
             return [torch.stack(column) for column in zip(*samples, strict=True)]
         except (TypeError, ValueError, RuntimeError):  # they differ: collated again, for the usual error
             pass
@@ -232,8 +245,8 @@ def _collate(samples: Any) -> Any:
 
 
 def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0, *, by_row: bool = False) -> Fetcher:
-    """The fastest fetcher that gives what the user's DataLoader would. Its errors name ``rank``.
-    ``by_row``: see ``RowFetcher``."""
+    """Returns the fastest fetcher with the results of the user's DataLoader. Its errors contain
+    ``rank``. ``by_row``: whether to use a ``RowFetcher``."""
     dataset, collate_fn = like.dataset, like.collate_fn
     if like.batch_sampler is None:
         return ReadyFetcher(seed, dataset, collate_fn, rank)
@@ -244,7 +257,7 @@ def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0, *, by_row: b
 
 
 class _Requests:
-    """The sampler given to a DataLoader: yields the requests of the current pass."""
+    """The sampler of the DataLoader with the workers: yields the requests of the current pass."""
 
     def __init__(self) -> None:
         self.current: Iterable[Request] = ()
@@ -264,12 +277,12 @@ def _as_is(batch: Any) -> Any:
 
 
 class FetchPool:
-    """Answers requests in order, in as many workers as the user's loader has (none: in this
-    process).
+    """The processes that fetch requests in order: as many workers as the user's loader has, or this
+    process.
 
     Args:
-        fetcher: makes a batch from a request.
-        like: the user's loader, whose number of workers, pinning, timeout and so on are used.
+        fetcher: the function from requests to batches.
+        like: the user's loader, with the number of workers, pinning, timeout and other options.
     """
 
     def __init__(self, fetcher: Fetcher, like: DataLoader[Any]) -> None:
@@ -279,17 +292,18 @@ class FetchPool:
         self._workers = worker_loader(fetcher, like, sampler=self._requests) if like.num_workers > 0 else None
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
-        """One batch for each request. Workers run ahead of the loop; without them each batch is
-        fetched on demand."""
+        """Yields one batch for each request. Workers run ahead of the loop. Without them each batch
+        is fetched on demand."""
         if self._workers is not None:
             return self._by_workers(self._workers, requests)
-        # rows are the same, copied with any number of threads
+        # A TableFetcher only copies rows, which any number of threads does with the same result.
         is_copied = isinstance(self._fetcher, TableFetcher)
         fetched = map(self._fetcher.__getitem__, requests) if is_copied else self._fetch(requests)
         return map(pin, fetched) if self._pin_memory else fetched
 
     def _by_workers(self, workers: DataLoader[Any], requests: Iterable[Request]) -> Iterator[Any]:
-        """(What follows happens with the first batch: until then another pass may begin.)"""
+        """Yields the batches from the workers. (A generator, so that workers start with the first
+        batch: until then another pass may begin.)"""
         self._requests.current = requests
         yield from from_workers(workers, self._requests)
 
@@ -302,7 +316,7 @@ class FetchPool:
 
 
 def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> Iterator[Any]:
-    """Iterate a loader with workers. ``requests``: its sampler, if that is one.
+    """Iterates over a loader with workers. ``requests``: its sampler, if that is a ``_Requests``.
 
     PyTorch raises a worker's error with the text of its traceback as the message. A DataError is
     raised again with its original message, and PyTorch's error as its cause.
@@ -320,11 +334,10 @@ def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> 
 
 
 def _release_iterator(error: Exception) -> None:
-    """Have PyTorch's iterator end its workers now, although the frames of its error, which may be
-    kept, refer to it.
+    """Makes PyTorch's iterator end its workers now, although frames of its error refer to it.
 
-    As garbage, with its queues closed before it, it would wait 5 s for each worker; and a process
-    that is forked meanwhile would collect it too, and close files of others.
+    Collected later as garbage, after its queues, it would wait 5 s for each worker. A process that
+    is forked in the meantime would also collect it, and close files of other processes.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == DataLoader.__module__:
@@ -332,16 +345,16 @@ def _release_iterator(error: Exception) -> None:
 
 
 def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[Any]:
-    """The loader's iterator, with workers in which NumPy uses one thread (PyTorch's workers set
-    only PyTorch's).
+    """Returns the loader's iterator, with workers in which NumPy uses one thread. (PyTorch's
+    workers set the number for PyTorch only.)
 
     The limit is set in this process before the fork. Setting it in the worker comes too late:
-    OpenBLAS's threads end in a fork, and setting their number first creates all of them anew, which
-    then spin for a while.
+    OpenBLAS's threads do not survive a fork, and setting their number first creates all of them
+    again, which then spin for a while.
     """
     lowered = Lowered()
     if requests is not None:
-        # the user's sampler runs with all threads, as without workers
+        # The user's sampler runs in this process, with all threads, as without workers.
         requests.when_started = lowered.put_back
     try:
         return iter(loader)
@@ -349,18 +362,18 @@ def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[An
         lowered.put_back()
 
 
-class single_threaded:  # noqa: N801 - a context manager, written as a class because it stands in the loop
-    """Limits fetching in this process to one thread, as in loader workers: the number of threads
-    can change bits.
+class single_threaded:  # noqa: N801 - a context manager, written as a class because it is in the loop
+    """The limit of one thread for fetching in this process, as in loader workers: the number of
+    threads can change bits.
 
-    Enter it again for each batch of a pass. Once all libraries have one thread, they are checked
-    again only after a module was imported, since the check takes as long as all the rest: a change
-    by the script takes effect at the next pass."""
+    It is entered for each batch of a pass. Once all libraries have one thread, they are checked
+    again only after a module was imported, since the check takes as long as all the rest. So a
+    change by the script takes effect in the next pass."""
 
     def __init__(self) -> None:
         self._lowered: Lowered | None = None
         self._num_modules = -1
-        """Number of imported modules when all libraries had one thread."""
+        """The number of imported modules when all libraries had one thread."""
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
@@ -380,17 +393,17 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
 
 
 def set_workers(batches: Any, number: int | None) -> None:
-    """Change the number of workers of a DataLoader; None: it stays. Other iterables have none.
+    """Changes the number of workers of a DataLoader; None: unchanged. Other iterables have none.
 
     Raises:
-        ConfigError: its workers could not hand batches over.
+        ConfigError: the workers could not send batches.
     """
     if not isinstance(batches, DataLoader):
         return
     if number is not None:
         batches.num_workers = number
     if batches.num_workers == 0:
-        # without workers there is nothing to wait for, and PyTorch insists on it
+        # PyTorch refuses a timeout without workers.
         batches.timeout = 0
     else:
         batches.prefetch_factor = batches.prefetch_factor or USUAL_PREFETCH
@@ -399,15 +412,16 @@ def set_workers(batches: Any, number: int | None) -> None:
 
 
 class _StartWorker:
-    """Worker initialization: show the user's data set as ``get_worker_info().dataset``, leave
-    signals to the training process, use one thread, then call the user's ``worker_init_fn``."""
+    """The initialization of a worker: show the user's dataset as ``get_worker_info().dataset``,
+    leave signals to the training process, use one thread, then call the user's
+    ``worker_init_fn``."""
 
     def __init__(self, user_function: Callable[[int], None] | None) -> None:
         self._user_function = user_function
 
     def __call__(self, worker: int) -> None:
         info: Any = get_worker_info()
-        # its own __setattr__ refuses changes
+        # The __setattr__ of WorkerInfo refuses changes.
         object.__setattr__(info, "dataset", info.dataset.dataset)
         leave_signals_to_parent()
         use_threads(1)  # for workers that were not forked, and libraries that were loaded since
@@ -416,10 +430,10 @@ class _StartWorker:
 
 
 def worker_loader(dataset: Any, like: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A DataLoader that yields the items of ``dataset`` unchanged, with the workers and options of
-    ``like``.
+    """Returns a DataLoader that yields the items of ``dataset`` unchanged, with the workers and
+    options of ``like``.
 
-    User code in workers sees ``dataset.dataset`` as its data set.
+    User code in workers sees ``dataset.dataset`` as its dataset.
     """
     options: dict[str, Any] = {
         "batch_size": None,

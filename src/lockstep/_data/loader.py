@@ -1,8 +1,16 @@
 """The prepared training loader: one iteration is one step, on every process.
 
+::
+
+    next(loader)  end_step of the previous step (averages, whether a checkpoint is due)
+                  next plan and samples from the source
+                  begin_step (saves a due checkpoint), yield Batch
+    break         closes the generator: driver.leave(exhausted=False)
+
 A script may loop over several prepared loaders at a time, as in ``zip(a, b)`` or nested loops. One
 of them *leads*: its pass counts the steps. The others *follow*: they yield batches within its pass,
-and each counts its own. The first loader that begins a pass leads (``Loop.enter``)."""
+and each counts its own. The first loader that begins a pass leads (``Loop.enter``).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +35,7 @@ from lockstep._plan.shards import StepPlan
 
 
 class Driver(Protocol):
-    """What a prepared loader needs of the loop."""
+    """The part of the loop that a prepared loader uses."""
 
     phases: PhaseDriver
     """The phases of each step."""
@@ -81,8 +89,8 @@ class _Pass:
 
 
 class PreparedLoader:
-    """A training loader prepared by ``team.prepare``. Yields one ``Batch`` per step, equally many
-    on every rank.
+    """A training loader prepared by ``team.prepare``. It yields one ``Batch`` per step, the same
+    number on every rank.
 
     ``len()`` counts steps. Other attributes are read from the user's loader, and cannot be set.
     """
@@ -106,7 +114,7 @@ class PreparedLoader:
         """The index of the next pass."""
         self._is_shared = assignment.world_size > 1
         self._is_compared = False
-        """Whether the ranks have been found to read the same data in this launch's first pass."""
+        """Whether the ranks have compared their data in this launch's first pass."""
         self._pass = _Pass(0, 1, 0)
         """The newest pass."""
         self._is_running = False
@@ -146,8 +154,10 @@ class PreparedLoader:
         def __setattr__(self, name: str, value: Any) -> None:
             if not name.startswith("_") and name not in ("wrapped", "is_idle", "made_inside"):
                 raise UsageError(
-                    f"loader.{name} = ... after prepare(), which has taken over how batches are fetched: it would have no "
-                    f"effect. Set it before, or prepare a second loader. (What your own class reads: loader.wrapped.{name}.)"
+                    f"loader.{name} = ... after prepare() has no effect, since lockstep fetches the batches. Set it before "
+                    "prepare(), or prepare a second loader. For an attribute that your own class reads, set "
+                    f"loader.wrapped.{name}.",
+                    code="loader-attribute-set",
                 )
             object.__setattr__(self, name, value)
 
@@ -158,8 +168,8 @@ class PreparedLoader:
 
     @property
     def plans_in_worker(self) -> bool:
-        """Whether a loader worker plans the steps of a pass, and so must know the shards of all of
-        them when it begins."""
+        """Whether a loader worker plans the steps of a pass, and so must know the blocks of all
+        steps at its beginning."""
         return self._source.plans_in_worker
 
     @property
@@ -185,8 +195,9 @@ class PreparedLoader:
 
     def _refuse_older(self) -> NoReturn:
         raise UsageError(
-            "an iterator of a prepared loader was used after a newer one of the same loader: there is one position in the "
-            "run, and the newer one has moved it"
+            "this iterator is outdated: a newer iterator of the same prepared loader was created, and a run has one position "
+            "per loader. Use the newest one.",
+            code="iterator-outdated",
         )
 
     def describe(self) -> list[str]:
@@ -227,15 +238,17 @@ class PreparedLoader:
         elif next(iterator, None) is not None:
             iterator.close()
             raise DataError(
-                f"loader.finish(): len(loader) is {length}, and the loader has yielded step {length + 1} of a pass: a loop "
-                "that counts to len() would leave out samples. Fix the length of the sampler or dataset."
+                f"loader.finish(): len(loader) is {length}, but the loader has yielded step {length + 1} of a pass, so a "
+                "loop that counts to len() would skip samples. Correct the length of the sampler or dataset.",
+                code="loader-longer-than-length",
             )
 
     def _iterate(self, *, made_inside: bool) -> Generator[Batch]:
         if not torch.is_grad_enabled():
             raise UsageError(
-                "a prepared loader was iterated with gradients disabled, so this is not a training loop: "
-                "use `with team.evaluate(model, loader) as evaluation:` to evaluate on all processes"
+                "a prepared loader was iterated with gradients disabled, so this is no training loop. Use "
+                "`with team.evaluate(model, loader) as evaluation:` to evaluate on all processes.",
+                code="loader-without-gradients",
             )
         if self._driver.skips():
             return
@@ -265,15 +278,15 @@ class PreparedLoader:
                     self._add(batch)
             exhausted = True
         except GeneratorExit:
-            # `break` closes this generator, and so does an error that leaves the loop:
-            # indistinguishable here.
+            # `break` closes this generator, and so does an error that leaves the loop. They cannot
+            # be distinguished here.
             failed = sys.is_finalizing()
             raise
         except BaseException:
             failed = True
             raise
         finally:
-            if this_pass is self._pass:  # else a newer iterator leads, and has closed this pass
+            if this_pass is self._pass:  # otherwise a newer iterator has closed this pass
                 self._is_running = False
                 if self._copies.is_looking:
                     self._copies.end_pass(driver.phases.step)
@@ -295,13 +308,13 @@ class PreparedLoader:
             ConfigError: ``num_steps`` is less than 1.
         """
         if num_steps < 1:
-            raise ConfigError(f"loader.take({num_steps}): an epoch has 1 step or more")
+            raise ConfigError(f"loader.take({num_steps}): an epoch has at least 1 step", code="take-steps")
         return self._take(num_steps)
 
     def _take(self, num_steps: int) -> Iterator[Batch]:
         done = self._skip
         for batch in self:
-            if done >= num_steps:  # an earlier launch was given more
+            if done >= num_steps:  # an earlier launch took more
                 return
             done += 1
             yield batch
@@ -311,7 +324,7 @@ class PreparedLoader:
     def _iterate_following(self, *, made_inside: bool) -> Iterator[Batch]:
         """Iterates within the pass of a leading loader (``zip(a, b)``, or a nested loop)."""
         if self._skip and self.is_idle and made_inside and not self.made_inside:
-            self.abandon()  # the script has the iterator from before the pass, too: this is another
+            self.abandon()  # the saved iterator was made before the pass, so this is a new one
         self.made_inside, self.is_idle = made_inside, False
         driver = self._driver
         batch: Batch | None = None
@@ -358,15 +371,15 @@ class PreparedLoader:
     def _steps(self, begun: _Pass) -> Iterator[StepData]:
         """Returns the steps of a pass that have yet to be taken."""
         if self._uploads is not None:
-            self._uploads.settle()  # of a pass that was left
+            self._uploads.settle()  # copies of a pass that was left
         steps = self._source.steps(begun.first, begun.number, begun.done, compared=self._is_shared and not self._is_compared)
         if self._is_shared:
             steps = self._compare(steps, begun)
         if self._uploads is not None and fetches_ahead(self.wrapped):
             steps = self._uploads.one_ahead(steps)
-        return self._tell(steps, begun) if self._source.is_told else steps
+        return self._notify(steps, begun) if self._source.is_told else steps
 
-    def _tell(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
+    def _notify(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
         """Yields the same steps, and notifies the source of each as the script takes it. The source
         cannot know it otherwise: it may have fetched more steps, and nothing reports to it that a
         pass was left."""
@@ -414,11 +427,11 @@ class PreparedLoader:
 
     @property
     def held(self) -> set[int]:
-        """See ``Source.held``."""
+        """The ids of the objects whose state is in checkpoints."""
         return self._source.held
 
     def compared(self) -> str | None:
-        """See ``Source.compared``."""
+        """Returns the digest of the samplers' memory, which must be the same on every rank."""
         return self._source.compared()
 
     def state(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""PyTorch's warning of more loader workers than cores, said of those that are started.
+"""PyTorch's warning of more loader workers than cores, for the workers that are really started.
 
-PyTorch says it where a loader is made. lockstep reads a stream in one worker whatever its loader
-asks for, and ``--workers`` replaces the number of any: so it is said where a loader is prepared.
-"""
+PyTorch warns when a loader is made. But lockstep reads a stream in one worker at any setting, and
+``--workers`` replaces the number of any loader. So the warning is printed when a loader is
+prepared."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _WORDS = "This DataLoader will create"
 
 
 def hold_back_warning() -> None:
-    """From now on loaders are made without the warning."""
+    """Suppresses the warning for loaders that are made from now on."""
     warnings.filterwarnings("ignore", _WORDS, UserWarning)
 
 
 def warn_of_many_workers(loader: Any) -> None:
-    """Say it of a loader that is about to be used, if that starts as many workers."""
+    """Warns of a loader that is about to be used, if it starts too many workers."""
     check = getattr(loader, "check_worker_number_rationality", None)
     if check is None or (is_torch_loader(loader) and isinstance(loader.dataset, IterableDataset)):
         return

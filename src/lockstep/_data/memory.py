@@ -1,9 +1,18 @@
-"""What the samplers of a loader remember from one index to the next: taken as it is now, and put
-back.
+"""The memory of a loader's samplers from one index to the next, which can be recorded and put back.
 
-It is in their random generators, in their attributes, and in the containers among these: a
-position, a pool of indices that are left. Which of it a sampler itself changes shows when it is
-drawn from, by comparing before and after. So what the script changes stays as the script left it.
+::
+
+    keepers      the loader, its samplers, and their helper objects, by path
+    bindings     the attributes of each keeper            {"position": 12, "pool": <list>}
+    contents     generators, lists, dicts, arrays in them, by id: what is *in* the mutable objects
+    reported     digests of ``state_dict()``, for memory that is in neither
+
+A binding changes when an attribute gets another object, and a content when an object is changed in
+place. Both are needed: ``self.position += 1`` is the former, ``self.pool.pop()`` the latter.
+
+The script may change samplers, too, and such changes must not be undone. So the memory is compared
+before and after each draw, and only values that *drawing* has changed are put back. Sizes are
+limited, because this runs for each draw: larger containers are known by their length only.
 """
 
 from __future__ import annotations
@@ -36,42 +45,41 @@ from lockstep._base.tracebacks.frames import owner
 from lockstep._data.states import OF_PROCESS, generators_of, has_state, is_generator, put_state, take_state
 
 _FORGETFUL = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Classes of PyTorch whose code is known: drawing changes nothing of them beside their
-generators."""
+"""Classes of PyTorch whose code is known: drawing changes only their generators."""
 _MOST_INNER = 64
-"""What is in containers is kept, too, if these have up to so many items,"""
+"""The largest number of items of a container whose items are recorded, too,"""
 _MOST_WITHIN = 10_000
-"""or up to 1,000 with so many items in all,"""
+"""or of all items inside a container of up to 1,000,"""
 _MOST_DEEP = 3
-"""and so many levels down."""
+"""and the number of levels of containers."""
 _MOST_ITEMS = 1000
 _MOST_BYTES = 1 << 16
-"""Containers of up to so many items, and arrays of so many bytes, are kept. Of larger ones only the
-length is known."""
+"""The largest containers (in items) and arrays (in bytes) that are recorded. Of larger ones only
+the length is known."""
 _MOST_KEEPERS = 1000
 _NUMBERS = {bool, int, float, str, type(None)}
 _NOTHING = object()
 
 
 class Content(NamedTuple):
-    """What is in a mutable object."""
+    """The content of a mutable object."""
 
     holder: Any
     key: Any
-    """Equal if the content is."""
+    """A value that is equal if and only if the content is."""
     state: Any
-    """From which it can be written again; None: it cannot."""
+    """A copy from which the content can be restored; None: it cannot."""
 
 
 class Moment(NamedTuple):
-    """What the samplers of a loader remember at some time."""
+    """The memory of a loader's samplers at one moment."""
 
     bindings: list[dict[str, Any]]
     """The attributes of each keeper."""
     contents: dict[int, Content]
-    """Of generators and containers, by id."""
+    """The contents of generators and containers, by id."""
     reported: list[str]
-    """Digests of what the keepers with a ``state_dict()`` give."""
+    """The digests of the ``state_dict()`` of the keepers that have one."""
 
 
 class Memory:
@@ -84,24 +92,23 @@ class Memory:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
         self._keepers: dict[str, Any] = {}
-        """The loader, its samplers and what these consist of, by path."""
+        """The loader, its samplers and their parts, by path."""
         self._helpers = set[int]()
-        """Numbers of those that are not iterated: the script may note in them what no sampler draws
-        by."""
+        """The numbers of the keepers that are not iterated. The script may store other things in
+        them."""
         self._generators: list[Any] = []
-        """Those that are generators, in containers of samplers."""
+        """The generators in containers of samplers."""
         self._reporting: list[Any] = []
-        """Those with a ``state_dict()``."""
+        """The keepers with a ``state_dict()``."""
         self._watched: list[tuple[dict[str, Any], tuple[str, ...] | None]] = []
-        """The attributes of each keeper, and the names of those that are watched; None: all."""
+        """The attributes of each keeper, and the names of the watched ones; None: all."""
         self._bindings: set[tuple[int, str]] = set()
-        """The attributes that drawing has changed in this pass: the number of the keeper, and the
-        name."""
+        """The attributes that drawing has changed in this pass: number of the keeper, and name."""
         self._contents: set[int] = set()
-        """The generators and containers that it has changed, by id."""
+        """The ids of the generators and containers that drawing has changed in this pass."""
         self.begin()
         self._at_first: dict[str, dict[str, Any]] = {}
-        """The attributes of plain values, but for large ones, as they were prepared."""
+        """Copies of the plain, small attributes at the time of prepare()."""
         self._digests_at_first: dict[str, dict[str, str]] = {}
         for path, keeper in self._keepers.items():
             packed = _packed_attributes(keeper)
@@ -109,7 +116,7 @@ class Memory:
             self._at_first[path] = {name: copy.deepcopy(value) for name, value in packed.items() if not _is_large(value)}
 
     def begin(self) -> None:
-        """Begin a pass, in which drawing has changed nothing yet."""
+        """Begins a pass, in which drawing has changed nothing yet."""
         self._keepers = dict(itertools.islice(_walk(self._loader), _MOST_KEEPERS))
         self._helpers = {
             number for number, keeper in enumerate(self._keepers.values()) if not isinstance(keeper, (Sampler, Iterable))
@@ -124,14 +131,14 @@ class Memory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in which the samplers could remember anything."""
+        """Whether the samplers have no memory at all."""
         return not any(
             own_generators(keeper) if _is_forgetful(keeper) else hasattr(keeper, "__dict__") or has_state(keeper)
             for _, keeper in _walk(self._loader)
         )
 
     def take(self) -> Moment:
-        """What is remembered now."""
+        """Returns the memory of this moment."""
         bindings: list[dict[str, Any]] = []
         contents: dict[int, Content] = {}
         for now, names in self._watched:
@@ -144,7 +151,7 @@ class Memory:
         return Moment(bindings, contents, [digest(keeper.state_dict()) for keeper in self._reporting])
 
     def note_draw(self, before: Moment, after: Moment) -> None:
-        """Note what drawing has changed."""
+        """Notes what drawing has changed."""
         for number, (old, new) in enumerate(zip(before.bindings, after.bindings, strict=True)):
             for name in old.keys() | new.keys():
                 if old.get(name, _NOTHING) is not new.get(name, _NOTHING):
@@ -153,18 +160,17 @@ class Memory:
 
     @property
     def held(self) -> set[int]:
-        """The ids of the objects in which something is remembered: samplers, and their generators
-        and containers."""
+        """The ids of the objects with memory: samplers, and their generators and containers."""
         return {id(keeper) for keeper in self._keepers.values() if keeper is not self._loader} | self.take().contents.keys()
 
     def leave_out(self, held: Collection[int]) -> None:
-        """Put back nothing in these objects in this pass, given by id."""
+        """Excludes objects, by their ids, from being put back in this pass."""
         numbers = {number for number, keeper in enumerate(self._keepers.values()) if id(keeper) in held}
         self._bindings = {(number, name) for number, name in self._bindings if number not in numbers}
         self._contents.difference_update(held)
 
     def put(self, moment: Moment) -> None:
-        """Put back what drawing has changed in this pass to how it was at a moment of it."""
+        """Puts back all that drawing has changed in this pass to a moment of the pass."""
         attributes = [getattr(keeper, "__dict__", {}) for keeper in self._keepers.values()]
         for number, name in self._bindings:
             value = moment.bindings[number].get(name, _NOTHING)
@@ -178,12 +184,12 @@ class Memory:
                 _write(content)
 
     def merge(self, shown: Moment, ahead: Sequence[Moment]) -> tuple[list[str], list[str]]:
-        """Take over into ``ahead``, moments of draws ahead, what the script or another loader has
+        """Merges into ``ahead``, the moments of draws ahead, what the script or another loader has
         changed since the memory was put back to ``shown``.
 
         Returns:
-            Of what was changed: what those draws have changed, too, and all but generators, whose
-            owners may share them. Descriptions.
+            Descriptions of the changes that conflict with the draws ahead, and of all changes
+            except changes of generators, which loaders may share.
         """
         now, conflicts = self.take(), list[str]()
         changed = [
@@ -200,10 +206,10 @@ class Memory:
                     conflicts.append(self._named(number, name))
                 for moment in ahead:
                     moment.bindings[number][name] = new
-        beside = {id(value) for number in self._helpers for value in now.bindings[number].values()}
+        of_helpers = {id(value) for number in self._helpers for value in now.bindings[number].values()}
         for identity in self._changed(shown, now):
-            is_beside = identity in beside or shown.contents[identity].state is None
-            if not is_beside and not is_generator(now.contents[identity].holder):
+            is_ignored = identity in of_helpers or shown.contents[identity].state is None
+            if not is_ignored and not is_generator(now.contents[identity].holder):
                 changed.append(self._named_content(now, identity))
             if identity in self._contents and shown.contents[identity].state is not None:
                 if identity in self._changed(shown, ahead[-1]):
@@ -214,27 +220,28 @@ class Memory:
         return conflicts, changed
 
     def not_put_back(self, shown: Moment, newest: Moment) -> list[Content]:
-        """What of ``newest`` cannot have been put back to how it was at ``shown``."""
+        """Returns the contents of ``newest`` that cannot have been put back to ``shown``."""
         return [
             newest.contents[identity] for identity in self._changed(shown, newest) if shown.contents[identity].state is None
         ]
 
     def has_reported(self, shown: Moment, newest: Moment) -> bool:
-        """Whether a sampler still reports what it did at ``newest``, after it was put back to
-        ``shown``: it remembers something that is not seen."""
+        """Returns whether a sampler still reports its state of ``newest`` after it was put back to
+        ``shown``: it has hidden memory."""
         if shown.reported == newest.reported:
             return False
         pairs = zip(self._reporting, shown.reported, newest.reported, strict=True)
         return any(then != ahead == digest(keeper.state_dict()) for keeper, then, ahead in pairs)
 
     def gone_on(self, lost: Sequence[Content], before: Moment, after: Moment) -> list[str]:
-        """What the samplers go on with from the pass before, as the first draw of a pass shows,
-        although it was not put back: descriptions. (Many make their objects again in each pass.)
+        """Returns descriptions of the objects from the pass before with which the samplers
+        continue, although they were not put back. (Many samplers make their objects again in each
+        pass, and then nothing is lost.)
 
         Args:
-            lost: what was not.
-            before: behind the pass before.
-            after: the first draw.
+            lost: the contents that were not put back.
+            before: the memory after the pass before.
+            after: the memory after the first draw of this pass.
         """
         kept = [
             self._named_content(after, id(content.holder))
@@ -251,16 +258,15 @@ class Memory:
 
     @property
     def reporting(self) -> list[str]:
-        """The samplers with a ``state_dict()``: descriptions of that."""
+        """Descriptions of the samplers with a ``state_dict()``."""
         return [f"{type(keeper).__name__}.state_dict()" for keeper in self._reporting]
 
     def is_drawn_between(self, one: Moment, other: Moment) -> bool:
-        """Whether the generators stand elsewhere at the two moments."""
+        """Returns whether a generator has different states at the two moments."""
         return any(is_generator(other.contents[identity].holder) for identity in self._changed(one, other))
 
     def put_generators(self, now: Moment, moments: Sequence[Moment]) -> None:
-        """Put all generators to how they were at ``now``, and have had them there at other moments,
-        too."""
+        """Puts all generators to their states at ``now``, also in the memory of other moments."""
         for identity, content in now.contents.items():
             if is_generator(content.holder):
                 _write(content)
@@ -288,13 +294,14 @@ class Memory:
     # In checkpoints
 
     def state(self) -> dict[str, Any]:
-        """A tree of plain values and tensors from which ``load_state`` restores the memory in
-        another launch: of each keeper what it gives itself, its generators, and the attributes of
-        plain values that are not as they were when prepared."""
+        """Returns a tree of plain values and tensors from which ``load_state`` restores the memory
+        in another launch: for each keeper its own state, its generators, and the plain attributes
+        that have changed since prepare()."""
         return {path: self._state_of(path, keeper) for path, keeper in self._keepers.items()}
 
     def compared(self) -> list[Any]:
-        """What must be the same on every rank: not the attributes, which may note the time, say."""
+        """Returns what must be the same on every rank. Attributes are left out, since they may
+        contain for example the time."""
         generators = [take_state(each) for keeper in self._keepers.values() for each in own_generators(keeper).values()]
         return generators + [take_state(keeper) for keeper in self._keepers.values() if _gives_state(keeper)]
 
@@ -313,15 +320,16 @@ class Memory:
         return {name: copy.deepcopy(packed[name]) for name in found if found[name] != at_first.get(name)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``state`` gave, here or in another launch."""
+        """Restores a result of ``state``, of this or another launch."""
         for path, kept in state.items():
             keeper = self._keepers.get(path)
             if keeper is None:
                 continue
             attributes = kept["attributes"]
             if "own" in kept:
-                # Some classes note in another attribute that the next pass begins where they are
-                # put. But it would not have.
+                # Some classes set another attribute in load_state_dict(), so that the next pass
+                # begins at the loaded position. An uninterrupted run would not have that attribute
+                # set.
                 before = self._changed_attributes(path, keeper)
                 put_state(keeper, kept["own"])
                 at_first = self._at_first.get(path, {})
@@ -337,7 +345,7 @@ class Memory:
                     put_state(generators[name], value)
 
     def load_attributes(self, state: dict[str, Any]) -> None:
-        """Restore the attributes that ``state`` gave, where they are others now."""
+        """Restores the attributes in a result of ``state`` that differ now."""
         for path, kept in state.items():
             keeper = self._keepers.get(path)
             found = {} if keeper is None else _digests(_packed_attributes(keeper))
@@ -351,7 +359,8 @@ def _gives_state(keeper: Any) -> bool:
 
 
 def _put_attribute(keeper: Any, name: str, value: Any) -> None:
-    """Set an attribute; in place where it can be, since the script may use the object, too."""
+    """Sets an attribute, in place if possible, since the script may have a reference to the
+    object."""
     now = vars(keeper).get(name)
     fits = type(now) is type(value) and getattr(now, "shape", None) == getattr(value, "shape", None)
     if fits and isinstance(value, (list, dict, set, deque, numpy.ndarray, Tensor)):
@@ -361,8 +370,8 @@ def _put_attribute(keeper: Any, name: str, value: Any) -> None:
 
 
 def _walk(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
-    """The loader, its samplers, and the samplers and iterators that these consist of, each once,
-    with their paths."""
+    """Yields the loader, its samplers, and the samplers and iterators inside them, each once, with
+    their paths."""
     seen = {id(loader)}
     yield "loader", loader
     found = deque([("sampler", loader.sampler), ("batch_sampler", loader.batch_sampler)])
@@ -385,7 +394,7 @@ _SAMPLERS = ("sampler", "batch_sampler")
 
 
 def _inside(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """A value; of a container of objects, what is in it. With their paths."""
+    """Yields a value, or the items of a container of objects, with their paths."""
     if not isinstance(value, (list, tuple, dict)) or len(value) > _MOST_ITEMS or depth == _MOST_DEEP:
         yield path, value
         return
@@ -396,8 +405,8 @@ def _inside(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def _is_part(value: Any, sampler: Any) -> bool:
-    """Whether what a sampler holds is one, too, or another object that is iterated or that the
-    script has a class for, but not data."""
+    """Returns whether an attribute of a sampler is a sampler, another object that is iterated, or
+    an object of a class in the script, but not data."""
     kind: Any = type(value)
     if isinstance(value, Sampler):
         return True
@@ -415,19 +424,19 @@ def _is_of_script(kind: Any) -> bool:
 
 
 def _packed_attributes(keeper: Any) -> dict[str, Any]:
-    """The attributes that are plain values or arrays, or containers of these, as they are kept in
-    checkpoints."""
+    """Returns the attributes that are plain values or arrays, or containers of these, in the form
+    of checkpoints."""
     if isinstance(keeper, DataLoader):
         return {}
-    # only its length counts
+    # Only the length of the data source counts, and it may be a dataset of any size.
     passed_over = ("data_source",) if type(keeper) in (RandomSampler, SequentialSampler) else ()
     packed = {name: _packed(value) for name, value in _attributes(keeper).items() if name not in passed_over}
     return {name: value for name, value in packed.items() if value is not _NOTHING}
 
 
 def _packed(value: Any, depth: int = 0) -> Any:
-    """A value as it is kept in checkpoints: a long list of numbers is an array. ``_NOTHING``: it is
-    not kept."""
+    """Returns a value in the form of checkpoints, with long lists of numbers as arrays;
+    ``_NOTHING``: checkpoints do not contain it."""
     kind = type(value)
     if kind in (bool, int, float, str, type(None)):
         return value
@@ -460,19 +469,19 @@ _KIND = "container of numbers"
 
 
 def _numbers(value: Any) -> dict[str, Any] | None:
-    """The items of a container, and the keys of a dict, as arrays; None: they are not all integers,
-    say."""
+    """Returns the items of a container, and the keys of a dict, as arrays; None: they are not all
+    of one type of number."""
     parts = (
         {"keys": list(value.keys()), "items": list(value.values())} if isinstance(value, dict) else {"items": list(value)}
     )
     arrays = {name: numpy.array(items) for name, items in parts.items() if set(map(type, items)) in ({int}, {float}, {bool})}
-    # not over 64 bits
+    # Integers of more than 64 bits make arrays of objects.
     fit = len(arrays) == len(parts) and all(array.dtype.kind in "bif" for array in arrays.values())
     return arrays if fit else None
 
 
 def _unpacked(value: Any) -> Any:
-    """A copy of what ``_packed`` was given."""
+    """Returns a copy of the argument of ``_packed``."""
     if isinstance(value, (numpy.ndarray, Tensor)):
         return copy.deepcopy(value)
     if isinstance(value, dict) and _KIND in value:
@@ -502,14 +511,14 @@ def _attributes(keeper: Any) -> dict[str, Any]:
 
 
 def _is_forgetful(keeper: Any) -> bool:
-    """Whether drawing can change nothing of a keeper but its generators. (The loader itself is not
+    """Returns whether drawing changes only the generators of a keeper. (The loader itself is not
     iterated.)"""
     return type(keeper) in _FORGETFUL or isinstance(keeper, DataLoader)
 
 
 def own_generators(keeper: Any) -> dict[str, Any]:
-    """The generators among an object's attributes, but for those of the process, which begin again
-    at each draw."""
+    """Returns the generators among an object's attributes, except the generators of the process,
+    which are reseeded at each draw."""
     return {name: generator for name, generator in generators_of(keeper).items() if id(generator) not in OF_PROCESS}
 
 
@@ -532,8 +541,8 @@ def _add_content(contents: dict[int, Content], value: Any, depth: int = 0) -> No
 
 @functools.lru_cache(maxsize=1024)
 def _reader(kind: Any) -> Callable[[Any], tuple[Any, Any]] | None:
-    """What reads the key and the state of the content of such objects; None: they have none that is
-    known."""
+    """Returns the function that reads key and state of the content of a class; None: its content is
+    unknown."""
     if issubclass(kind, torch.Generator):
         return _read_torch
     if issubclass(kind, (random.Random, numpy.random.Generator, numpy.random.RandomState)):
@@ -569,8 +578,7 @@ def _read_tensor(tensor: Tensor) -> tuple[Any, Any]:
 
 
 def _read_items(items: Any) -> tuple[Any, Any]:
-    # Items count as the same if they are the same object: comparing them could be costly, or run
-    # code of the script.
+    # Items are compared by identity: comparing values could be costly, or run code of the script.
     return (list(map(id, items)), list(items)) if len(items) <= _MOST_ITEMS else (len(items), None)
 
 
@@ -614,6 +622,6 @@ def _write(content: Content) -> None:
 
 
 def _is_opaque_iterator(value: Any) -> bool:
-    """Whether where an object stands cannot be known, as of a generator function's, or ``iter()``
-    of a list."""
+    """Returns whether the position of an iterator cannot be read, as with a generator function or
+    ``iter()`` of a list."""
     return hasattr(type(value), "__next__") and not hasattr(value, "__dict__")

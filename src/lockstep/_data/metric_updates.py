@@ -1,4 +1,4 @@
-"""Metric objects that end up on every rank as if each had seen the whole evaluation loader."""
+"""Metric objects that are finally on every rank as if each had seen the whole evaluation loader."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from lockstep._world.comm.collectives import Collectives
 
 
 class MetricUpdates:
-    """Collects this process's updates of metrics, for a replay on every rank.
+    """The updates of metrics on this process, for a replay on every rank.
+
+    The replay gives a metric all batches in order, as on one process. Combining the states of W
+    metrics would need rules for each class, and sums of floats would depend on W.
 
     Args:
-        metrics: those known on every rank already.
+        metrics: the metrics that every rank knows already.
     """
 
     def __init__(self, metrics: Sequence[Any]) -> None:
@@ -27,7 +30,7 @@ class MetricUpdates:
         self._updates: list[tuple[tuple[int, int], int, Any]] = []
 
     def add(self, place: tuple[int, int], metric: Any, args: tuple[Any, ...]) -> None:
-        """Collect an update. ``place``: the number of the batch, and of the pass over it."""
+        """Records an update. ``place``: the number of the batch, and of the pass over it."""
         index = next((i for i, known in enumerate(self._metrics) if known is metric), len(self._metrics))
         if index == len(self._metrics):
             self._metrics.append(metric)
@@ -36,7 +39,7 @@ class MetricUpdates:
     def replay(
         self, requested: set[tuple[int, int]], collectives: Collectives, device: torch.device, begin: Callable[[], None]
     ) -> None:
-        """Update the metrics on every rank, batch by batch. Every rank must call it. Each round
+        """Updates the metrics on every rank, batch by batch. Every rank must call it. Each round
         gathers one batch from each rank, in rank order.
 
         Args:
@@ -57,8 +60,9 @@ class MetricUpdates:
         if num_batches and any(known != everyone[0][1] for _, known in everyone):
             by_rank = ", ".join(f"rank {number}: {known or 'none'}" for number, (_, known) in enumerate(everyone))
             raise UsageError(
-                f"the ranks have not updated the same metrics in the same order ({by_rank}), because their batches were "
-                "different or fewer: name the metrics, team.evaluate(model, loader, metrics=[...])"
+                f"ranks updated different metrics, or in a different order ({by_rank}). Name them: "
+                "team.evaluate(model, loader, metrics=[...]).",
+                code="metrics-differ",
             )
         for metric in self._metrics:
             _disable_sync(metric)
@@ -70,8 +74,8 @@ class MetricUpdates:
 
 
 def _disable_sync(metric: Any) -> None:
-    """Keep a torchmetrics metric from summing over ranks in ``compute()``: each rank has seen every
-    batch."""
+    """Prevents a torchmetrics metric from summing over ranks in ``compute()``: each rank has seen
+    every batch."""
     for part in metric.modules() if isinstance(metric, nn.Module) else [metric]:
         if hasattr(part, "distributed_available_fn"):
             part.distributed_available_fn = _never

@@ -41,5 +41,5 @@ def rank_parts(rank: int, world_size: int, seed: int) -> RankParts:
 
 def first_step(epoch: int) -> int:
     """Return the step number of the first batch of an epoch. No two batches share one, at any
-    length of an epoch, so each has random streams of its own."""
+    length of an epoch, so each has separate random streams."""
     return epoch * _MOST_BATCHES + 1

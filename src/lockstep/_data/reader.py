@@ -1,5 +1,19 @@
-"""Reading a streamed data set: every rank reads the whole stream, in one process, and collates its
-own part."""
+"""Reads a streamed dataset: every rank reads the whole stream, in one process, and collates its
+part.
+
+::
+
+    groups       1        2        3        4          a group: the global batches of one step
+    marks        m1       m2       m3       m4         samples read, trail, state of the dataset
+    interrupted                    ^ step 3 was the last one
+    resume       put the state of m2 back, read group 3 again, compare its trail with m3
+                 equal: continue with group 4
+                 different: the state is incomplete; read groups 1 to 3 again from the beginning
+                 still different: the stream is not repeatable; MismatchError
+
+Step 3 is read again, although it is done, because the state of a dataset may omit something (a
+shuffle buffer). Only samples that are known already can show that.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +42,15 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """How far a pass was read, behind a step."""
+    """The position in a pass after a step."""
 
     step: int
     num_read: int
-    """Samples (or ready batches) of the pass."""
+    """The number of samples (or ready batches) of the pass so far."""
     trail: str
-    """See ``trail.extend``."""
+    """The trail of the pass, as from ``trail.extend``."""
     own: Any
-    """The state of the data set; None: it has none."""
+    """The state of the dataset; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,13 +59,13 @@ class _Pass:
 
     number: int
     first: int
-    """Its first step."""
+    """The first step of the pass."""
     skip: int
-    """Steps of an earlier launch."""
+    """The number of steps that an earlier launch has taken."""
     trail: str | None = None
-    """Their trail; None: it need not be compared."""
+    """The trail of these steps; None: it need not be compared."""
     before: _Mark | None = None
-    """Where a data set with a state was before the last of them."""
+    """The position of a dataset with a state before the last of these steps."""
 
     @property
     def last_skipped(self) -> int:
@@ -60,15 +74,15 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """The pass is over, with the data set in this state."""
+    """The end of the pass, with the state of the dataset."""
 
     own: Any
 
 
 @dataclass(frozen=True, slots=True)
 class _OtherSamples:
-    """What was read again is not what an earlier launch had read. ``is_state``: it was behind a
-    state of the data set, and the whole pass is read again."""
+    """A difference between samples that were read again and the samples of an earlier launch.
+    ``is_state``: they were read from a state of the dataset, and the whole pass is read again."""
 
     is_state: bool
 
@@ -77,8 +91,7 @@ _Groups = Generator[tuple[_Mark, list[Any], int], None, None]
 
 
 def _skip_to(step: int, mark: _Mark, groups: _Groups) -> _Mark | None:
-    """Read behind ``mark`` as far as ``step``. Returns where that ends; None: the pass has not so
-    many steps."""
+    """Reads from ``mark`` to ``step``. Returns the mark there; None: the pass has fewer steps."""
     while mark.step < step:
         found = next(groups, None)
         if found is None:
@@ -93,9 +106,9 @@ def _as_dict(mark: _Mark) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _as_without_workers() -> Iterator[None]:
-    """Inside, ``get_worker_info()`` is None, as in the training process: whoever reads a whole
-    stream reads it alone, and the order must not depend on where. (Hugging Face's streams shuffle
-    otherwise in a worker, also in an only one.)"""
+    """Returns a context in which ``get_worker_info()`` is None, as in the training process. One
+    process reads the whole stream, and the order must not depend on which. (Hugging Face's streams
+    shuffle differently in a worker, even if it is the only one.)"""
     info, torch_worker._worker_info = torch_worker._worker_info, None
     try:
         yield
@@ -104,25 +117,25 @@ def _as_without_workers() -> Iterator[None]:
 
 
 class StreamReader(IterableDataset[Any]):
-    """Reads the stream of a DataLoader over an ``IterableDataset``; a subclass makes batches of the
-    samples.
+    """A reader of the stream of a DataLoader over an ``IterableDataset``. A subclass makes batches
+    of the samples.
 
-    A single loader worker reads, whatever ``num_workers`` says: several would each read the whole
+    One loader worker reads, for any ``num_workers`` above 0: several would each read the whole
     stream.
 
-    A resumed pass goes on behind the steps of an earlier launch only if it is the same stream. A
-    data set with a state is put back to where it was *before* the last of these steps, whose
-    samples are read again: if they are others, the state leaves something out, such as a shuffle
+    A resumed pass continues after the steps of an earlier launch only if the stream is the same. A
+    dataset with a state is put back to its state *before* the last of these steps, and the samples
+    of that step are read again. If they differ, the state omits something, such as a shuffle
     buffer. Then, as without a state, all steps are read again from the beginning of the pass.
 
     Args:
-        loader: the user's.
-        seed: the run's.
-        purpose: that of the random streams in which samples are read.
+        loader: the user's loader.
+        seed: the seed of the run.
+        purpose: the purpose of the random streams in which samples are read.
         key: the loader and the part in the keys of those streams, around the number of the batch.
-        rank: this process's, for error messages.
-        group: how many batches are yielded together, under one number.
-        is_compared: whether what is read again must be what was read before.
+        rank: the rank of this process, for error messages.
+        group: the number of batches that are yielded together, under one number.
+        is_compared: whether samples that are read again must be the same as before.
     """
 
     def __init__(
@@ -148,26 +161,25 @@ class StreamReader(IterableDataset[Any]):
         self._purpose = purpose
         self.key = key
         self.items_ahead = 1
-        """How many groups count as one batch that the worker prepares ahead."""
+        """The number of groups that count as one batch that the worker prepares ahead."""
         self.leaves_marks = True
-        """Whether ``state`` may ask how far it has read."""
+        """Whether marks are recorded, from which ``state`` takes the position."""
         self._rank = rank
         self._group = group
         self._is_compared = is_compared
         self._pass = _Pass(number=0, first=1, skip=0)
         self._has_state = has_state(loader.dataset)
         self._marks: dict[int, _Mark] = {}
-        """By step."""
+        """The mark after each step."""
         self._at_begin: Any = None
-        """How to come to the beginning of the pass: see ``_come_to_begin``."""
+        """The state for the beginning of the pass, as used by ``_come_to_begin``."""
         self._ended: Any = None
-        """How the last pass ended, if that was in this process and the data set has a state."""
+        """The end of the last pass, if this process has read it and the dataset has a state."""
         self._resumed: Any = None
 
     def state(self, step: int | None) -> Any:
-        """The state from which to resume after ``step`` of the current pass; None: between two
-        passes. Without marks, from the beginning of the pass, whatever the data set has, and
-        without a comparison."""
+        """Returns the state from which to resume after ``step`` of the current pass; None: between
+        two passes. Without marks it is the beginning of the pass, without a comparison."""
         if step is None:
             return self._resumed or {"begin": self._begin_now()}
         if not self.leaves_marks or step < self._pass.first:
@@ -178,23 +190,23 @@ class StreamReader(IterableDataset[Any]):
         return {"begin": self._at_begin, "read": read}
 
     def load_state(self, state: Any) -> None:
-        """Resume from a state with the next ``read``."""
+        """Resumes from a state with the next ``read``."""
         self._resumed = state
 
     def read(self, like: DataLoader[Any], first: int, number: int, skip: int = 0) -> Iterator[Any]:
-        """Read pass ``number``, with groups numbered from ``first``, without the first ``skip``
-        groups. In one worker process if ``like`` has any workers, else in this process.
+        """Reads pass ``number``, with groups numbered from ``first``, without the first ``skip``
+        groups: in one worker process if ``like`` has workers, otherwise in this process.
 
         Raises:
-            MismatchError: the first ``skip`` groups are not those of the launch whose state was
-                loaded.
+            MismatchError: the first ``skip`` groups differ from the groups of the launch whose
+                state was loaded.
         """
         this, self._marks = _Pass(number=number, first=first, skip=skip), {}
         if self._resumed is None:
             self._at_begin = self._begin_now()
         else:
             self._at_begin = self._resumed["begin"]
-            # workers start with a copy of this process's data set
+            # Workers start with a copy of this process's dataset.
             put_state(self.dataset, self._at_begin["own"])
             if "read" in self._resumed:
                 read = self._resumed["read"]
@@ -203,7 +215,7 @@ class StreamReader(IterableDataset[Any]):
                 if before is not None:
                     self._marks[before.step] = before
         self._pass, self._ended = this, None
-        mark, own, is_over = None, None, False
+        mark, own, has_finished = None, None, False
         try:
             for item in self._read(like):
                 self._resumed = None  # it has reached the worker
@@ -222,19 +234,21 @@ class StreamReader(IterableDataset[Any]):
                     self._marks[mark.step] = mark
                     self._marks.pop(mark.step - MAX_STEPS_AHEAD, None)
                 yield from made
-            is_over = True
+            has_finished = True
         finally:
             self._resumed = None
             if self._has_state and self.leaves_marks and like.num_workers == 0 and mark is not None:
                 begin = _Mark(first - 1, 0, "", self._at_begin["own"])
                 starts = (
-                    [self._marks.get(mark.step - 1, begin)] if is_over else [self._marks.get(mark.step - 1, begin), begin]
+                    [self._marks.get(mark.step - 1, begin)]
+                    if has_finished
+                    else [self._marks.get(mark.step - 1, begin), begin]
                 )
                 self._ended = {
                     "number": number,
                     "step": mark.step,
                     "trail": mark.trail,
-                    "is_over": is_over,
+                    "is_over": has_finished,
                     "starts": [dataclasses.asdict(start) for start in starts],
                 }
             if (
@@ -243,7 +257,7 @@ class StreamReader(IterableDataset[Any]):
                 and own
                 and digest(take_state(self.dataset)) == digest(self._at_begin["own"])
             ):
-                # the worker's data set was a copy, and nothing else has drawn from this one
+                # The worker's dataset was a copy, and nothing else has drawn from this one.
                 put_state(self.dataset, own)
 
     def _begin_now(self) -> Any:
@@ -289,12 +303,14 @@ class StreamReader(IterableDataset[Any]):
             yield _Over(take_state(self.dataset))
 
     def _come_to_begin(self) -> bool:
-        """Leave the data set as it was at the beginning of the pass. Returns whether it surely is.
+        """Puts the dataset into its state at the beginning of the pass. Returns whether that is
+        certain.
 
-        Behind a pass, its own state says too little: some data sets go on from there with the next
-        pass, others start over. So the last step of that pass is read again, and the pass is left
-        as it was then. If that step has other samples now, the pass is read again from its
-        beginning, unless it had come to its end. At worst, the data set's own state must do."""
+        The state of a dataset after a pass is ambiguous: some datasets continue from it with the
+        next pass, others start over. So the last step of the earlier pass is read again, and the
+        pass is ended in the same way. If that step has other samples now, the pass is read again
+        from its beginning, unless it was read to its end. As the last resort, the state of the
+        dataset is used."""
         own, ended = self._at_begin["own"], self._at_begin["ended"]
         is_exact = False
         for start in () if ended is None else (_Mark(**start) for start in ended["starts"]):
@@ -312,9 +328,9 @@ class StreamReader(IterableDataset[Any]):
         return is_exact
 
     def _groups(self, number_of_pass: int, mark: _Mark, *, may_have_ended: bool) -> _Groups:
-        """The groups behind ``mark``, where the data set is now: how far each has read, its
-        batches, and the number of samples before it. ``may_have_ended``: a state of the data set
-        may mean the end of the pass before."""
+        """Yields the groups after ``mark``, the present position of the dataset: the mark after
+        each, its batches, and the number of samples before it. ``may_have_ended``: whether a state
+        of the dataset may mean the end of the pass before."""
         loader, part = self.key
         samples, num_read, trail, begin = self._begin(number_of_pass), mark.num_read, mark.trail, mark.step
         is_copy, draws = not self._has_state and get_worker_info() is not None, False
@@ -358,8 +374,8 @@ class StreamReader(IterableDataset[Any]):
         return read
 
     def collate(self, samples: Any, positions: Sequence[int], batch: int, shard: int | None = None) -> Any:
-        """Apply the user's ``collate_fn`` to samples or a ready batch; ``positions`` in the pass
-        are for error messages."""
+        """Applies the user's ``collate_fn`` to samples or a ready batch. ``positions``: the
+        positions in the pass, for error messages."""
         self._num_collated += 1
         before = self._changed.look(self._num_collated, [samples]) if self._num_collated >= self._changed.next else None
         try:
@@ -372,10 +388,10 @@ class StreamReader(IterableDataset[Any]):
 
     @abstractmethod
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
-        """The items to yield for a group of batches.
+        """Yields the items for a group of batches.
 
         Args:
-            batch: number of the group.
-            parts: its batches: lists of samples, or ready batches.
-            first_sample: number of samples (or ready batches) of this pass before the group.
+            batch: the number of the group.
+            parts: the batches of the group: lists of samples, or ready batches.
+            first_sample: the number of samples (or ready batches) of this pass before the group.
         """

@@ -1,7 +1,15 @@
-"""A loader for scripts with a loop of their own under DDP: it resumes within an epoch at any number
-of ranks.
+"""A loader for scripts with their own DDP loop: it resumes within an epoch, at any number of ranks.
 
-It needs no team. Its state is a position in the data; weights and gradients are the script's.
+::
+
+    lockstep's sources (the same as in a run) <- RankParts: one shard per rank, W = number of ranks
+       | rank r yields its rows of each global batch
+    state_dict()   epoch, batches done, state of samplers or stream: equal on every rank
+    resume         the pass is drawn again from its beginning, and the done batches are skipped
+
+It needs no team. Its state is a position in the data. The script saves weights and optimizers. The
+number of ranks may change, because the global batch is the unit: its indices do not depend on W,
+and each sample has a random stream for its row.
 """
 
 from __future__ import annotations
@@ -71,7 +79,7 @@ class ResumableLoader:
     """Yields this rank's part of each global batch of a loader. Made by ``lockstep.resumable``.
 
     ``len()`` is the number of global batches, and so of iterations on every rank. ``dataset``,
-    ``batch_size`` and other attributes are those of the wrapped loader. They are read-only.
+    ``batch_size`` and other attributes are read from the wrapped loader. They are read-only.
     """
 
     is_split_over_ranks = True
@@ -367,7 +375,7 @@ def resumable(
     the last ranks receive samples of other ranks, and their ``weight`` is 0.
 
     The order of samples depends on ``seed``, the epoch and the loader only. Each sample of a
-    map-style dataset draws from random streams of its own, at any number of ranks and workers.
+    map-style dataset has separate random streams, at any number of ranks and workers.
     ``collate_fn`` draws once for each rank's part.
 
     Args:

@@ -1,4 +1,17 @@
-"""The samples of a DataLoader over a map-style data set, and the indices that its sampler gives."""
+"""The samples of a DataLoader over a map-style dataset, and the indices from its sampler.
+
+::
+
+    Indices.draw           one list of indices per global batch, in a random stream per draw
+      | group              ``accumulate`` global batches make a step
+      | assignment.plan    rows of each shard, and the shards of this rank
+      v
+    Request(key, indices)  one per micro-batch -> FetchPool (workers or this process) -> samples
+
+The sampler runs on every rank, from the same random streams, so that no indices are sent. Each rank
+fetches its own shards only. Requests are made ahead of the loop: ``DrawnAhead`` hides that from the
+samplers.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +48,18 @@ from lockstep._plan.shards import StepPlan, shard_slice
 
 _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 _BY_LENGTH = (RandomSampler, SequentialSampler)
-"""Samplers of which the script can change nothing that their indices depend on, but for their
-generators and lengths."""
+"""Samplers whose indices depend on nothing that the script can change, except their generators and
+lengths."""
 _END = object()
 
 
 class Indices:
-    """What the sampler or batch sampler of a loader gives.
+    """The indices from the sampler or batch sampler of a loader.
 
     Args:
-        loader: the user's.
-        sampler: one of its two.
-        assignment: says which random streams its draws have.
+        loader: the user's loader.
+        sampler: its sampler or its batch sampler.
+        assignment: determines the random streams of the draws.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], assignment: ShardAssignment) -> None:
@@ -54,55 +67,59 @@ class Indices:
         self._sampler = sampler
         self._are_batches = sampler is loader.batch_sampler
         self._assignment = assignment
-        # (Not that of the loader: it is another one if the script has made the batch sampler.)
+        # The batch sampler's own sampler: if the script made the batch sampler, loader.sampler is
+        # another one.
         self.draws_once = type(sampler) is BatchSampler and type(sampler.sampler) in _DRAW_ONCE
-        """Whether they draw from the process's generators before their first index only: no later
-        draw needs a stream then."""
+        """Whether the samplers draw from the process's generators only before their first index.
+        Later draws then need no stream."""
         self._speaks = assignment.rank == 0 or loader.num_workers == 0
         self._memory = Memory(loader)
         self._drawn: DrawnAhead | None = None
         """The draws of the newest pass; None: there was none, or the samplers remember nothing."""
         self._first_step = 1
-        """Of the current pass."""
+        """The first step of the current pass."""
         self._at_begin: Any = None
         """The state before the first index of the current pass was drawn, from which a resumed run
         draws the pass again."""
         self._resumed: Any = None
         """The state from which the next pass is drawn, in a run that resumes."""
         self._restored: Moment | None = None
-        """What the samplers remembered when that was put back."""
+        """The memory of the samplers when that state was restored."""
         self._changed: tuple[int, Any] | None = None
-        """A step behind which that run was interrupted, within the pass, and the state that the
-        samplers had then."""
+        """The step after which that run was interrupted within the pass, and the state of the
+        samplers then; None: it was interrupted between passes."""
         self._now: Moment | None = None
-        """In a pass that resumes: what others have left in the generators that it shares with
-        them."""
+        """In a resumed pass, the state of generators that other loaders have also drawn from; None:
+        no generator is shared."""
 
     @property
     def is_told(self) -> bool:
-        """Whether the source must be told which steps the loop takes, since the samplers remember
-        something."""
+        """Whether the source must know which steps the loop takes, since the samplers have
+        memory."""
         return not self._memory.is_empty
 
     def draw(self, epoch: int, first_step: int) -> Iterator[Any]:
-        """The indices of a pass: of each batch that is not empty, or of each item if the loader
-        makes no batches."""
+        """Yields the indices of a pass: of each batch that is not empty, or of each item if the
+        loader makes no batches."""
         assignment, memory = self._assignment, self._memory
         self._first_step = first_step
         resumed, self._resumed = self._resumed, None
         if resumed is not None and self._restored is not None:
             now = memory.take()
-            # others have drawn from it since, or were given back theirs
+            # Another loader that shares the generator has drawn from it, or was restored, since.
             if memory.is_drawn_between(self._restored, now):
                 self._now = now
                 memory.load_state(resumed)
-            elif self._changed is not None:  # what the script does before the pass, it has done again
+            # The script has repeated its code from before the pass, and may have changed the
+            # samplers.
+            elif self._changed is not None:
                 memory.load_state(resumed)
         if hasattr(self._loader.dataset, "set_epoch"):
             reseed(assignment.seed, Purpose.SET_EPOCH, epoch)
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
         self._drawn = drawn = DrawnAhead(memory, self._drawn, self._warn) if self.is_told else None
         self._at_begin = memory.state()
+        # Also before the first draw: iter() of a RandomSampler draws its permutation.
         assignment.reseed(Purpose.SAMPLER, epoch, 0)
         iterator: Iterator[Any] = iter(())
 
@@ -125,7 +142,7 @@ class Indices:
                 assignment.reseed(Purpose.SAMPLER, epoch, number)
             if drawn is not None:
                 item = drawn.draw(later if number else first)
-            elif number:  # as ``later`` does: this runs in every step of most loaders
+            elif number:  # ``later`` without the call: this runs in every step of most loaders
                 item = next(iterator, _END)
             else:
                 item = first()
@@ -139,16 +156,17 @@ class Indices:
                 yield copy.copy(item)  # a batch sampler may fill one list again and again
 
     def put_together(self, step: int, count: int | None = None, *, is_skipped: bool = False) -> None:
-        """A step consists of what was drawn up to the draw ``count``, the newest. ``is_skipped``:
-        it was taken before the run was interrupted."""
+        """Notes that a step consists of the draws up to ``count``, by default the newest.
+        ``is_skipped``: the step was taken before the run was interrupted."""
         if self._drawn is not None:
             self._drawn.put_together(step, count)
         if self._changed is not None and step >= self._changed[0]:
             (_, state), self._changed = self._changed, None
-            # What the script has changed since the pass began is not changed again.
+            # The script changed attributes during the pass, and does not repeat that: skipped steps
+            # do not run. So the changes are applied here, at the step after which they were saved.
             if self._drawn is None:
                 self._memory.load_attributes(state)
-            elif count in (None, self._drawn.count):  # otherwise the draws ahead have changed it, too
+            elif count in (None, self._drawn.count):  # otherwise draws ahead have changed them, too
                 self._drawn.change(functools.partial(self._memory.load_attributes, state))
         if self._drawn is None:
             return
@@ -157,46 +175,45 @@ class Indices:
             self._drawn.rejoin(now)
 
     def taken(self, step: int) -> None:
-        """See ``Source.taken``."""
+        """Notes that the loop has taken a step, as ``Source.taken``."""
         if self._drawn is not None:
             self._drawn.taken(step)
 
     def ended(self) -> None:
-        """See ``Source.ended``."""
+        """Notes that the loop has finished, as ``Source.ended``."""
         if self._drawn is not None:
             self._drawn.ended()
 
     def _warn(self, changed: str) -> None:
-        """Warn once of a change that indices drawn ahead do not have. (Without workers only one
-        process may draw ahead.)"""
+        """Warns once of a change that does not reach indices drawn ahead. (Without workers any one
+        process may draw ahead, so every rank may warn.)"""
         if self._speaks:
             say(
-                f"WARNING: the script has changed {changed} during a pass, while indices had been drawn ahead of the loop: the "
-                "change reaches none of these (with num_workers=0, on one process, it reaches the next), so what the sampler "
-                "draws by it depends on num_workers and on the number of processes. Change samplers between passes, or by a "
-                "method set_epoch(epoch), which is called before each."
+                f"WARNING: the script changed {changed} during a pass, after indices were drawn ahead of the loop. The "
+                "change does not affect these indices, so the order depends on num_workers and on the number of processes. "
+                "Change samplers between passes, or in a method set_epoch(epoch), which is called before each."
             )
         self._speaks = False
 
     @property
     def held(self) -> set[int]:
-        """See ``Source.held``."""
+        """The ids of the objects whose state is in checkpoints, as ``Source.held``."""
         return self._memory.held
 
     def compared(self) -> str | None:
-        """See ``Source.compared``."""
+        """Returns the digest of the samplers' memory, as ``Source.compared``."""
         return digest(self._memory.compared()) if self.is_told else None
 
     def state(self, step: int | None) -> Any:
-        """See ``Source.state``."""
+        """Returns the state from which to resume, as ``Source.state``."""
         if step is None:
             return {"begin": self._memory.state()}
-        if step < self._first_step:  # the pass has begun, and no step is done
+        if step < self._first_step:  # the pass has begun, but no step was taken
             return {"begin": self._at_begin}
         return {"begin": self._at_begin, "step": step, "now": self._memory.state()}
 
     def load_state(self, state: Any) -> None:
-        """See ``Source.load_state``."""
+        """Resumes from a state, as ``Source.load_state``."""
         self._resumed = state["begin"]
         self._changed = (state["step"], state["now"]) if "now" in state else None
         self._memory.load_state(self._resumed)
@@ -204,7 +221,7 @@ class Indices:
 
 
 class SampleSource(Source):
-    """A DataLoader over a map-style data set."""
+    """The source for a DataLoader over a map-style dataset."""
 
     reads_all = False
 
@@ -216,8 +233,8 @@ class SampleSource(Source):
         fetcher = choose_fetcher(assignment.seed, loader, assignment.rank, by_row=assignment.by_row)
         self._pool = FetchPool(fetcher, loader)
         self._trail: Trail | None = None
-        """Of the indices. None: their order follows from the run's seed, the length and the
-        generators alone."""
+        """The trail of the indices; None: their order follows from the run's seed, the length and
+        the generators alone, so it cannot differ in a resumed pass."""
         own: Iterable[Any] = self._batch_sampler
         if type(own) is BatchSampler:
             own = own.sampler
@@ -248,7 +265,8 @@ class SampleSource(Source):
                 plans.append(plan)
                 if is_shared and step == first_step + skip:
                     plan.digest = digest(batches)
-                    # all ranks fetch the first shard, which belongs to rank 0
+                    # All ranks fetch the first shard, which belongs to rank 0, and compare digests:
+                    # equal indices into different datasets would not be noticed otherwise.
                     if compared and assignment.rank > 0:
                         samples = batches[0][shard_slice(0, len(batches[0]), assignment.num_shards)]
                         yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
@@ -271,7 +289,9 @@ class SampleSource(Source):
             if len(data) == len(plans[0].micro_batches):
                 yield plans.popleft(), data
                 data = []
-        for plan in plans:  # the last steps of the pass may have no samples for this process
+        # The last steps of the pass may have no samples for this process. It takes part in them all
+        # the same, since gradients are summed over all ranks.
+        for plan in plans:
             yield plan, []
 
     @property
@@ -324,12 +344,12 @@ class SampleSource(Source):
         dataset = self._loader.dataset
         if type(dataset) is not Subset:
             return []
-        # A split that each launch draws again, say.
+        # For example a random split, which each launch draws again.
         return [f"indices of the subset with the digest {digest(_as_array(dataset.indices))[:8]}"]
 
 
 def _as_array(indices: Any) -> Any:
-    """Integers as one array, which is digested at once; others as they are."""
+    """Returns integers as one array, which is fast to digest, and other indices as a list."""
     try:
         return numpy.asarray(indices, dtype=numpy.int64)
     except (TypeError, ValueError):

@@ -1,8 +1,19 @@
 """Sources of global batches, from which this process's shards are taken.
 
-There are three kinds: indexed samples (a DataLoader over a map-style data set), a stream of samples
-(one over an ``IterableDataset``), and ready batches (any iterable). Each yields the steps of a pass
-in order: this process's part of the step, and the samples of each of its micro-batches.
+::
+
+    loader over a map-style dataset      SampleSource    the sampler runs on every rank, and each
+    rank
+                                                         fetches the samples of its shards only
+    loader over an IterableDataset       StreamSource    every rank reads the whole stream, and
+                                                         collates the samples of its shards only
+    any iterable of ready batches        ReadySource     every rank reads each batch, and keeps its
+                                                         rows
+
+Each yields the steps of a pass in order: this process's part of the step (its plan), and the
+samples of each of its micro-batches. A stream cannot be read in parts: only a reader of the first
+samples knows the next ones, and how many follow. So W ranks read it W times, and agree
+without a message.
 """
 
 from __future__ import annotations
@@ -34,7 +45,7 @@ _END = object()
 
 
 class _ShardReader(StreamReader):
-    """Collates the samples of this process's shards."""
+    """A reader that collates the samples of this process's shards."""
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         key = (assignment.loader, assignment.whole)
@@ -64,8 +75,8 @@ def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroBatch) -> 
 
 
 class StreamSource(Source):
-    """A DataLoader over an ``IterableDataset``: every rank reads the whole stream and keeps its
-    part."""
+    """The source for a DataLoader over an ``IterableDataset``: every rank reads the whole stream
+    and keeps its part."""
 
     reads_all = True
 
@@ -102,7 +113,7 @@ class StreamSource(Source):
 
 
 class _ReadyReader(StreamReader):
-    """Yields the batches of a stream of ready batches."""
+    """A reader that yields the batches of a stream of ready batches."""
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
         for number, part in enumerate(parts, first_sample):
@@ -110,7 +121,8 @@ class _ReadyReader(StreamReader):
 
 
 class ReadySource(Source):
-    """Any iterable of ready batches: every rank reads each batch and keeps its own rows."""
+    """The source for any iterable of ready batches: every rank reads each batch and keeps its
+    rows."""
 
     reads_all = True
 
@@ -124,18 +136,18 @@ class ReadySource(Source):
         self._has_state = has_state(batches)
         self._at_begin: Any = None
         self._is_resumed = False
-        """Whether the next pass begins from a state of the iterable's own."""
+        """Whether the next pass begins from a state that the iterable defines."""
         dataset = getattr(batches, "dataset", batches)
         self._trail = Trail(dataset, is_compared=not assignment.allows_other_data)
         if is_torch_loader(batches):
             # Not iterated directly, so that random numbers drawn in its workers do not depend on
-            # how many there are.
+            # their number.
             if isinstance(batches.dataset, IterableDataset):
                 key = (assignment.loader, assignment.whole)
                 self._reader = _ReadyReader(
                     batches, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate
                 )
-                # this class has the trail, which passes over empty batches
+                # This class has the trail, which skips empty batches.
                 self._reader.leaves_marks = False
             else:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
@@ -150,7 +162,8 @@ class ReadySource(Source):
         if self._reader is None and self._indices is None:
             self._at_begin = list(map(take_state, self._stateful))
         whole = self._whole(first_step, epoch, is_resumed)
-        if assignment.accumulate > 1:  # they may all be in the same tensors
+        # The iterable may refill the same tensors for each batch, and a step keeps several batches.
+        if assignment.accumulate > 1:
             whole = (map_tensors(Tensor.clone, batch, "clone") for batch in whole)
         num_read = itertools.count(1)
         counted = ((batch, count_samples(batch), next(num_read)) for batch in whole)
@@ -198,9 +211,9 @@ class ReadySource(Source):
     def compared(self) -> str | None:
         if self._indices is not None:
             return self._indices.compared()
-        # A stream is read ahead by a worker, in a copy. Other iterables are read as the loop asks,
-        # by every rank alike. (Deep inside there may be generators of a library's that draw no
-        # samples, such as one for pauses between attempts.)
+        # A worker reads a stream ahead, in a copy, so its state here says nothing. Other iterables
+        # are read as the loop asks, in the same way on every rank. Generators deeper inside are not
+        # compared: a library may have one that draws no samples, for example for retry delays.
         if self._reader is not None:
             return None
         if self._has_state:
@@ -212,7 +225,7 @@ class ReadySource(Source):
     def state(self, step: int | None) -> Any:
         trail = self._trail.behind(step)
         if self._reader is not None:
-            # How batches make up steps is known only once they are read (empty ones are skipped).
+            # Empty batches are skipped, so the batches of a step are known only once they are read.
             return {"reader": self._reader.state(step), "trail": trail}
         if self._indices is not None:
             return {"indices": self._indices.state(step), "trail": trail}
@@ -263,8 +276,8 @@ class ReadySource(Source):
             yield Request(Purpose.FETCH, (self._assignment.loader, *self._key(first_step, number)), index, epoch)
 
     def _key(self, first_step: int, number: int) -> tuple[int, int, int]:
-        """The stream key of a batch of this pass: its step, and a number behind those of the
-        shards."""
+        """Returns the stream key of a batch of this pass: its step, and a number after the numbers
+        of the shards."""
         steps, part = divmod(number, self._assignment.accumulate)
         return first_step + steps, self._assignment.whole, part
 
@@ -278,10 +291,10 @@ class ReadySource(Source):
 
 
 def choose_source(batches: Iterable[Any], assignment: ShardAssignment) -> Source:
-    """The source for an iterable given to ``prepare``.
+    """Returns the source for an iterable passed to ``prepare``.
 
     Raises:
-        DataError: it is already split over processes, or can be iterated only once.
+        DataError: the iterable is already split over processes, or can be iterated only once.
     """
     check_batches(batches, "prepare()", "epoch")
     if not is_torch_loader(batches) or (batches.batch_size is None and batches.batch_sampler is None):

@@ -1,9 +1,9 @@
 """The state of sample sources (samplers, streams, generators), as far as it is accessible.
 
-Objects with ``state_dict()`` and ``load_state_dict()`` provide it. Of other objects, the random
-generators that they hold are saved (that of a ``RandomSampler(generator=...)``, say, which
-continues from pass to pass), however deep: a stream may be made of other streams, and an iterable
-may leave its order to another object.
+Objects with ``state_dict()`` and ``load_state_dict()`` provide it. For other objects, the random
+generators inside them are saved at any depth: a stream may consist of other streams, and an
+iterable may leave its order to another object. An example is ``RandomSampler(generator=...)``,
+whose generator continues from pass to pass.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _PROCESS_GENERATORS: tuple[Any, ...] = (
     random.getstate.__self__,  # type: ignore[attr-defined]
 )
 OF_PROCESS = {id(generator) for generator in _PROCESS_GENERATORS}
-"""The ids of the process's own generators, which begin again at each draw."""
+"""The ids of the process's own generators, which are reseeded at each draw."""
 _MOST_OBJECTS = 5000
-"""Generators are looked for among so many objects, the nearest first."""
+"""The number of objects, nearest first, that are searched for generators."""
 _MOST_ITEMS = 128
-"""Longer containers are taken for data, and are not searched."""
+"""The largest number of items of a searched container. Longer ones contain data."""
 
 
 def has_state(source: Any) -> bool:
-    """Whether an object has ``state_dict()`` and ``load_state_dict(state)``. (MosaicML's
-    StreamingDataset has a ``state_dict`` that must be told how many samples were used: that is
-    another thing.)"""
+    """Returns whether an object has ``state_dict()`` and ``load_state_dict(state)``. (The
+    ``state_dict`` of MosaicML's StreamingDataset requires the number of used samples: that is
+    another interface.)"""
     take, put = getattr(source, "state_dict", None), getattr(source, "load_state_dict", None)
     if not callable(take) or not callable(put):
         return False
@@ -51,12 +51,12 @@ def has_state(source: Any) -> bool:
 
 
 def is_generator(source: Any) -> bool:
-    """Whether an object is a random generator of PyTorch, NumPy or Python."""
+    """Returns whether an object is a random generator of PyTorch, NumPy or Python."""
     return isinstance(source, (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState))
 
 
 def take_state(source: Any) -> Any:
-    """A copy of the state of an object or generator."""
+    """Returns a copy of the state of an object or generator."""
     if isinstance(source, torch.Generator):
         return source.get_state()
     if isinstance(source, random.Random):
@@ -69,13 +69,13 @@ def take_state(source: Any) -> Any:
 
 
 def generators_of(source: Any) -> dict[str, Any]:
-    """The random generators among an object's attributes, by name."""
+    """Returns the random generators among an object's attributes, by name."""
     return {name: value for name, value in getattr(source, "__dict__", {}).items() if is_generator(value)}
 
 
 def generators_within(source: Any) -> dict[str, Any]:
-    """The random generators that an object holds, in its attributes and in what these hold, by
-    path, but for those of the process. Models are left out: what they draw is theirs."""
+    """Returns the random generators inside an object, at any depth, by path. Generators of the
+    process are left out, and so are models, whose draws do not belong to the data."""
     found: dict[str, Any] = {}
     for held in walk([root(source)], _is_searched, most=_MOST_OBJECTS):
         if is_generator(held.value) and id(held.value) not in OF_PROCESS:
@@ -87,12 +87,12 @@ def generators_within(source: Any) -> dict[str, Any]:
 
 
 def _path(held: Held) -> str:
-    """The path of an object, the same in every process."""
+    """Returns the path of an object, the same in every process."""
     return re.sub(r"<(\w+) \d+>", r"<\1>", held.path)
 
 
 def _is_searched(value: Any) -> bool:
-    """Whether generators are looked for in what an object holds."""
+    """Returns whether an object is searched for generators."""
     if isinstance(value, (Tensor, numpy.ndarray, Optimizer, set, frozenset)) or is_generator(value):
         return False  # (the order of a set differs from process to process)
     if isinstance(value, nn.Module):
@@ -103,7 +103,7 @@ def _is_searched(value: Any) -> bool:
 
 
 def put_state(source: Any, state: Any) -> None:
-    """Restore a state that ``take_state`` returned for an object or generator of the same kind."""
+    """Restores a state that ``take_state`` returned for an object or generator of the same kind."""
     if isinstance(source, torch.Generator):
         source.set_state(state)
     elif isinstance(source, random.Random):
@@ -114,7 +114,7 @@ def put_state(source: Any, state: Any) -> None:
         else:
             source.set_state(state)
     elif has_state(source):
-        # some take theirs apart, and it may be put again
+        # A copy: some classes modify the state, and it may be restored again.
         source.load_state_dict(copy.deepcopy(state))
     else:
         now = generators_within(source)
@@ -126,8 +126,8 @@ def put_state(source: Any, state: Any) -> None:
 
 
 def _make(source: Any, path: str, state: Any) -> None:
-    """Leave a generator with a state where one was that the object has made since its ``__init__``,
-    in its first pass, say."""
+    """Creates a generator with a state at a path. The object made one there after its ``__init__``,
+    for example in its first pass."""
     above, _, name = path.rpartition(".")
     for held in [root(source)] if not above else walk([root(source)], _is_searched, most=_MOST_OBJECTS):
         if (not above or _path(held) == above) and hasattr(held.value, "__dict__"):
@@ -137,7 +137,7 @@ def _make(source: Any, path: str, state: Any) -> None:
 
 
 def _generator_like(state: Any) -> Any:
-    """A generator of the kind that has such a state."""
+    """Returns a new generator of the kind that has such a state."""
     if isinstance(state, Tensor):
         return torch.Generator()
     if not isinstance(state, dict):

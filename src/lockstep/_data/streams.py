@@ -1,9 +1,15 @@
-"""Random streams that belong to a key, which names a point in the run, rather than to a process.
+"""Random streams that belong to a key, which identifies a point in the run, and not to a process.
 
-Every generator that user code can reach (torch on the CPU and on the GPU, ``numpy.random``,
-``random``) is reseeded at each key: a shard's training code, the fetching of its samples, the
-sampler's draws, an evaluation batch. So the numbers that user code draws depend on the run's seed
-and the key alone: not on the rank, nor on how many processes or loader workers there are.
+::
+
+    key = (purpose, loader, step, shard, part)     for example (FETCH, 1, 40, 3, 0)
+    value = mix(... mix(mix(seed) + purpose) ... + part)      64 bits
+    -> torch.manual_seed(value), on the CPU and each GPU; numpy.random.seed; random.seed
+
+Every generator that user code can reach is reseeded at each key: a shard's training code, the
+fetching of its samples, the sampler's draws, an evaluation batch. So the numbers that user code
+draws depend on the run's seed and the key alone. They do not depend on the rank, the number of
+processes or loader workers, or on what other shards have drawn before.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ _MASK = (1 << 64) - 1
 
 
 class Purpose(enum.IntEnum):
-    """What a stream is for. Streams with equal keys but different purposes differ."""
+    """The purpose of a stream. Streams with equal keys but different purposes differ."""
 
     START = 0
     TRAIN = 1
@@ -37,7 +43,7 @@ class Purpose(enum.IntEnum):
     STEP = 7
     """The code of a step outside of ``batch.shards``: the same on every rank."""
     SET_EPOCH = 8
-    """``set_epoch`` of a data set, which loader workers call on their copies."""
+    """``set_epoch`` of a dataset, which loader workers call on their copies."""
 
 
 def _mix(value: int) -> int:
@@ -49,7 +55,10 @@ def _mix(value: int) -> int:
 
 
 def derive(*key: int) -> int:
-    """A 64-bit seed for a key of integers. Seeds of different keys are independent in all bits."""
+    """Returns a 64-bit seed for a key of integers. Seeds of different keys are independent in all
+    bits."""
+    # The odd constant (2**64 divided by the golden ratio) separates keys that differ by zeros: (0,)
+    # and (0, 0).
     value = 0
     for part in key:
         value = _mix((value + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK)
@@ -57,8 +66,8 @@ def derive(*key: int) -> int:
 
 
 def script_seed() -> int | None:
-    """The seed that the script gave to ``torch.manual_seed`` before ``join``; None: none can be
-    detected.
+    """Returns the seed that the script passed to ``torch.manual_seed`` before ``join``; None: none
+    can be detected.
 
     PyTorch starts with 64 random bits from the system, while seeds that people choose are below
     2**32, as NumPy requires."""
@@ -71,7 +80,7 @@ _gpus: tuple[int, ...] = ()
 
 
 def draw_on(chosen: Iterable[torch.device]) -> None:
-    """Set the devices of this process: from now on the generators of all of them are reseeded."""
+    """Sets the devices of this process, whose generators are reseeded from now on."""
     global _gpus
     _gpus = tuple(dict.fromkeys(device.index for device in chosen if device.type != "cpu"))
 
@@ -80,7 +89,8 @@ _root = functools.lru_cache(maxsize=64)(derive)
 
 
 def reseed(seed: int, purpose: Purpose, *key: int) -> None:
-    """Start the streams of a key in this process. Cheap enough for each micro-batch (some 7 µs)."""
+    """Starts the streams of a key in this process. Cheap enough for every micro-batch (some 7
+    µs)."""
     value = _root(seed, purpose)
     for part in key:  # as in derive(), written out: this runs several times a step
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK
@@ -90,19 +100,21 @@ def reseed(seed: int, purpose: Purpose, *key: int) -> None:
     torch.default_generator.manual_seed(value)
     on_gpu = devices.in_use()
     if on_gpu is not None:
-        on_gpu.manual_seed(value)  # of the current GPU, which is this process's first
-        for number, gpu in enumerate(_gpus[1:], 1):  # by position in the list, not by device index
+        on_gpu.manual_seed(value)  # on the current GPU, which is the first of this process
+        # By position in the list, not by device index, which depends on the machine. Each GPU gets
+        # another seed: equal layers on two GPUs must not draw equal dropout masks.
+        for number, gpu in enumerate(_gpus[1:], 1):
             with torch.accelerator.device_index(gpu):
                 on_gpu.manual_seed(_mix(value + number))
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # user code that has not imported it cannot draw from it
-        numpy.random.seed(value & 0xFFFFFFFF)
+        numpy.random.seed(value & 0xFFFFFFFF)  # NumPy accepts 32 bits
     random.seed(value)
 
 
 @contextlib.contextmanager
 def preserve_rng() -> Iterator[None]:
-    """A context after which all streams continue as if nothing had been reseeded or drawn
+    """Returns a context after which all streams continue as if nothing had been reseeded or drawn
     inside."""
     restore = remember_rng()
     try:
@@ -112,7 +124,7 @@ def preserve_rng() -> Iterator[None]:
 
 
 def remember_rng() -> Callable[[], None]:
-    """Returns a function that lets all streams continue from where they are now."""
+    """Returns a function that puts all streams back to their present states."""
     cpu = torch.default_generator.get_state()
     on_gpu = devices.in_use()
     gpus = () if on_gpu is None else _gpus or (torch.accelerator.current_device_index(),)

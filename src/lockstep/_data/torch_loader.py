@@ -1,4 +1,4 @@
-"""Inspecting a PyTorch DataLoader, or what a script uses in its place."""
+"""Inspects a PyTorch DataLoader, or the iterable that a script uses instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USUAL_PREFETCH = 2
 
 
 def set_epoch(epoch: int, *objects: object) -> None:
-    """Call ``set_epoch(epoch)`` on each object that has it, as scripts do with samplers."""
+    """Calls ``set_epoch(epoch)`` on each object that has it, as scripts do with samplers."""
     for item in objects:
         setter = getattr(item, "set_epoch", None)
         if callable(setter):
@@ -24,7 +24,7 @@ def set_epoch(epoch: int, *objects: object) -> None:
 
 
 def samplers_of(loader: DataLoader[Any]) -> list[Any]:
-    """The samplers of a loader, and those that they wrap."""
+    """Returns the samplers of a loader, and the samplers inside them."""
     samplers: list[Any] = []
     for sampler in (loader.sampler, loader.batch_sampler):
         while sampler is not None and not any(sampler is seen for seen in samplers):
@@ -34,14 +34,14 @@ def samplers_of(loader: DataLoader[Any]) -> list[Any]:
 
 
 def is_torch_loader(batches: object) -> TypeGuard[DataLoader[Any]]:
-    """Whether ``batches`` is a DataLoader with PyTorch's own ``__iter__``, which a subclass may
-    replace."""
+    """Returns whether ``batches`` is a DataLoader with PyTorch's own ``__iter__``, which a subclass
+    may replace."""
     return isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__
 
 
 def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
-    """Check that a loader yields all batches, in every pass. ``call`` and ``passes`` are for the
-    message: what it was given to, and what that does with it.
+    """Checks that a loader yields all batches, in every pass. ``call`` and ``passes`` are for the
+    message: the call that received the loader, and the name of its passes.
 
     Raises:
         DataError: it has a DistributedSampler, was made by ``resumable``, or can be iterated only
@@ -49,28 +49,31 @@ def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
     """
     if getattr(batches, "is_split_over_ranks", False):
         raise DataError(
-            f"{call} received a loader of lockstep.resumable(), which leaves each process only its own samples: they would be "
-            f"split again. Give {call} the DataLoader itself"
+            f"{call} received a loader of lockstep.resumable(), which is already split over processes. Pass {call} the "
+            "DataLoader itself.",
+            code="loader-already-split",
         )
     if not isinstance(batches, DataLoader) and _is_spent_by_a_pass(batches):
         raise DataError(
-            f"a {type(batches).__name__} can be read only once, so a second {passes} would be empty: give {call} a DataLoader, "
-            "a list, or an object whose __iter__ starts over"
+            f"a {type(batches).__name__} can be read only once, so a second {passes} would be empty. Pass {call} a DataLoader, "
+            "a list, or an object whose __iter__ starts over.",
+            code="loader-read-once",
         )
     if isinstance(batches, DataLoader) and any(isinstance(s, DistributedSampler) for s in samplers_of(batches)):
         raise DataError(
-            "this DataLoader has a DistributedSampler, which leaves each process only its own samples, and lockstep "
-            "would split those again: leave the sampler out (use shuffle=True), and set batch_size to the global batch"
+            "this DataLoader has a DistributedSampler, so its samples are already split over processes. Remove the sampler "
+            "(use shuffle=True), and set batch_size to the global batch.",
+            code="loader-already-split",
         )
 
 
 def check_not_split(batches: object) -> None:
-    """Check that accelerate has not prepared a loader, or split what it reads.
+    """Checks that accelerate has not prepared a loader, or split its data.
 
     Raises:
-        DataError: it has.
+        DataError: accelerate has.
     """
-    # whoever has not imported it has prepared nothing
+    # A process that has not imported accelerate has prepared nothing with it.
     accelerate = sys.modules.get("accelerate.data_loader")
     names = ("DataLoaderShard", "DataLoaderDispatcher", "BatchSamplerShard", "IterableDatasetShard")
     kinds = tuple(kind for name in names if (kind := getattr(accelerate, name, None)) is not None)
@@ -80,14 +83,15 @@ def check_not_split(batches: object) -> None:
     for part in parts:
         if isinstance(part, kinds):
             raise DataError(
-                f"accelerate has prepared this loader ({type(part).__name__}): each process has only its own samples, and "
-                "these would be split again. Give resumable() the DataLoader as it was made, and do not prepare the result"
+                f"accelerate has prepared this loader ({type(part).__name__}), so it is already split over processes. Pass "
+                "resumable() the original DataLoader, and do not prepare the result.",
+                code="loader-already-split",
             )
 
 
 def _is_spent_by_a_pass(batches: Iterable[Any]) -> bool:
-    """Whether it is an iterator that cannot start over: a generator, one of Python's own
-    (``iter(batches)``, ``zip``, ``map``), or one whose ``__iter__`` does nothing but ``return
+    """Returns whether an object is an iterator that cannot start over: a generator, one of Python's
+    own (``iter(batches)``, ``zip``, ``map``), or one whose ``__iter__`` does nothing but ``return
     self``. (One that does more returns to its beginning.)"""
     own = getattr(type(batches), "__iter__", None)
     if isinstance(own, FunctionType):

@@ -1,4 +1,10 @@
-"""The trail of a pass: whether what is read again after a resume is what was read before."""
+"""The trail of a pass, which shows whether samples that are read again are the same as before.
+
+    trail(step) = digest(trail(step - 1) + sketch(batches of the step))
+
+So one short string stands for all steps up to a step, in their order. A checkpoint contains only
+the trail of its last step.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +16,22 @@ from lockstep._base.errors import MismatchError
 from lockstep._base.stopping import say
 
 MAX_STEPS_AHEAD = 64
-"""The number of newest steps behind which the trail is known: by so many may workers be ahead of
-the loop."""
+"""The number of newest steps whose trail is kept. Workers may be so many steps ahead of the
+loop."""
 
 
 def extend(trail: str, batches: Any) -> str:
-    """The trail of a pass behind one more step with these global batches; at its beginning it is
-    empty. Equal trails: the same steps in the same order."""
+    """Returns the trail of a pass after one more step with these global batches. At the beginning
+    it is empty. Equal trails mean the same steps in the same order."""
     return digest(trail + sketch(batches))
 
 
 def say_state_is_incomplete(source: object, num_steps: int) -> None:
-    """Say that a data set, behind the state that it gave ``num_steps`` steps into a pass, has other
-    samples than it had."""
+    """Prints that a dataset has other samples than before, after its state from ``num_steps`` steps
+    into a pass was restored."""
     say(
-        f"{_name(source)} has not come back to where it was: behind the state that it gave (state_dict) it has other samples "
-        "than before the run was interrupted. (Shuffle buffers are often left out of such states.) So this pass is read again "
-        f"from its beginning, without using the first {num_steps} steps."
+        f"{_name(source)} has other samples than before the interruption, although its state_dict() was restored. (Such states "
+        f"often omit shuffle buffers.) Reading this pass again from its beginning, and skipping its first {num_steps} steps."
     )
 
 
@@ -36,27 +41,26 @@ def _name(source: object) -> str:
 
 
 def other_samples(source: object, num_steps: int) -> MismatchError:
-    """The error for a data set or iterable that, read from the beginning of a pass, has other
-    samples in its first steps."""
+    """Returns the error for a dataset or iterable that has other samples in the first steps of a
+    pass when these are read again."""
     return MismatchError(
-        f"{_name(source)} does not repeat itself: read again, the first {num_steps} steps of this pass have other samples than "
-        "before the run was interrupted. If it went on, some samples would be used twice and others never. Write to no "
-        "sample in place, and let their order depend on fixed seeds alone: `.shuffle(seed=0, buffer_size=1000)` of a "
-        "Hugging Face stream, `.shuffle(1000, rng=random)` of a WebDataset (see docs/how-to/hugging-face-streams.md and "
-        "webdataset.md). Then start a new run with --fresh. Or resume this one, with a different answer: --allow data."
+        f"{_name(source)} is not repeatable: read again, the first {num_steps} steps of this pass have other samples, so some "
+        "samples would be used twice and others never. Do not change samples in place, and let their order depend on fixed "
+        "seeds (docs/how-to/hugging-face-streams.md, webdataset.md). Then start a new run with --fresh, or accept different "
+        "results with --allow data.",
+        code="samples-not-repeatable",
     )
 
 
 def other_indices(sampler: object, num_steps: int) -> MismatchError:
-    """The error for a sampler that, asked again from the beginning of a pass, has other indices for
-    its first steps."""
+    """Returns the error for a sampler that yields other indices for the first steps of a pass when
+    these are drawn again."""
     return MismatchError(
-        f"{_name(sampler)} does not repeat itself: asked again, it gives other indices for the first {num_steps} steps of this "
-        "pass than before the run was interrupted. If it went on, some samples would be used twice and others never. What "
-        "its order depends on must come back with the run: numbers drawn from torch, numpy.random or random, its own "
-        "generators and attributes, and its state_dict() do; a list outside of it that it shuffles in place, the time, or "
-        "values that the script computes do not. Mend that, and start a new run with --fresh. Or resume this one, with a "
-        "different answer: --allow data."
+        f"{_name(sampler)} is not repeatable: drawn again, the first {num_steps} steps of this pass have other indices, so "
+        "some samples would be used twice and others never. Let the order depend only on torch, numpy.random, random, the "
+        "sampler's generators and attributes, or its state_dict(). Then start a new run with --fresh, or accept different "
+        "results with --allow data.",
+        code="indices-not-repeatable",
     )
 
 
@@ -64,9 +68,9 @@ class Trail:
     """The trail of a source that reads each pass from its beginning.
 
     Args:
-        source: the data set or iterable.
-        is_compared: whether what is read again must be what was read before.
-        refusal: makes the error for the source and the number of steps that are others.
+        source: the dataset or iterable.
+        is_compared: whether samples that are read again must be the same as before.
+        refusal: a function that returns the error for the source and the number of different steps.
     """
 
     def __init__(
@@ -80,25 +84,25 @@ class Trail:
         self._is_compared = is_compared
         self._refusal = refusal
         self._behind: dict[int, str] = {}
-        """By step."""
+        """The trail after each step."""
         self._num_skipped = 0
         self._last_skipped = 0
         self._was: str | None = None
 
     def load(self, was: str | None) -> None:
-        """The next pass goes on behind steps with this trail; None: behind none."""
+        """Sets the trail after which the next pass continues; None: it begins at its first step."""
         self._was = was
 
     def begin(self, first_step: int, skip: int) -> None:
-        """Begin a pass whose first ``skip`` steps an earlier launch has taken."""
+        """Begins a pass whose first ``skip`` steps an earlier launch has taken."""
         self._behind = {first_step - 1: ""}
         self._num_skipped, self._last_skipped = skip, first_step + skip - 1
 
     def add(self, step: int, batches: Any) -> None:
-        """These are the global batches of the next step.
+        """Adds the global batches of the next step.
 
         Raises:
-            MismatchError: it is the last of the steps to skip, and they are others than before.
+            MismatchError: it is the last of the steps to skip, and they differ from before.
         """
         trail = self._behind[step] = extend(self._behind[step - 1], batches)
         self._behind.pop(step - MAX_STEPS_AHEAD, None)
@@ -108,17 +112,17 @@ class Trail:
                 self._refuse()
 
     def end(self) -> None:
-        """The pass has no more steps.
+        """Notes that the pass has no more steps.
 
         Raises:
-            MismatchError: it had more before.
+            MismatchError: the pass had more steps before.
         """
         if self._was is not None:
             self._refuse()
 
     def behind(self, step: int | None) -> str | None:
-        """The trail behind a step of the current pass; None: it has none. Between two passes: the
-        one that was loaded."""
+        """Returns the trail after a step of the current pass; None: it has none. Between two passes
+        it is the loaded trail."""
         return self._was if step is None else self._behind.get(step) or None
 
     def _refuse(self) -> None:

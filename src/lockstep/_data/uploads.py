@@ -1,9 +1,16 @@
-"""Samples on their way to a device, copied on a stream of its own: not behind the kernels of the
-step before.
+"""Copies of samples to a device, on a separate stream: they do not wait for the kernels of the step
+before.
 
-While a shard runs, the next is copied. Where loader workers fetch, so is the first of the next
-step, which is asked for before the current one runs. (Without workers the script's process fetches,
-whose code would run at another time.)"""
+::
+
+    compute stream    | shard 0        | shard 1        | shard 0 of the next step
+    copy stream       | shard 1 |      | next shard 0 | |
+                        recorded as an event; the compute stream waits for it before it reads
+
+While a shard runs, the next one is copied. With loader workers, so is the first shard of the next
+step, which is requested before the current step runs. Without workers the fetch runs in the
+script's process, and an early request would run the user's code at another time.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +27,14 @@ from lockstep._world.devices import new_stream
 
 
 class _Copy(NamedTuple):
+    """Samples on their way to the device."""
+
     samples: Any
-    """As they are on the host, where they stay until they have arrived."""
+    """The samples on the host. They are kept until the copy has finished reading them."""
     copied: Any
+    """The samples on the device."""
     arrived: torch.Event | None
-    """None: they move when they are taken."""
+    """The event after which the copies are complete; None: samples are copied when taken."""
 
 
 class Upload:
@@ -34,16 +44,16 @@ class Upload:
         self.data = data
         self._uploads = uploads
         self._under_way: dict[int, _Copy] = {}
-        """By position in ``data``."""
+        """The copies under way, by position in ``data``."""
 
     def begin(self, position: int) -> None:
-        """Begin to copy the samples at a position in ``data``, if there are any."""
+        """Begins to copy the samples at a position in ``data``, if there are any."""
         if position < len(self.data) and position not in self._under_way:
             self._under_way[position] = self._uploads.copy(self.data[position])
 
     def take(self, position: int, samples: Any) -> Any:
-        """Samples on the device, for the current stream; those behind them begin to move. (An
-        instrument may run others than those at the position.)"""
+        """Returns samples on the device, for the current stream, and begins to copy the next ones.
+        (An instrument may pass other samples than the ones at this position.)"""
         known = self._under_way.pop(position, None)
         if known is None or known.samples is not samples:
             known = self._uploads.copy(samples)
@@ -52,10 +62,10 @@ class Upload:
 
 
 class Uploads:
-    """Moves the samples of a loader to a device.
+    """The copies of a loader's samples to a device.
 
     Args:
-        device: not the CPU.
+        device: the device, not the CPU.
         batches: the script's loader.
     """
 
@@ -64,24 +74,25 @@ class Uploads:
         self._stream = new_stream(device)
         self._may_refill = _may_refill(batches)
         self._is_reading: torch.Event | None = None
-        """After it, no copy reads pinned memory any more that the script may fill again."""
+        """The event after which no copy reads pinned memory that the script may refill; None: no
+        copy reads such memory."""
         self._known: list[Upload] = []
-        """That of the current step and of the next, if this is known before it begins."""
+        """The uploads of the current step and of the next one, if that was requested early."""
 
     def of(self, data: list[Any]) -> Upload:
-        """The upload of a step's samples, which may be under way."""
+        """Returns the upload of a step's samples, which may be under way."""
         return next((upload for upload in self._known if upload.data is data), Upload(self, data))
 
     def one_ahead(self, steps: Iterator[StepData]) -> Iterator[StepData]:
-        """The same steps, each asked for before the script gets the one before it, so that its
-        first samples move meanwhile."""
+        """Yields the same steps, but requests each before the script gets the one before it, so
+        that its first samples are copied in the meantime."""
         coming = next(steps, None)
         try:
             while coming is not None:
                 current, coming, failure = coming, None, None
                 try:
                     coming = next(steps, None)
-                except Exception as error:  # of the next step: this one is still to be taken
+                except Exception as error:  # of the next step: the script still gets the current one
                     failure = error
                 self._known = [self.of(current[1]), *([] if coming is None else [Upload(self, coming[1])])]
                 for upload in self._known:
@@ -93,20 +104,20 @@ class Uploads:
             self._known = []
 
     def settle(self) -> None:
-        """Before the script's loader is asked for its next batch: wait until what was copied may be
-        changed. Copies of pinned memory do not hold up the script, which may fill one buffer again
-        and again, as it may with ``x.to(device)``."""
+        """Waits, before the script's loader is asked for its next batch, until copied memory may
+        change. A script may refill one pinned buffer for each batch. With ``x.to(device)`` that is
+        safe, and so it must be here, although these copies do not block."""
         if self._is_reading is not None:
             self._is_reading.synchronize()
             self._is_reading = None
 
     def move(self, samples: Any) -> Any:
-        """Samples on the device, for the current stream."""
+        """Returns samples on the device, for the current stream."""
         return self.arrive(self.copy(samples))
 
     def copy(self, samples: Any) -> _Copy:
-        """Begin to copy samples: the tensors of which memory and stream are known. The rest moves
-        when they are taken."""
+        """Begins to copy samples: the plain tensors. Other objects are copied when they are
+        taken."""
         if self._stream is None:
             return _Copy(samples, samples, None)
         with self._stream:
@@ -118,7 +129,7 @@ class Uploads:
             return _Copy(samples, copied, arrived)
 
     def arrive(self, copy: _Copy) -> Any:
-        """The samples on the device, for the current stream, which waits for them."""
+        """Returns the samples on the device. The current stream waits for their copies."""
         if copy.arrived is None:
             return to_device(copy.copied, self._device, non_blocking=not self._may_refill)
         stream = torch.accelerator.current_stream(self._device)
@@ -126,7 +137,8 @@ class Uploads:
 
         def arrived(tensor: Tensor) -> Tensor:
             moved = tensor.to(self._device, non_blocking=not self._may_refill)
-            # else its memory could be given to the next samples while the stream still reads it
+            # The memory belongs to the copy stream. Without this call, PyTorch could reuse it for
+            # the next samples while this stream still reads it.
             if _is_plain(moved):
                 moved.record_stream(stream)
             return moved
@@ -142,14 +154,14 @@ class Uploads:
 
 
 def fetches_ahead(batches: Any) -> bool:
-    """Whether the script cannot notice when its loader is asked for a batch, since workers have
-    fetched it by then, and no ``__iter__`` of the script's own runs."""
+    """Returns whether the script cannot notice when its loader is asked for a batch: workers have
+    already fetched it, and no ``__iter__`` of the script runs."""
     return is_torch_loader(batches) and batches.num_workers > 0
 
 
 def _may_refill(batches: Any) -> bool:
-    """Whether the memory of batches may be the script's own: not where PyTorch's loader has pinned
-    a copy, or got it from a worker."""
+    """Returns whether the script may refill the memory of a batch. It cannot if PyTorch's loader
+    has pinned a copy, or received the batch from a worker."""
     return not (is_torch_loader(batches) and (batches.num_workers > 0 or batches.pin_memory))
 
 

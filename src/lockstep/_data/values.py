@@ -1,8 +1,10 @@
-"""Values passed to ``add``: what is kept of each, and how those of all shards (or evaluation
-batches) become one. Pure.
+"""Values passed to ``add``: the part of each that is kept, and the combination of all shards' (or
+evaluation batches') parts. Pure.
 
-Each has a kind: ``mean`` (averaged by weight), ``sum``, or ``count``, a sum of integers, which
-stays exact."""
+Each has a kind: ``mean`` (averaged by weight), ``sum``, or ``count``, an exact sum of integers.
+Numbers are added by ``math.fsum``, which rounds once, so their result does not depend on the order.
+Tensors are added in the order of shards.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from lockstep._base.errors import ConfigError, UsageError, unknown_name
 
 MEAN, SUM, COUNT = "mean", "sum", "count"
 _LARGEST_COUNT = 2**53
-"""Integers up to which float64 is exact."""
+"""The largest integer up to which float64 is exact."""
 
 Entry = tuple[str, Any, float]
 """What one shard adds to a result: the kind; the sum of its values, means multiplied by their
@@ -26,48 +28,52 @@ weights; the sum of weights."""
 
 
 Weight = float | Tensor
-"""A weight; if a tensor, one without dimensions on a device, which is not waited for: float64, and
-yet to be checked."""
+"""A weight. A tensor is a float64 without dimensions on a device, which is checked later, so that
+nothing waits for the device."""
 
 
 def check_weight(weight: float | Tensor | None, reduction: str | None, call: str) -> Weight | None:
-    """The weight given to ``call``.
+    """Returns the weight passed to ``call``.
 
     Raises:
-        ConfigError: the weight is negative or infinite, the reduction is unknown, or a sum was
-            given a weight.
+        ConfigError: the weight is negative or infinite, the reduction is unknown, or a sum has a
+            weight.
     """
     if reduction not in (None, MEAN, SUM):
         raise unknown_name("reduction", str(reduction), (MEAN, SUM))
     if weight is None:
         return None
     if reduction == SUM:
-        raise ConfigError(f"{call}(weight=..., reduction='sum'): a sum is not weighted. Leave one of them out.")
+        raise ConfigError(
+            f"{call}(weight=..., reduction='sum'): a sum is not weighted. Remove one of them.", code="sum-with-weight"
+        )
     if isinstance(weight, Tensor) and not weight.is_cpu:
         return weight.detach().reshape(()).to(torch.float64, copy=True)
     return checked(float(weight), call)
 
 
 def checked(weight: float, call: str) -> float:
-    """The weight given to ``call``, if it is one.
+    """Returns the weight passed to ``call``, if it is valid.
 
     Raises:
-        ConfigError: it is negative or infinite.
+        ConfigError: the weight is negative or infinite.
     """
     if not 0 <= weight < math.inf:
-        raise ConfigError(f"{call}(weight={weight}): a weight is a count, 0 or more: of tokens, say")
+        raise ConfigError(
+            f"{call}(weight={weight}): a weight must be a count of 0 or more, for example of tokens", code="weight-invalid"
+        )
     return weight
 
 
 def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight | None]) -> tuple[str, Any]:
-    """The kind of a value, and the value itself: a Python number, or a copy as a float64 or int64
-    tensor on its device. (Tensors without dimensions stand for numbers, so that nothing waits for a
+    """Returns the kind of a value, and the value: a Python number, or a copy as a float64 or int64
+    tensor on its device. (Tensors without dimensions represent numbers, so that nothing waits for a
     GPU.)
 
     Args:
-        name: of the value, for messages.
+        name: the name of the value, for messages.
         value: a number or a tensor.
-        reduction: as the script has given it. None: ``mean``, and a vector has one value per
+        reduction: the argument of the script. None: ``mean``, and a vector has one value per
             sample.
         lengths: the number of samples of the shard (or its weight), which is the length of such a
             vector.
@@ -80,7 +86,10 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight 
         value = torch.as_tensor(value)
     if not isinstance(value, Tensor):
         if not hasattr(value, "__float__"):
-            raise ConfigError(f"batch.add({name}={value!r}): a value must be a number, or a tensor of one value per sample")
+            raise ConfigError(
+                f"batch.add({name}={value!r}): a value must be a number, or a tensor of one value per sample",
+                code="value-not-a-number",
+            )
         if reduction == SUM:
             return (COUNT, int(value)) if hasattr(value, "__index__") else (SUM, float(value))
         return MEAN, float(value)
@@ -90,7 +99,8 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight 
         raise ConfigError(
             f"batch.add({name}=...): a tensor of shape {tuple(value.shape)}, with {lengths[0]} samples, is neither a number "
             "nor one value per sample, so its mean would be meaningless. To add such tensors up elementwise (class counts, "
-            f"a confusion matrix) write {line}'sum'); to average them, {line}'mean'); for one number, give its mean()."
+            f"a confusion matrix), write {line}'sum'). To average them, write {line}'mean').",
+            code="tensor-without-reduction",
         )
     if reduction == SUM:
         is_count = not value.is_floating_point()
@@ -99,27 +109,26 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight 
 
 
 def _has_length(value: Tensor, lengths: Sequence[Weight | None]) -> bool:
-    is_column = value.ndim and value.numel() == len(
-        value
-    )  # (n, 1), which a layer with one output makes, is one a sample, too
+    # Also (n, 1), the result of a layer with one output.
+    is_column = value.ndim and value.numel() == len(value)
     return bool(is_column) and any(length is not None and len(value) == float(length) for length in lengths)
 
 
 def is_on_device(value: Any) -> bool:
-    """Whether a value or weight is one that only a device knows."""
+    """Returns whether a value or weight is on a device, so that reading it waits."""
     return isinstance(value, Tensor) and not value.is_cpu
 
 
 def on_cpu(value: Any) -> Any:
-    """A result of ``take`` as a Python number, or a tensor on the CPU. Waits for a GPU."""
+    """Returns a result of ``take`` as a Python number, or a tensor on the CPU. Waits for a GPU."""
     if isinstance(value, Tensor):
         return value.cpu() if value.ndim else value.item()
     return value
 
 
 def all_on_cpu(values: Sequence[Tensor]) -> list[Any]:
-    """Results of ``take`` on devices as Python numbers, or tensors on the CPU. Waits for each
-    device once."""
+    """Returns results of ``take`` on devices as Python numbers, or tensors on the CPU. Waits for
+    each device once."""
     by_device: dict[torch.device, list[int]] = {}
     for number, value in enumerate(values):
         by_device.setdefault(value.device, []).append(number)
@@ -134,12 +143,12 @@ def all_on_cpu(values: Sequence[Tensor]) -> list[Any]:
 
 
 def entry_of(kind: str, value: Any, weight: float) -> Entry:
-    """What a value adds to the result."""
+    """Returns what a value adds to the result."""
     if kind != MEAN:
         return kind, value, 1.0
     if weight:
         return kind, value * weight, weight
-    # A value of weight 0 is left out, even if it is NaN (a mean over nothing).
+    # A value of weight 0 is left out, even if it is NaN (a mean over nothing): NaN * 0 is NaN.
     return kind, torch.zeros_like(value) if isinstance(value, Tensor) else 0.0, 0.0
 
 
@@ -151,11 +160,11 @@ def is_float(entry: Entry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What all shards have added under one name."""
+    """The total of all shards under one name."""
 
     kind: str
     total: Any
-    """A float, an int, or a tensor of either, on the CPU."""
+    """The sum: a float, an int, or a tensor of either, on the CPU."""
     weight: float
 
     @property
@@ -169,22 +178,25 @@ class Total:
 
 
 def add_up(name: str, entries: Iterable[Entry]) -> Total:
-    """Combine what the shards have added under a name. The result depends on the order of
+    """Combines what the shards have added under a name. The result depends on the order of
     ``entries`` for tensors only.
 
     Raises:
-        UsageError: they are not of one kind or shape.
+        UsageError: the contributions have different kinds or shapes.
     """
     entries = list(entries)
     kinds, values = {kind for kind, _, _ in entries}, [value for _, value, _ in entries]
     shapes = {tuple(value.shape) if isinstance(value, Tensor) else () for value in values}
     if MEAN in kinds and len(kinds) > 1:
-        raise UsageError(f"batch.add({name}=...) was given reduction='sum' for some shards and not for others")
+        raise UsageError(
+            f"batch.add({name}=...) has reduction='sum' for some shards and not for others", code="reductions-differ"
+        )
     if len(shapes) > 1:
         raise UsageError(
             f"batch.add({name}=...): the tensors of some shards have the shapes {' and '.join(map(str, sorted(shapes)))}, so "
-            "they cannot be combined elementwise. Give all shards the same shape, as bincount(minlength=num_classes) does; "
-            f"of one value per sample, give the sum: {name}.sum()"
+            "they cannot be combined elementwise. Give all shards the same shape, as bincount(minlength=num_classes) does. For "
+            f"one value per sample, add the sum: {name}.sum().",
+            code="shapes-differ",
         )
     kind, weight = (kinds.pop() if len(kinds) == 1 else SUM), math.fsum(weight for _, _, weight in entries)
     if isinstance(values[0], Tensor):
@@ -197,11 +209,11 @@ def add_up(name: str, entries: Iterable[Entry]) -> Total:
 
 
 def combine(entries: Iterable[tuple[str, Entry]]) -> dict[str, Total]:
-    """Combine what the shards have added, by name. ``entries``: names and entries, in shard (or
+    """Combines what the shards have added, by name. ``entries``: names and entries, in shard (or
     batch) order.
 
     Raises:
-        UsageError: those of a name are not of one kind or shape.
+        UsageError: the contributions under a name have different kinds or shapes.
     """
     by_name: dict[str, list[Entry]] = {}
     for name, entry in entries:

@@ -1,9 +1,9 @@
-"""What the script changes in a data set of which loader workers have copies.
+"""Detects changes by the script in a dataset of which loader workers have copies.
 
-Workers get their copies when they start: with each pass, or, if they are persistent, once. A change
-that comes later reaches no sample, as in plain PyTorch, but without workers it reaches the next. So
-the result would depend on ``num_workers``. In steps 1, 2, 4, 8, ... the data set is compared with
-what it was then.
+Workers get their copies when they start: with each pass, or once, if they are persistent. A later
+change affects no sample, as in plain PyTorch, but without workers it affects the next one. So the
+result would depend on ``num_workers``. In steps 1, 2, 4, 8, ... a snapshot of the dataset is taken,
+and later compared with the dataset.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lockstep._plan.powers_of_two import PowersOfTwo
 
 
 class WorkerCopies:
-    """Looks at a loader's data set, and warns once.
+    """The watch over a loader's dataset, which warns once.
 
     Args:
         batches: the script's loader.
-        speaks: whether to look at all: on one rank.
+        speaks: whether to watch at all: on one rank.
     """
 
     def __init__(self, batches: Any, *, speaks: bool) -> None:
@@ -39,17 +39,18 @@ class WorkerCopies:
         self._dataset = getattr(batches, "dataset", None)
         self._looks = PowersOfTwo()
         self._before: tuple[int, Snapshot] | None = None
-        """A step, and what the data set was in it."""
-        # (A stream is read in one worker, whose copy is the one that counts.)
+        """A step, and a snapshot of the dataset in it; None: there is none."""
+        # A stream is read in one worker, and a change in this process never reaches its copy.
         has_copies = is_torch_loader(batches) and batches.num_workers > 0 and not isinstance(self._dataset, IterableDataset)
         self.is_looking = speaks and has_copies
-        """Whether anything is looked at. (An attribute: a pass may end while Python is shutting
+        """Whether the dataset is watched. (An attribute, since a pass may end while Python shuts
         down.)"""
         self.next: float = 0 if self.is_looking else math.inf
-        """The first step for which there is something to do."""
+        """The first step with a snapshot or a comparison."""
 
     def look(self, step: int) -> None:
-        """Compare, and look again: as a step begins."""
+        """Compares the dataset with the snapshot, and may take another, at the beginning of a
+        step."""
         self._compare(step)
         if not self.is_looking:
             return
@@ -58,10 +59,10 @@ class WorkerCopies:
         self.next = max(self._looks.next, step + 1)
 
     def end_pass(self, step: int) -> None:
-        """The pass has ended with this step. The next has new copies, unless its workers are the
+        """Compares at the end of a pass. The next pass has new copies, unless its workers are the
         same."""
         self._compare(step)
-        # which is called in each
+        # A method set_epoch is called in each worker, too, and may change the dataset.
         if not self._batches.persistent_workers or hasattr(self._dataset, "set_epoch"):
             self._before = None
 
@@ -77,34 +78,35 @@ class WorkerCopies:
         name = "dataset" if not path else f"dataset{path}" if path.startswith((".", "[")) else f"dataset.{path}"
         say(
             f"WARNING: {name} ({type(self._dataset).__name__}) was changed between steps {since} and {step}, while loader "
-            "workers have copies of the data set from before: the change reaches no sample "
+            "workers have older copies of the dataset: the change affects no sample "
             + ("" if self._batches.persistent_workers else "before the next pass ")
-            + "(with num_workers=0 it reaches the next one), so the result depends on num_workers. Change data between passes"
+            + "(with num_workers=0 it affects the next one), so the result depends on num_workers. Change data between passes"
             + (", without persistent_workers" if self._batches.persistent_workers else "")
-            + "; by a method set_epoch(epoch) of the data set, which is called in each worker; or where the loop has the batch."
+            + "; in a method set_epoch(epoch) of the dataset, which each worker calls; or in the loop."
         )
 
     def _counts(self, changed: Held, before: Snapshot) -> bool:
-        """Whether samples may depend on a change: not where it is to a setting that the data set
-        only holds (``args.step``)."""
-        if not _holds_settings(changed.value):
+        """Returns whether samples may depend on a change. A setting that the dataset contains but
+        does not read (``args.step``) does not count."""
+        if not _contains_settings(changed.value):
             return not _is_shared(changed.value)
         read = _names_in_code([self._dataset, getattr(self._batches, "collate_fn", None)])
         return not read.isdisjoint(_READS_ANY) or any(key in read for key in before.places(changed))
 
 
 _READS_ANY = frozenset({"vars", "getattr", "__dict__", "asdict", "astuple", "eval", "exec"})
-"""What code calls that reads attributes whose names do not stand in it."""
+"""Names in code that reads attributes by computed names."""
 _MOST_OBJECTS = 4096
 
 
-def _holds_settings(value: Any) -> bool:
+def _contains_settings(value: Any) -> bool:
     return isinstance(value, (argparse.Namespace, types.SimpleNamespace)) or dataclasses.is_dataclass(value)
 
 
 def _names_in_code(things: list[Any]) -> set[Any]:
-    """The names and texts in code of the script that may run for these things: in the classes of
-    what they hold, in functions, and in the functions and classes that those name."""
+    """Returns the names and texts in code of the script that may run for these objects: in the
+    classes of objects inside them, in functions, and in the functions and classes that these
+    name."""
     functions = [f for held in walk(map(root, things), _is_no_tensor, most=_MOST_OBJECTS) for f in _functions_of(held.value)]
     names, seen = set[Any](), set[int]()
     while functions:
@@ -122,7 +124,7 @@ def _names_in_code(things: list[Any]) -> set[Any]:
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
-    """A function itself, or those of a class, or of an object's class."""
+    """Yields a function itself, or the functions of a class, or of an object's class."""
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):
@@ -137,7 +139,7 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
 
 
 def _constants(code: types.CodeType) -> Iterator[Any]:
-    """The names of globals and attributes in a piece of code and those in it, and its texts."""
+    """Yields the names of globals and attributes, and the texts, in code and nested code."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -151,5 +153,5 @@ def _is_no_tensor(value: Any) -> bool:
 
 
 def _is_shared(value: Any) -> bool:
-    """Whether the memory of a tensor is the workers', too."""
+    """Returns whether a tensor is in memory that is shared with the workers."""
     return bool(getattr(value, "is_shared", bool)())

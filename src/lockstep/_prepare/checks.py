@@ -109,8 +109,8 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ModelError(
-                f"parameter {name!r} of {type(model).__name__} has no shape yet: it belongs to a lazy layer. Run the model "
-                "once before you create its optimizer and call team.prepare(): `model(torch.zeros(1, num_features))`.",
+                f"parameter {name!r} of {type(model).__name__} has no shape yet: it belongs to a lazy layer. To give it one, "
+                "run the model once before team.prepare() and the optimizer: `model(torch.zeros(1, num_features))`.",
                 code="model-lazy",
             )
         if is_dtensor(parameter):

@@ -272,9 +272,9 @@ class ShardGradients:
 
     def _refuse(self, name: str, micro: MicroBatch) -> NoReturn:
         raise UsageError(
-            f"step {micro.step}, shard {micro.shard}: {name!r} has a gradient that team.backward(loss) did not compute, so it "
-            "would not be combined with other shards. To train, replace loss.backward() by team.backward(loss). For other "
-            "gradients (a penalty, an adversarial example), call torch.autograd.grad(loss, inputs) or "
+            f"step {micro.step}, shard {micro.shard}: {name!r} has a gradient that was not computed by team.backward(loss), "
+            "so it would not be combined with other shards. To train, replace loss.backward() by team.backward(loss). For "
+            "other gradients (a penalty, an adversarial example), call torch.autograd.grad(loss, inputs) or "
             "loss.backward(inputs=[...]). Instead of torch.utils.swap_tensors(), copy values: parameter.copy_(...).",
             code="gradient-by-script",
         )
@@ -292,9 +292,9 @@ class ShardGradients:
         self.have_been = any(parameter.grad is not None for parameter in self._parameters)
         if not self.have_been:
             raise UsageError(
-                f"{call} in step {step} has no effect: no parameter of a prepared model has a gradient. Call "
-                "team.backward(loss) in the loop over batch.shards, and step after that loop. If the step skips all of its "
-                "shards on purpose, skip this call, too.",
+                f"{call} in step {step} has no effect: no team.backward(loss) in this step gave a prepared model a gradient. "
+                "Call team.backward(loss) in the loop over batch.shards, and step after that loop. If the step skips all of "
+                "its shards on purpose, skip this call, too.",
                 code="step-without-gradients",
             )
 
