@@ -282,6 +282,24 @@ def test_a_node_that_was_lost_before_its_processes_joined_does_not_keep_the_othe
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("paused", [0, 1])
+def test_a_run_whose_launcher_is_paused_goes_on_although_another_waits_for_its_number(numbered, hurry, paused):
+    nodes = [numbered(HELD, rank) for rank in (0, 1)]
+    until(lambda: "2 processes on 2 nodes" in nodes[0].err)
+    other = numbered(HELD, 1)
+    until(lambda: "waiting at" in other.err)
+    nodes[paused].process.send_signal(signal.SIGSTOP)
+    time.sleep(20)  # longer than a node may be silent that has no place yet
+    nodes[paused].process.send_signal(signal.SIGCONT)
+    time.sleep(3)
+    assert other.process.poll() is None, other.err
+    other.process.send_signal(signal.SIGINT)
+    hurry()
+    both(*nodes)
+    assert other.wait() == 130
+
+
+@pytest.mark.long
 def test_a_signal_to_one_launcher_saves_the_run_on_all_nodes_and_it_goes_on(numbered, alone, hurry, tmp_path):
     nodes = [numbered(TRAIN, rank, "--shards", "2", "--max-restarts", "1", args=(2, 0.3)) for rank in (0, 1)]
     until(lambda: len(read_steps(tmp_path)) > 4)

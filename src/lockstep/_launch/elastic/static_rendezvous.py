@@ -35,9 +35,12 @@ _SIGN_S = 2.0
 _SIGNS_PER_S = 500.0
 """The largest number of signs of life in a second, of all nodes."""
 _LOST_S = 15.0
-"""Seconds without a sign of life after which another launcher may take a node's number. Longer than
-the pauses of a launcher on a busy machine: a living run must not end because of a second launcher
-that was started by mistake."""
+"""Seconds without a sign of life after which another launcher may take the number of a node that
+has not got its place. Longer than the pauses of a launcher on a busy machine."""
+_LOST_IN_ROUND_S = 60.0
+"""The same for a node that has its place, so that the round must be ended. Longer, since a paused
+machine continues its training, which must not end because of a second launcher that was started by
+mistake."""
 _LOST_SIGNS = 3
 """Signs of life that a launcher may miss before it counts as lost."""
 
@@ -128,14 +131,16 @@ class StaticRendezvous:
             # this one waits: its silence counts from now.
             if holder is None or (holder.announced, holder.count) != (found, self._count):
                 holder = _Holder(found, self._count, self._rank)
-            is_lost = holder.silence_s(store) > self._lost_s
+            silence_s = holder.silence_s(store)
+            is_lost = silence_s > self._limit_s(_LOST_S)
             following = self._connection.round_store(self._count + 1)
             if following.check([machine_key(0)]) and (is_lost or following.check([key])):
                 self._count += 1  # the others meet again, and a living holder has come before this one
                 continue
-            if is_lost:
-                if store.check([answer_key(self._rank)]):
+            if store.check([answer_key(self._rank)]):
+                if silence_s > self._limit_s(_LOST_IN_ROUND_S):
                     raise self._end_round_of(holder.machine, store)
+            elif is_lost:
                 # Two launchers may wait for the number. The one that still finds the old entry gets
                 # it.
                 if store.compare_set(key, found, mine).decode() == mine:
@@ -149,13 +154,10 @@ class StaticRendezvous:
                 "each a different number)"
             )
 
-    @property
-    def _lost_s(self) -> float:
-        """Seconds of silence after which the launcher that has this node's number counts as
-        lost."""
-        # Half of the timeout at most: this launcher gives up at the timeout, and must have taken
-        # the number over before. With many nodes, signs are rarer: every 10 s of 5,000, so 30 s.
-        return max(min(_LOST_S, self._connection.timeout_s / 2), _LOST_SIGNS * self._sign_every_s)
+    def _limit_s(self, most_s: float) -> float:
+        """Seconds of silence after which the launcher that has this node's number counts as lost:
+        ``most_s``, or less with a short timeout."""
+        return max(min(most_s, self._connection.timeout_s / 2), _LOST_SIGNS * self._sign_every_s)
 
     def _end_round_of(self, machine: Machine, store: SignedStore) -> LaunchError:
         """Announces the end of a round that began with a launcher that is lost: its nodes would
@@ -214,14 +216,19 @@ class _Holder:
         # A launcher changes the first before it has its place, and the second after (`Round`).
         self._keys = (_sign_key(rank), f"beat/{rank}", answer_key(rank))
         self._signs: list[bytes] = []
-        self._changed_at = time.monotonic()
+        self._silence_s = 0.0
+        self._looked_at = time.monotonic()
 
     def silence_s(self, store: SignedStore) -> float:
-        """Seconds for which it has given no sign of life, as far as this launcher has looked."""
+        """Seconds for which it has given no sign of life, as far as this launcher has looked.
+
+        Each look counts for a short time only: while the store does not answer (its keeper is
+        paused), the other launcher cannot give signs of life either."""
         signs = [store.get(key) if store.check([key]) else b"" for key in self._keys]
-        if signs != self._signs:
-            self._signs, self._changed_at = signs, time.monotonic()
-        return time.monotonic() - self._changed_at
+        now = time.monotonic()
+        self._silence_s = self._silence_s + min(now - self._looked_at, _SIGN_S) if signs == self._signs else 0.0
+        self._signs, self._looked_at = signs, now
+        return self._silence_s
 
 
 def _sign_key(rank: int) -> str:
