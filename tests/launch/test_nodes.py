@@ -86,16 +86,6 @@ def test_a_host_that_can_never_resolve_is_an_error_at_once_on_every_node(host):
             find(nnodes="2", node_rank=rank, master_addr=host)
 
 
-def test_an_address_of_another_machine_is_an_error_of_node_0_at_once():
-    with raises(ConfigError, "node-0-elsewhere"):
-        find(nnodes="2", node_rank=0, master_addr="192.0.2.7")
-
-
-def test_a_port_in_use_is_an_error_at_once():
-    with listening() as port, raises(ConfigError, "port-in-use"):
-        find(**HERE, master_port=port)
-
-
 @pytest.fixture
 def records(monkeypatch):
     """``records[host] = [ADDRESS or None, ...]``: what each look-up of a name finds, the last for
@@ -113,6 +103,23 @@ def records(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(names, "_PAUSE_S", 0.02)
     return found
+
+
+@pytest.mark.parametrize("host", ["127.1", "node.invalid", "a_-"])
+def test_what_this_machine_can_resolve_is_never_refused_for_its_spelling(records, host):
+    if host != "127.1":  # in a file of hosts, say
+        records[host] = ["127.0.0.1"]
+    assert find(nnodes="2", node_rank=1, master_addr=host).listener is None
+
+
+def test_an_address_of_another_machine_is_an_error_of_node_0_at_once():
+    with raises(ConfigError, "node-0-elsewhere"):
+        find(nnodes="2", node_rank=0, master_addr="192.0.2.7")
+
+
+def test_a_port_in_use_is_an_error_at_once():
+    with listening() as port, raises(ConfigError, "port-in-use"):
+        find(**HERE, master_port=port)
 
 
 @pytest.mark.parametrize("where", [{"master_addr": "pod-0.train", "node_rank": 1}, {"rdzv_endpoint": "pod-0.train"}])
@@ -144,6 +151,23 @@ def test_a_name_whose_address_leads_here_from_elsewhere_is_listened_to_on_all_ad
     with endpoint.listener as listener:
         assert listener.getsockname()[0] in ("::", "0.0.0.0")
         assert (endpoint.listens_at, endpoint.store_host) == (None, "127.0.0.1")
+
+
+def test_a_name_of_another_machine_that_keeps_the_store_is_an_error_of_node_0(records, monkeypatch):
+    records["other.train"] = ["192.0.2.7"]
+    with listening() as port:
+        nodes = plan(nnodes="2", node_rank=0, master_addr="other.train", master_port=port)
+        real = socket.create_connection
+        there = lambda address, **options: real(("127.0.0.1", address[1]), **options)  # noqa: E731
+        monkeypatch.setattr(socket, "create_connection", there)
+        with raises(ConfigError, "node-0-elsewhere"):
+            find_endpoint(nodes, SECRET, 0.2)
+
+
+def test_a_name_that_means_nothing_any_more_while_node_0_waits_is_an_error(records):
+    records["pod-0.train"] = ["192.0.2.7"] * 6 + [None]
+    with raises(ConfigError, "host-unresolved"):
+        find_endpoint(plan(nnodes="2", node_rank=0, master_addr="pod-0.train", master_port=free_port()), SECRET, 0.3)
 
 
 def test_of_nodes_without_numbers_only_the_one_of_that_name_waits_to_keep_the_store(records, monkeypatch):

@@ -18,7 +18,7 @@ from lockstep._world.machine.addresses import (
     listening,
     source_address,
 )
-from lockstep._world.machine.names import PATIENCE_S, is_address, resolve
+from lockstep._world.machine.names import PATIENCE_S, NoSuchNameError, is_address, resolve
 
 _ANSWER_S = 2.0
 """Seconds to wait for a connection to another machine that may listen at the endpoint."""
@@ -57,7 +57,15 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret, timeout_s: float = PATIENC
         ConfigError: the host is unknown, or should be this machine and is not; or the port is in
             use.
     """
-    addresses = _resolve(nodes, timeout_s)
+    try:
+        addresses = resolve(
+            nodes.host,
+            timeout_s=timeout_s,
+            is_wanted=lambda _: source_address(nodes.host) is not None,
+            wanted="and there is no route to it",
+        )
+    except NoSuchNameError as error:
+        raise _unresolved(nodes, error) from error
     address = source_address(nodes.host)
     if is_loopback(addresses[0]) and not is_loopback(nodes.host) and nodes.node_rank in (0, None):
         # Debian gives a machine's own name a loopback address, by which others do not reach it.
@@ -72,6 +80,8 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret, timeout_s: float = PATIENC
         return elsewhere
     try:
         at, listener = _listen(nodes, addresses, timeout_s)
+    except NoSuchNameError as error:  # it meant another machine, and no longer means any
+        raise _unresolved(nodes, error) from error
     except OSError as error:
         is_foreign = error.errno == errno.EADDRNOTAVAIL
         if nodes.node_rank is None and (is_foreign or error.errno == errno.EADDRINUSE):
@@ -116,7 +126,7 @@ def _listen(nodes: Nodes, addresses: list[str], timeout_s: float) -> tuple[str |
     )
     if is_loopback(addresses[0]) or _is_ours(addresses[0]):
         return _listen(nodes, addresses, 0.0)
-    if nodes.node_rank is None:
+    if nodes.node_rank is None or _answers(nodes):
         raise OSError(errno.EADDRNOTAVAIL, "the endpoint is another machine's")
     # A virtual address that leads here, as a Kubernetes Service's. Whoever connects must know the
     # secret of the run (`elastic/signed.py`), on this address as on any other.
@@ -130,13 +140,16 @@ def _may_become_ours(nodes: Nodes) -> bool:
     if nodes.node_rank == 0:
         return True
     # Nodes without numbers: only by the name. If another one listens there, it keeps the store.
-    if nodes.host.partition(".")[0] != socket.gethostname().partition(".")[0]:
-        return False
+    return nodes.host.partition(".")[0] == socket.gethostname().partition(".")[0] and not _answers(nodes)
+
+
+def _answers(nodes: Nodes) -> bool:
+    """Whether a machine listens at the endpoint."""
     try:
         socket.create_connection((nodes.host, nodes.port), timeout=_ANSWER_S).close()
     except OSError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _is_ours(address: str) -> bool:
@@ -148,22 +161,14 @@ def _is_ours(address: str) -> bool:
     return True
 
 
-def _resolve(nodes: Nodes, timeout_s: float) -> list[str]:
-    try:
-        return resolve(
-            nodes.host,
-            timeout_s=timeout_s,
-            is_wanted=lambda _: source_address(nodes.host) is not None,
-            wanted="and there is no route to it",
-        )
-    except OSError as error:
-        option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
-        port = ". (The port is --master-port's.)" if ":" in nodes.host else ""
-        raise ConfigError(
-            f"{option}: this machine ({socket.gethostname()}) cannot resolve {nodes.host!r} ({error}). Pass a name that "
-            f"resolves on every node (getent hosts NAME), or an address{port}",
-            code="host-unresolved",
-        ) from error
+def _unresolved(nodes: Nodes, error: NoSuchNameError) -> ConfigError:
+    option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
+    port = ". (The port is --master-port's.)" if ":" in nodes.host else ""
+    return ConfigError(
+        f"{option}: this machine ({socket.gethostname()}) cannot resolve {nodes.host!r} ({error}). Pass a name that "
+        f"resolves on every node (getent hosts NAME), or an address{port}",
+        code="host-unresolved",
+    )
 
 
 def introduce(endpoint: Endpoint) -> None:

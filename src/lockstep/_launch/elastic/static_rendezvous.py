@@ -157,6 +157,8 @@ class StaticRendezvous:
     def _limit_s(self, most_s: float) -> float:
         """Seconds of silence after which the launcher that has this node's number counts as lost:
         ``most_s``, or less with a short timeout."""
+        # Half of the timeout at most: this launcher gives up at the timeout, and must have taken
+        # the number over before. With many nodes, signs are rarer: every 10 s of 5,000, so 30 s.
         return max(min(most_s, self._connection.timeout_s / 2), _LOST_SIGNS * self._sign_every_s)
 
     def _end_round_of(self, machine: Machine, store: SignedStore) -> LaunchError:

@@ -3,6 +3,7 @@ sent."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import socket
@@ -84,7 +85,9 @@ def listening(host: str, address: str | None, port: int) -> str:
     """
     endpoint = with_port(host, port)
     if address is None:
-        resolved = ", ".join(addresses_of(host))
+        resolved = "nothing"
+        with contextlib.suppress(OSError):  # records of a cluster's DNS come and go
+            resolved = ", ".join(addresses_of(host))
         kind = "a loopback address" if is_loopback(host) else "no address of this machine"
         reason = f"{host} means {resolved} here" if resolved != host else f"the host is {host}, {kind}"
         where = f"port {port} on all network interfaces ({reason})"

@@ -38,7 +38,7 @@ def is_address(host: str) -> bool:
 
 
 def never_resolves(host: str) -> str | None:
-    """Why a host can resolve on no machine, as a clause for the user; None: it may.
+    """Why waiting cannot help a host that does not resolve, as a clause for the user; None: it may.
 
     Pure, so that a typing error does not cost a minute where it is plain.
     """
@@ -81,12 +81,13 @@ def resolve(
     Raises:
         NoSuchNameError: the name does not resolve.
     """
-    if (why := never_resolves(host)) is not None:
-        raise NoSuchNameError(why)
     limit_s = min(PATIENCE_S, timeout_s)
     deadline, has_told = time.monotonic() + limit_s, False
     while True:
         addresses, error = _look_up(host)
+        # Only after the lookup: a system's files may have names that DNS does not allow.
+        if not addresses and (why := never_resolves(host)) is not None:
+            raise NoSuchNameError(why)
         # An address means the same at all times, so there is nothing to wait for.
         is_over = is_address(host) or time.monotonic() >= deadline
         if addresses and (is_over or is_wanted is None or is_wanted(addresses)):
