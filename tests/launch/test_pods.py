@@ -113,3 +113,32 @@ def test_pods_whose_name_resolves_late_or_still_means_the_pod_before_meet(requir
     logs = [(tmp_path / f"pod{rank}.log").read_text() for rank in (0, 1)]
     assert ended.returncode == 0, logs
     assert [f"rank {rank} of 2" in log for rank, log in enumerate(logs)] == [True, True], logs
+
+
+AS_FIRST = """
+import os, signal, sys, time
+if os.fork():
+    os.execv(sys.executable, [sys.executable, "-m", "lockstep._cli.main", "run", "--nnodes", "2", "--node-rank", "1",
+        "--master-addr", "pod-0.train", "script.py"])
+while "waiting for the host name" not in open("pod.log").read():
+    time.sleep(0.05)
+os.kill(1, signal.SIGTERM)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(50)
+def test_the_first_process_of_a_pod_that_waits_for_a_name_ends_on_sigterm(require, tmp_path):
+    is_root = os.geteuid() == 0 and shutil.which("unshare")
+    require("cluster", None if is_root else "a process namespace of its own needs root, and unshare")
+    (tmp_path / "script.py").write_text(JOINS)
+    with (tmp_path / "pod.log").open("w") as log:
+        ended = subprocess.run(
+            ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", AS_FIRST],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stderr=log,
+            timeout=40,
+        )
+    assert ended.returncode == 143, (tmp_path / "pod.log").read_text()
+    assert "stopped by SIGTERM" in (tmp_path / "pod.log").read_text()

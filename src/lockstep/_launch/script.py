@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -27,7 +28,7 @@ from lockstep._launch.options import LaunchOptions
 from lockstep._launch.output import OutputPlan, leave_bar
 from lockstep._launch.private import private_directory
 from lockstep._launch.program import check_script, check_starter, find_script
-from lockstep._launch.secret import shared_secret
+from lockstep._launch.secret import SharedSecret, shared_secret
 from lockstep._launch.server import ForkServer, take_server
 from lockstep._launch.signals import Interrupts
 from lockstep._launch.source import Source
@@ -36,6 +37,8 @@ from lockstep._launch.supervise import LaunchResult
 from lockstep._launch.surroundings import check_surroundings
 from lockstep._world.environment import read_secret
 from lockstep._world.machine.addresses import check_loopback
+
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +109,9 @@ def run_script(
             f"WARNING: {late[0]} after {target} is passed to the script, which does not define it. "
             "Put lockstep options before the script."
         )
-    endpoint = None
+    secret = None
     if nodes is not None:
         secret = shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret())
-        endpoint = find_endpoint(nodes, secret, config.timeout_s)
     with recorded_in(options.reports), Interrupts() as interrupts, private_directory() as private_dir:
         spec = LaunchSpec(
             program=script,
@@ -122,6 +124,12 @@ def run_script(
             bind=options.bind,
             asked=asked or {},
         )
+        endpoint = None
+        if nodes is not None and secret is not None:
+            endpoint = _find_unless_stopped(nodes, secret, config.timeout_s, interrupts)
+            if endpoint is None:
+                stopped_by = signal.Signals(interrupts.received[0])
+                return interruption(LaunchResult(failures=(), stopped_by=stopped_by, spec=spec))
         server = take_server()
         try:
             if script.has_optimizer and script.starter is None:
@@ -154,6 +162,28 @@ def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> Out
     if attach is None and nodes is None and nproc == 1 and options.log_dir is None and not options.shows_ranks:
         attach = 0  # a single process gets the terminal
     return OutputPlan(log_dir=options.log_dir, tee=options.shows_ranks, attach=attach)
+
+
+def _find_unless_stopped(nodes: Nodes, secret: SharedSecret, timeout_s: float, interrupts: Interrupts) -> Endpoint | None:
+    """``find_endpoint``; None: a signal was received meanwhile."""
+    found: list[Endpoint] = []
+    errors: list[BaseException] = []
+
+    def find() -> None:
+        try:
+            found.append(find_endpoint(nodes, secret, timeout_s))
+        except BaseException as error:
+            errors.append(error)
+
+    # In a thread: while the main thread asks DNS, it handles no signals. And the first process of a
+    # container ignores those that it does not handle.
+    thread = threading.Thread(target=find, name="lockstep-names", daemon=True)
+    thread.start()
+    while thread.is_alive() and not interrupts.received:
+        thread.join(_LOOK_S)
+    if errors:
+        raise errors[0]
+    return found[0] if found else None
 
 
 def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, Interrupts], LaunchResult]:
