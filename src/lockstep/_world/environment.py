@@ -440,5 +440,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         terminal=terminal,
         threads=threads_of_user(environ, world),
         asked=_object(environ, ASKED),
-        several=read_several(environ, world.launcher),
+        # srun knows the number of tasks, also of a single one, which has no launcher here
+        several=None if world.job is not None and world.job.step is not None else read_several(environ, world.launcher),
     )
