@@ -35,6 +35,9 @@ _GRACE_S = 5.0
 # What a launcher sets for its workers. A study may itself run under one (a batch job): its trials
 # must not inherit.
 _LAUNCHER_VARIABLES = (*world.VARIABLES, "MASTER_ADDR", "MASTER_PORT")
+# Options of launchers, as Kubeflow sets them in each of several pods: a trial would wait there for
+# the others.
+_OF_OPTIONS = "PET_"
 # What its mpirun asks of root, and of a machine with fewer cores than processes; other methods are
 # not bound to cores either. (As variables, since other MPIs' mpirun would not know the options.)
 _OPEN_MPI = {
@@ -109,7 +112,11 @@ class Trial:
     def environment(self, mark: str) -> dict[str, str]:
         """This process's environment with as few changes as possible; with the settings, unless
         lockstep launches."""
-        environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _LAUNCHER_VARIABLES and not name.startswith(_OF_OPTIONS)
+        }
         asked = json.dumps({"trials": dataclasses.asdict(self.of_script), **self.asked})
         environment.update(
             {
