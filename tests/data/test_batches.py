@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy
 import pytest
 import torch
+from codes import raises
 from data_helpers import same
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,14 +137,14 @@ def test_columns_of_texts_are_cut_as_the_default_collate_makes_them():
 
 
 def test_a_list_that_could_be_read_either_way_is_refused():
-    with pytest.raises(DataError, match=r"batch\['tokens'\] is a list of 2 lists of 2"):
+    with raises(DataError, "batch-ambiguous-list"):
         cut({"x": rows(2), "tokens": [[1, 2], [3, 4]]}, slice(0, 1), 2)
 
 
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        ([], "batch of type list holds no tensor"),
+        ([], "batch of type list"),
         ({"x": rows(4), "y": rows(3)}, r"batch\['x'\] has 4 rows and batch\['y'\] has 3"),
         ((rows(4), torch.tensor(1.0)), r"batch\[1\] is a single number"),
         (Graph(torch.tensor(1)), r"batch\.nodes is a single number"),
@@ -156,7 +157,7 @@ def test_a_batch_that_cannot_be_cut_is_refused_with_its_place_and_reason(batch, 
 
 
 def test_an_object_that_may_hold_something_a_sample_is_refused():
-    with pytest.raises(DataError, match=r"batch\[1\] is a Boxes, which has a length"):
+    with raises(DataError, "batch-unknown-container"):
         cut((rows(4), Boxes(rows(4))), slice(0, 2), 4)
 
 

@@ -115,6 +115,7 @@ class ChangedSamples:
             number: the number of the step, or batch.
             samples: the samples, alone or one item per shard.
         """
+        # One worker of one rank is enough: all run the same code.
         worker = get_worker_info()
         if worker is not None and worker.id > 0:
             self.next = math.inf

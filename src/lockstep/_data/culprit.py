@@ -75,6 +75,8 @@ class Culprit:
         listed = ", ".join(map(_shown, itertools.islice(indices, _MOST_LISTED)))
         if number > _MOST_LISTED:
             listed += f", ... ({number} in all)"
+        # PyTorch raises a worker's error with the traceback as its text, so the DataError is made
+        # in the worker, where the error is still itself.
         try:
             message = str(error).strip().rstrip(".")
         except Exception:  # a user's __str__ may raise anything

@@ -207,6 +207,8 @@ class EvaluationPass:
             return ()
         if now.num_passes == 0:
             now.fetch()
+            # The forward pass is a collective: a rank without a batch must take part with some
+            # batch.
             if self._is_short:
                 first = self._collectives.broadcast_object(now.samples)
                 now.samples = now.samples or first
@@ -223,7 +225,9 @@ class EvaluationPass:
     ) -> None:
         """Records values of the running batch."""
         if batch not in self._guard.evaluated:
-            raise UsageError(f"add({', '.join(values)}) outside of the loop over shards: {LINES}", code="add-outside-shards")
+            raise UsageError(
+                f"add({', '.join(values)}) outside of the loop over shards: {LINES}", code="evaluation-outside-shards"
+            )
         if self._place is None:
             return
         given, num_samples = check_weight(weight, reduction, "batch.add"), self._round.num_samples
@@ -241,7 +245,7 @@ class EvaluationPass:
         """Schedules an update of a metric with the running batch."""
         if batch not in self._guard.evaluated:
             raise UsageError(
-                f"update({type(metric).__name__}) outside of the loop over shards: {LINES}", code="update-outside-shards"
+                f"update({type(metric).__name__}) outside of the loop over shards: {LINES}", code="evaluation-outside-shards"
             )
         if self._place is not None:
             self._updates.add(self._place, metric, args)

@@ -143,6 +143,8 @@ class EvaluationSource:
         assignment, loader = self._assignment, self.batches
         assert isinstance(loader, DataLoader)
         reseed(assignment.seed, Purpose.SAMPLER, evaluation.loader, evaluation.step, evaluation.repeat)
+        # All indices are drawn before the first batch, and the samplers put back immediately: code
+        # in the loop may use the same generator, and must find it as on any number of processes.
         memory = Memory(loader)
         before = memory.take()
         # Copies, since a batch sampler may fill one list again and again.
@@ -186,6 +188,7 @@ _END = object()
 
 
 def _find(fetched: Iterator[tuple[int, Any]], batch: int) -> Any:
+    # The script may leave batches out, which are skipped here.
     return next(data for number, data in fetched if number == batch)
 
 

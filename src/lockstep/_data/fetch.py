@@ -330,7 +330,7 @@ def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> 
         _, separator, message = str(error).rpartition(f"{DataError.__module__}.{DataError.__qualname__}: ")
         if not separator:
             raise
-        raise DataError(message.rstrip()) from error
+        raise DataError(message.rstrip(), code="sample-failed") from error
 
 
 def _release_iterator(error: Exception) -> None:

@@ -212,6 +212,8 @@ class PreparedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         iterator = self._iterate(made_inside=self._driver.is_in_pass())
+        # A weak reference: the loop's own one must be the last, so that ``break`` closes the
+        # generator immediately.
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -331,6 +333,8 @@ class PreparedLoader:
         this_pass = self._begin(self._num_followed + 1, is_follower=True)
         try:
             for plan, data in self._steps(this_pass):
+                # Counted when it is yielded, not when the next one is requested as in a leading
+                # pass: a checkpoint of the current step contains the batch that the step uses.
                 this_pass.done += 1
                 self._num_followed += 1
                 driver.begin_following_step(self)
@@ -362,6 +366,8 @@ class PreparedLoader:
         """Begins the next pass, or continues an interrupted one."""
         self._assignment.is_follower = is_follower
         self._newest = None
+        # A resumed pass keeps the totals of its earlier steps, so that averages are over all of
+        # them.
         if not self._skip:
             self._totals = {}
         self._pass = begun = _Pass(self._epoch, next_number - self._skip, self._skip)

@@ -172,6 +172,7 @@ class Memory:
     def put(self, moment: Moment) -> None:
         """Puts back all that drawing has changed in this pass to a moment of the pass."""
         attributes = [getattr(keeper, "__dict__", {}) for keeper in self._keepers.values()]
+        # Bindings first: an attribute may have another object, whose content is then written.
         for number, name in self._bindings:
             value = moment.bindings[number].get(name, _NOTHING)
             if value is _NOTHING:
@@ -201,9 +202,14 @@ class Memory:
         ]
         for number, name in self._bindings:
             old, new = (moment.bindings[number].get(name, _NOTHING) for moment in (shown, now))
+            # Changed since the memory was put back, so by the script or another loader: this
+            # sampler has not been drawn from in the meantime.
             if old is not new:
+                # If the draws ahead have changed the attribute, too, neither value is right for
+                # them.
                 if ahead[-1].bindings[number].get(name, _NOTHING) is not old:
                     conflicts.append(self._named(number, name))
+                # Otherwise putting back a later moment must not undo the change.
                 for moment in ahead:
                     moment.bindings[number][name] = new
         of_helpers = {id(value) for number in self._helpers for value in now.bindings[number].values()}
@@ -361,6 +367,7 @@ def _gives_state(keeper: Any) -> bool:
 def _put_attribute(keeper: Any, name: str, value: Any) -> None:
     """Sets an attribute, in place if possible, since the script may have a reference to the
     object."""
+    # By vars(), since __setattr__ of a class or a property may have effects.
     now = vars(keeper).get(name)
     fits = type(now) is type(value) and getattr(now, "shape", None) == getattr(value, "shape", None)
     if fits and isinstance(value, (list, dict, set, deque, numpy.ndarray, Tensor)):

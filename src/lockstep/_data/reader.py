@@ -265,12 +265,15 @@ class StreamReader(IterableDataset[Any]):
 
     def _read(self, like: DataLoader[Any]) -> Iterator[Any]:
         if like.num_workers > 0:
+            # In an evaluation only one of W items has samples for this process, so W times as many
+            # items are the same number of batches ahead.
             ahead = (like.prefetch_factor or USUAL_PREFETCH) * self.items_ahead
             # Not persistent: a persistent worker would not learn of the new pass.
             yield from from_workers(
                 worker_loader(self, like, num_workers=1, persistent_workers=False, prefetch_factor=ahead)
             )
             return
+        # As in a worker, with one thread. Entered for each item: the loop's body keeps its threads.
         items, one_thread = iter(self), single_threaded()
         while True:
             with one_thread:
@@ -282,6 +285,8 @@ class StreamReader(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[_Mark, list[Any]] | _OtherSamples | _Over]:
         this, is_resumed = self._pass, self._resumed is not None
         begin = _Mark(this.first - 1, 0, "", None)
+        # First from the state before the last step, and if that does not lead to the same samples,
+        # from the beginning of the pass.
         for start in (begin,) if this.before is None else (this.before, begin):
             is_exact = False
             if start is not begin:
@@ -341,6 +346,8 @@ class StreamReader(IterableDataset[Any]):
                 # Every rank reads every sample, from the same random stream per batch.
                 reseed(self._seed, self._purpose, loader, batch, part, number)
                 read = self._take(samples, num_read, batch)
+                # Nothing at all: the state was that of a finished pass, and iter() of the dataset
+                # only ended it. The next iter() begins the next pass.
                 if not read and may_have_ended and self._has_state and num_read == 0 == number:
                     samples = self._begin(number_of_pass)
                     reseed(self._seed, self._purpose, loader, batch, part, number)

@@ -1,5 +1,5 @@
-"""Values of single shards, or of single evaluation batches, on every process: predictions, rather
-than their averages."""
+"""Values of single shards, or of single evaluation batches, on every process: for example
+predictions, instead of their averages."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _REFUSED = (pickle.PicklingError, AttributeError, TypeError)
 
 
 def keep(value: Any, call: str = "batch.share()") -> Any:
-    """A copy of a value as it is when the script shares it, with tensors on the CPU: the script may
-    overwrite it for the next shard (an array that it fills again and again), and how many shards
-    come next here depends on the number of processes.
+    """Returns a copy of a value at the time when the script shares it, with tensors on the CPU. The
+    script may overwrite the value for the next shard, and how many shards follow on this process
+    depends on the number of processes.
 
     Raises:
-        ConfigError: something in it cannot be pickled. (Found here, it is refused on one process,
-            too.)
+        ConfigError: a part of the value cannot be pickled. (Checked here, it is also refused on one
+            process.)
     """
     return map_leaves(lambda leaf: _kept(leaf, call), value)
 
 
 def gather(mine: Iterable[Shared], collectives: Collectives, device: torch.device) -> list[Shared]:
-    """What all ranks have shared, in the order of the places, on every rank, with tensors on
-    ``device``. Every rank must call it; it blocks until all have.
+    """Returns what all ranks have shared, in the order of the places, with tensors on ``device``.
+    Every rank must call it, and it blocks until all have.
 
     Raises:
         ConfigError: a value of this rank cannot be pickled. (The other ranks raise an error after
@@ -53,7 +53,7 @@ def gather(mine: Iterable[Shared], collectives: Collectives, device: torch.devic
 
 def _kept(leaf: Any, call: str) -> Any:
     if isinstance(leaf, Tensor):
-        # (a view that is pickled would send its whole base)
+        # A copy: a pickled view would send its whole base.
         return leaf.detach().to("cpu", copy=True)
     if type(leaf) in _UNCHANGING:
         return leaf
@@ -65,6 +65,7 @@ def _kept(leaf: Any, call: str) -> Any:
 
 def _refuse(error: Exception, call: str) -> NoReturn:
     raise ConfigError(
-        f"{call}: a value cannot be sent to the other processes ({error}). Give it tensors and plain values, or "
-        "lists, tuples and dicts of them."
+        f"{call}: cannot send a value to the other processes ({error}). Pass tensors and plain values, or lists, tuples "
+        "and dicts of them.",
+        code="value-not-picklable",
     ) from error

@@ -95,6 +95,8 @@ def _is_searched(value: Any) -> bool:
     """Returns whether an object is searched for generators."""
     if isinstance(value, (Tensor, numpy.ndarray, Optimizer, set, frozenset)) or is_generator(value):
         return False  # (the order of a set differs from process to process)
+    # A model's dropout draws from the process's generators, but a module without parameters may be
+    # a transform of the data.
     if isinstance(value, nn.Module):
         return next(value.parameters(), None) is None
     if isinstance(value, (list, tuple, dict)):

@@ -54,6 +54,7 @@ class Upload:
     def take(self, position: int, samples: Any) -> Any:
         """Returns samples on the device, for the current stream, and begins to copy the next ones.
         (An instrument may pass other samples than the ones at this position.)"""
+        # The position alone is not enough: a dry run may pass the samples of another shard.
         known = self._under_way.pop(position, None)
         if known is None or known.samples is not samples:
             known = self._uploads.copy(samples)

@@ -90,6 +90,7 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight 
                 f"batch.add({name}={value!r}): a value must be a number, or a tensor of one value per sample",
                 code="value-not-a-number",
             )
+        # Integers are added as integers: a float64 is exact only up to 2**53.
         if reduction == SUM:
             return (COUNT, int(value)) if hasattr(value, "__index__") else (SUM, float(value))
         return MEAN, float(value)
@@ -198,6 +199,7 @@ def add_up(name: str, entries: Iterable[Entry]) -> Total:
             f"one value per sample, add the sum: {name}.sum().",
             code="shapes-differ",
         )
+    # Sums of integers and of floats under one name make a float.
     kind, weight = (kinds.pop() if len(kinds) == 1 else SUM), math.fsum(weight for _, _, weight in entries)
     if isinstance(values[0], Tensor):
         total = values[0].clone()
@@ -224,5 +226,7 @@ def combine(entries: Iterable[tuple[str, Entry]]) -> dict[str, Total]:
 def _sum(numbers: list[float]) -> float:
     try:
         return math.fsum(numbers)
-    except (OverflowError, ValueError):  # inf and -inf, or a sum beyond the largest float
+    # inf and -inf, or a sum beyond the largest float. Sorted, so that the order of the shards still
+    # does not matter.
+    except (OverflowError, ValueError):
         return sum(sorted(numbers))

@@ -51,6 +51,7 @@ class WorkerCopies:
     def look(self, step: int) -> None:
         """Compares the dataset with the snapshot, and may take another, at the beginning of a
         step."""
+        # Before a new snapshot, which would hide the change.
         self._compare(step)
         if not self.is_looking:
             return

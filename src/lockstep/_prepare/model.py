@@ -137,6 +137,7 @@ class PreparedModel(nn.Module):
         return copy.deepcopy(unwrap(self), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # Pickled as the user's model: a copy in another process has no run that it could belong to.
         return _itself, (self._wrapped,)
 
     def __repr__(self) -> str:

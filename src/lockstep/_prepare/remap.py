@@ -62,6 +62,8 @@ def _remap_attributes(optimizer: Optimizer, replaced: Mapping[Parameter, Paramet
         found.append(leaf)
         return replaced[leaf]
 
+    # A tree without replaced parameters is not assigned, since ``mapped`` has copied its
+    # containers, and the script may have references to the originals.
     for name, value in vars(optimizer).items():
         if name in ("param_groups", "state") or is_circular(value):
             continue

@@ -94,6 +94,7 @@ class LossScaling:
     def unscale(self, parameters: Iterable[Parameter]) -> None:
         """Unscales the synchronized gradients of these parameters and of the optimizers'. The scale
         shrinks after an overflow, and grows after many phases without one."""
+        # Each parameter once: unscaling a shared parameter twice would divide by the square.
         every = list(dict.fromkeys([*parameters, *(p for each in self._optimizers for p in parameters_of(each))]))
         if all(parameter.grad is None for parameter in every):
             return

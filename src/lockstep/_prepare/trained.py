@@ -38,6 +38,7 @@ class TrainedObjects:
         self.models.append(model)
         if precision.reaches_backward:
             self.model_precisions.append(precision)
+        # A parameter that two models share keeps its first name.
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)
             self.ids.add(id(parameter))
