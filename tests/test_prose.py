@@ -15,12 +15,14 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 TESTS = Path(__file__).parent
 SCRIPTS = {"corpus", "scripts", "examples"}  # programs that tests run, with texts of their own
-WORD = re.compile(r"(?<![\w\\/.$<=-])[A-Za-z']{2,}(?![\w/=>]|[.:-]\w)")  # not in a path, an option or a name
+# not in a path, an option or a name
+WORD = re.compile(r"(?<![\w\\/.$<=-])[A-Za-z']{2,}(?![\w/=>]|[.:-]\w)")
 MOST_IN_PATTERN = 4
 MOST_IN_TEXT = 6
 SEARCHES = {"search", "match", "fullmatch", "findall", "finditer"}
 TEXTS = {"startswith", "endswith", "count", "index", "find"}
-COLUMNS = {"message", "named", "reason", "said", "words"}  # those of parametrized tests that hold a part of a text
+# those of parametrized tests that hold a part of a text
+COLUMNS = {"message", "named", "reason", "said", "words"}
 
 DATA = {
     "cluster/test_slurm_jobs.py": {"Requested node configuration": "sbatch prints it"},
@@ -30,8 +32,6 @@ DATA = {
     "test_install.py": {"ERROR: No matching": "pip prints it, as the test's program does"},
 }
 """The literals that may stay, by file: how each begins, and why it is data."""
-NOT_YET = {"data"}
-"""Folders whose tests still have sentences."""
 
 
 def found_in(source: str) -> Iterator[tuple[int, str]]:
@@ -88,7 +88,7 @@ def _sentences() -> list[tuple[str, int, str]]:
     return [
         (name, line, text)
         for path in sorted(TESTS.rglob("*.py"))
-        if not (SCRIPTS | NOT_YET) & set(path.relative_to(TESTS).parts)
+        if not SCRIPTS & set(path.relative_to(TESTS).parts)
         for name in [path.relative_to(TESTS).as_posix()]
         for line, text in found_in(path.read_text())
     ]

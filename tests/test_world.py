@@ -216,7 +216,8 @@ def test_variables_of_several_machines_that_a_process_does_not_use_are_found(env
         {"PET_NNODES": "2", STORE: "/private/store", "RANK": "1", "WORLD_SIZE": "2"},
         {"PET_NPROC_PER_NODE": "2", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"},
         {"SKYPILOT_NUM_NODES": "2", "RANK": "1", "WORLD_SIZE": "2"},
-        {**ALONE, "RANK": "0", "MASTER_ADDR": "host0"},  # srun's only task, with a batch script's variables
+        # srun's only task, with a batch script's variables
+        {**ALONE, "RANK": "0", "MASTER_ADDR": "host0"},
     ],
 )
 def test_nothing_is_found_where_a_launcher_uses_them_or_there_is_one_machine(environ):

@@ -1,7 +1,7 @@
 """One end of a connection between hosts, for tests.
 
 peer.py listen PORT            take one connection, say every line that comes, then how it ended
-peer.py send HOST PORT BYTES   send so much, wait until all has arrived, and say how many seconds that took
+peer.py send HOST PORT BYTES   send, wait until all has arrived, and print the seconds
 peer.py talk HOST PORT         connect, say so, and pass on the lines of standard input
 """
 

@@ -1,4 +1,5 @@
-"""docs/environment-variables.md lists every variable of lockstep and torchrun that lockstep reads."""
+"""docs/environment-variables.md lists every variable of lockstep and torchrun that lockstep
+reads."""
 
 import re
 from pathlib import Path

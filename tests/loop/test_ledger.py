@@ -51,7 +51,8 @@ def test_tensors_are_added_in_the_order_of_the_shards_whoever_has_them():
 
     for sizes in BLOCKS:
         results, _ = on_ranks(sizes, lambda rank: values_of(rank.phase(shard)))
-        assert [each["sum"].item() for each in results] == [1.0] * len(sizes)  # (1e16 + 1 - 1e16) + 1
+        # (1e16 + 1 - 1e16) + 1
+        assert [each["sum"].item() for each in results] == [1.0] * len(sizes)
 
 
 def test_the_factor_of_a_backward_call_is_the_share_of_the_samples_the_weight_or_one():

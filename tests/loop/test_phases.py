@@ -125,7 +125,7 @@ def test_a_batch_shows_its_samples_and_shards_whatever_the_accumulation(sizes):
     process = Process((2,))
     plan = plan_step(3, sizes, 0, process.blocks)
     data = [torch.empty(micro.num_samples) for micro in plan.micro_batches]
-    assert repr(Batch(plan, data, process.phases, None)) == f"Batch(step 3: {sum(sizes)} samples, 2 of the shards here)"
+    assert f"step 3: {sum(sizes)} samples, 2 of the shards" in repr(Batch(plan, data, process.phases, None))
 
 
 def test_a_batch_of_an_earlier_step_has_no_shards_any_more():

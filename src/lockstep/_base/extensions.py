@@ -117,7 +117,8 @@ def _others(kind: str) -> dict[str, EntryPoint]:
     packages: dict[str, list[EntryPoint]] = {}
     for place in sys.path:
         for package, points in _packages(place).items():
-            packages.setdefault(package, points)  # of two versions, the first one: Python imports it
+            # of two versions, the first one: Python imports it
+            packages.setdefault(package, points)
     return {point.name: point for points in packages.values() for point in points if point.group == PREFIX + kind}
 
 

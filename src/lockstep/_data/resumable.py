@@ -367,7 +367,8 @@ def resumable(
         for epoch in range(loader.epoch, num_epochs):
             for batch in loader:  # this rank's part of the next global batch
                 ...
-                state = {"model": ..., "loader": loader.state_dict()}  # equal on every rank; one rank saves it
+                # equal on every rank; one rank saves it
+                state = {"model": ..., "loader": loader.state_dict()}
 
     After a restart, every rank calls ``loader.load_state_dict(state["loader"])`` before the loop.
     The numbers of ranks and workers may have changed. Each sample of an epoch is used once, and

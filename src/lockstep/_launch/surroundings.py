@@ -43,7 +43,8 @@ def check_surroundings(
         return None  # an incomplete environment, set by hand, and not used here
     world, several = environment.world, environment.several
     launcher, number = world.launcher, world.world_size
-    is_alone = is_alone or bool(environment.asked)  # a trial, of a command that knows what it starts
+    # a trial, of a command that knows what it starts
+    is_alone = is_alone or bool(environment.asked)
     is_typed = os.isatty(0) if is_typed is None else is_typed
     if several is not None and launcher == "python" and not is_alone:
         if is_typed:
@@ -51,7 +52,8 @@ def check_surroundings(
         return check_several(several, "add --nnodes 1")
     if number == 1 or launcher not in (*_STARTS_COMMANDS, "env"):
         return None
-    if launcher in _STARTS_COMMANDS and not (is_typed and launcher == "slurm"):  # others give the terminal to all
+    # others give the terminal to all
+    if launcher in _STARTS_COMMANDS and not (is_typed and launcher == "slurm"):
         name = _STARTS_COMMANDS[launcher]
         raise ConfigError(
             f"{name} started {number} copies of this command, and each would start its own run in the same files. Use one "

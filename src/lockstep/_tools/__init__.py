@@ -1,2 +1,2 @@
-"""What looks at runs: each tool in a folder of its own, with its command; nothing outside imports
-them by name."""
+"""The tools that look at runs: one folder per tool, with its command. Nothing outside imports a
+tool by name."""

@@ -135,7 +135,8 @@ class StaticRendezvous:
             is_lost = silence_s > self._limit_s(_LOST_S)
             following = self._connection.round_store(self._count + 1)
             if following.check([machine_key(0)]) and (is_lost or following.check([key])):
-                self._count += 1  # the others meet again, and a living holder has come before this one
+                # the others meet again, and a living holder has come before this one
+                self._count += 1
                 continue
             if store.check([answer_key(self._rank)]):
                 if silence_s > self._limit_s(_LOST_IN_ROUND_S):

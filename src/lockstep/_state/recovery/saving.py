@@ -281,7 +281,8 @@ class Saver(Listener):
         sound = None
         # The cause of the failed write (a lost mount) may also prevent the search.
         with contextlib.suppress(OSError, CheckpointError):
-            sound = self._store.newest()  # on disk: ranks other than 0 do not know what was committed
+            # on disk: ranks other than 0 do not know what was committed
+            sound = self._store.newest()
         newest = "there is none yet" if sound is None else f"the newest is that of step {step_of(sound)}"
         warn(
             f"rank {self._collectives.rank} could not write {label} of step {result.manifest.step} in {self._store.run_dir}: "
@@ -310,7 +311,8 @@ class Saver(Listener):
             well = self._read_results() and well
             some_busy, some_failed = self._exchange([is_busy, not well])
             if some_failed:
-                self._writer.give_up()  # otherwise rank 0 would wait for parts that are never written
+                # otherwise rank 0 would wait for parts that are never written
+                self._writer.give_up()
             if not some_busy:
                 self._schedule.acknowledge()
                 return not some_failed

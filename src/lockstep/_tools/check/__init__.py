@@ -3,8 +3,8 @@ writes and another reads, where the two places run on different processes or in 
 Source in, findings out.
 
 A list of forbidden names would not do. ``correct += 1`` inside ``batch.shards`` is right if nothing
-outside reads it, right if it goes through ``batch.add``, and wrong if it decides a ``break``. So the
-script is *run in the abstract*: statement by statement, in order, through functions, closures,
+outside reads it, right if it goes through ``batch.add``, and wrong if it decides a ``break``. So
+the script is *run in the abstract*: statement by statement, in order, through functions, closures,
 generators, classes and imported modules, but with sets of possibilities instead of values. Nothing
 of the script is imported or executed.
 
@@ -20,16 +20,18 @@ of the script is imported or executed.
 
 - A **Value** (``values``) is what an expression may be: objects of the script, flags (made of
   samples, of random numbers, of the rank, of the clock, ...), and the *sites* on which it depends.
-- A **Site** is a place that changed something, and how (``set``, ``add``, ``append``, ``draw``, ...).
-  A **Write** is a site with the loops around it. It is *stale* once one of these loops has begun
+- A **Site** is a place that changed something, and how (``set``, ``add``, ``append``, ``draw``,
+  ...). A **Write** is a site with the loops around it. It is *stale* once one of these loops has
+  begun
   another iteration: what is read then is from an earlier shard or step.
 - The **State** (``state``) maps locations (a variable of a frame, an attribute, the content of an
   object) to cells of values and writes. Branches copy it, and join it again: what may be true on
   one way counts. Loops over shards, steps and epochs run twice, so that the second iteration sees
   what the first has left; any other loop runs once.
-- A **sink** (``Machine.sink``) is a use that matters: weights, a decision, a saved or printed value.
-  It turns each site on which the used value depends into a finding (``report.code_of``). Uses that
-  gather from all ranks (``batch.add``, ``team.all_reduce``) drop the sites, so nothing is found.
+- A **sink** (``Machine.sink``) is a use that matters: weights, a decision, a saved or printed
+  value. It turns each site on which the used value depends into a finding (``report.code_of``).
+  Uses that gather from all ranks (``batch.add``, ``team.all_reduce``) drop the sites, so nothing is
+  found.
 
 The interpreter is one object, cut into files by inheritance, each knowing one thing more::
 

@@ -60,7 +60,8 @@ class Bindings(Methods):
             return False
         if samples.moves_on(target, source_):
             return self._move_sample(target, base)
-        self.state.put((self.frame, ast.unparse(target)), NOTHING, None)  # its old value is replaced
+        # its old value is replaced
+        self.state.put((self.frame, ast.unparse(target)), NOTHING, None)
         return False
 
     def _move_sample(self, target: ast.AST, base: Value) -> bool:

@@ -82,7 +82,7 @@ class Expressions(Machine):
         return NOTHING if handler is None else handler(node)
 
     # -- names
-    # --------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def external(self, name: str) -> Value:
         """Something of a library."""
@@ -206,7 +206,7 @@ class Expressions(Machine):
         return value._replace(texts=text((left, right))) if isinstance(node.op, ast.Add) else value
 
     # -- parts
-    # --------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _subscript(self, node: ast.Subscript) -> Value:
         base, index = self.eval(node.value), self.eval(node.slice)

@@ -116,8 +116,8 @@ class Libraries(Teams):
 
     @override
     def of_process(self, about: Iterable[str], node: ast.AST, otherwise: Value = NOTHING) -> Value:
-        """A value that depends on the number of processes, or on which this is. ``about``: the names
-        of environment variables with that meaning."""
+        """A value that depends on the number of processes, or on which this is. ``about``: the
+        names of environment variables with that meaning."""
         value = otherwise
         if "WORLD_SIZE" in about:
             value = mix((value, Value.made(WORLD, self.place(node, ast.unparse(node)[:40], "world"))))

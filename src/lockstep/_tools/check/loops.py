@@ -37,7 +37,7 @@ class Loops(Expressions):
         self.yields_batches = False
 
     # -- what is iterated
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @override
     def iterate(self, node: ast.AST, target: ast.AST | None = None) -> tuple[Value, str]:
@@ -156,7 +156,7 @@ class Loops(Expressions):
         return Value.made(0, frozenset(), items), kind
 
     # -- generators of the script
-    # -------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _generator_of(self, target: Object) -> Object | None:
         if target.kind == "stream":
@@ -211,7 +211,7 @@ class Loops(Expressions):
         return NOTHING
 
     # -- loops
-    # --------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def run_for(self, node: ast.For | ast.AsyncFor) -> None:
         """Run a ``for`` loop."""

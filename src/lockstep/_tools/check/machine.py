@@ -78,7 +78,7 @@ class Machine(Reading):
         self.is_seeded = False
 
     # -- objects
-    # ------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def make(self, node: ast.AST, kind: str, name: str = "", *, fresh: bool = True) -> Object:
         """The object that this place of the script makes."""
@@ -112,7 +112,7 @@ class Machine(Reading):
             self.keep(o for part in (value, *(value.items or ())) for o in part.objects if o.kind in kinds)
 
     # -- reading
-    # ------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _is_seen(self, write: Write) -> bool:
         if write.site.inside:
@@ -155,7 +155,7 @@ class Machine(Reading):
         return mix([self.use(value) for value in values])
 
     # -- writing
-    # ------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def site(self, node: ast.AST, name: str, how: str) -> Site:
         """The site of a node."""
@@ -308,7 +308,7 @@ class Machine(Reading):
         return ""
 
     # -- findings
-    # -----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def sink(self, value: Value, node: ast.AST, kind: str) -> None:
         """Note a use of a value that matters: results, or what the user sees, depend on it.
@@ -332,7 +332,7 @@ class Machine(Reading):
         self.report.add(code, self.site(node, name, ""))
 
     # -- where it is
-    # --------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def under(self, test: Value) -> Iterator[None]:

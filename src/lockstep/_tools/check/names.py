@@ -122,8 +122,8 @@ def is_harmless(name: str) -> bool:
 
 
 def kind_of(name: str) -> str | None:
-    """The kind of use that a call of this name makes of its arguments, as ``Machine.sink`` has them;
-    None: it makes a picture of them."""
+    """The kind of use that a call of this name makes of its arguments, as ``Machine.sink`` has
+    them; None: it makes a picture of them."""
     if _PICTURE.search(name) or _BARS.search(name):
         return None
     if _SAVING.search(name):

@@ -36,8 +36,8 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def in_state(self, target: Object) -> frozenset[str] | None:
-        """The attributes that the ``state_dict()`` of an object of the script's contains; None: all,
-        or unknown."""
+        """The attributes that the ``state_dict()`` of an object of the script's contains; None:
+        all, or unknown."""
 
     @abc.abstractmethod
     def iterate(self, node: ast.AST, target: ast.AST | None = None) -> tuple[Value, str]:

@@ -84,7 +84,7 @@ class Statements(Bindings):
             self.sink(self.use(value), node, kind)
 
     # -- ways
-    # ---------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _if(self, node: ast.If) -> bool:
         if isinstance(node.test, ast.Compare) and source.dotted(node.test.left) == "__name__":
@@ -160,7 +160,7 @@ class Statements(Bindings):
         return self.block(node.finalbody)
 
     # -- definitions
-    # --------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         made = self.make(node, "function", node.name)

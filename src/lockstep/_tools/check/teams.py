@@ -119,7 +119,8 @@ class Teams(Functions):
 
 
 def _is_of_any(site: Site, test: ast.AST, *, negated: bool = False) -> bool:
-    """Whether the result of ``team.any(test)`` is the same however the shards are assigned to ranks.
+    """Whether the result of ``team.any(test)`` is the same however the shards are assigned to
+    ranks.
 
     It is so for the greatest value above a bound: some rank's greatest is above it exactly if the
     greatest of all shards is. It is not so for the greatest value below a bound, or the last value.

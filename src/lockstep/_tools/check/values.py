@@ -13,8 +13,8 @@ from lockstep._tools.check import names
 
 DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, WORLD, OWNED = (1 << bit for bit in range(8))
 """The flags of a value: made of a shard's samples; of their number; of random numbers; of the time;
-of the rank, or of what was gathered from all ranks; a number that counts this process's shards; made
-of the number of processes; a sample, or a part of one, that the dataset keeps and has returned
+of the rank, or of what was gathered from all ranks; a number that counts this process's shards;
+made of the number of processes; a sample, or a part of one, that the dataset keeps and has returned
 itself (not what is computed from it)."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
@@ -33,7 +33,8 @@ class Site(NamedTuple):
     (an attribute to an object of a library), ``average`` (a copy of a model), ``draw`` (a
     generator), ``next`` (an iterator), ``number`` (of enumerate), ``beside epochs`` (of enumerate
     or zip), ``shard number``, ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an
-    optimizer contains), ``left out`` (of a ``state_dict()``), ``worker``, ``world``, ``data set``."""
+    optimizer contains), ``left out`` (of a ``state_dict()``), ``worker``, ``world``, ``data
+    set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0

@@ -10,9 +10,9 @@ never continue::
 
 The set is found from above: assume that all waiting ranks are stuck, then remove each one that
 needs no stuck (or exited) rank, until none is removed. What remains is the greatest set whose ranks
-block each other; a cycle or a chain to a dead rank is in it, and a rank that waits for a working one
-is not. Nothing is concluded about a rank that computes, loads data, is stopped or does not answer,
-so a slow rank never counts as a deadlock.
+block each other; a cycle or a chain to a dead rank is in it, and a rank that waits for a working
+one is not. Nothing is concluded about a rank that computes, loads data, is stopped or does not
+answer, so a slow rank never counts as a deadlock.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _waits(report: RankReport) -> bool:
 
 
 class _Holders:
-    """The ranks that can block a waiting one. Ranks that wait for the same thing are examined once: a
-    thousand ranks wait for few things, and a million comparisons would take many seconds.
+    """The ranks that can block a waiting one. Ranks that wait for the same thing are examined once:
+    a thousand ranks wait for few things, and a million comparisons would take many seconds.
 
     Args:
         reports: the reports of all ranks.

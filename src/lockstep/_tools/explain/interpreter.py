@@ -9,8 +9,8 @@ The kernel's count of context switches shows it. A thread that wants the lock as
     ... waits for the GIL    sem_timedwait(5 ms) ...  ~200 switches/s  and no record: C code holds it
     ... has no processor     runnable, never runs     ~0 switches/s    and no record: unknown
 
-Only a process of which this is seen is asked for its stack, by a signal to that very thread. The main
-thread is not interrupted, since that would end its system call early (a ``sleep`` returns).
+Only a process of which this is seen is asked for its stack, by a signal to that very thread. The
+main thread is not interrupted, since that would end its system call early (a ``sleep`` returns).
 ``faulthandler`` writes the stack in its C handler, without the lock. It walks frames that nothing
 protects, which is safe only because no thread runs Python code while C code holds the lock;
 therefore the wait is checked again, by probes, right before the signal.
@@ -36,8 +36,8 @@ from lockstep._base.stopping import catches, is_left_alone
 from lockstep._base.tracebacks.frames import Frame
 
 SIGNAL = signal.SIGRTMAX - 3
-"""The signal that asks for a stack, which nothing else uses. It kills a process that does not handle
-it, and is never sent to one."""
+"""The signal that asks for a stack, which nothing else uses. It kills a process that does not
+handle it, and is never sent to one."""
 _LEAST_PER_S = 40.0
 """The number of switches per second from which a thread counts as waiting for the lock. A sampler
 next to busy Python code has 20 to 30, since it waits for the lock whenever it wakes."""
@@ -88,7 +88,8 @@ class StackFile:
 
 
 def stack_file(path: Path) -> StackFile:
-    """The stack file of this process, made at the first call. A forked process has a separate one."""
+    """The stack file of this process, made at the first call. A forked process has a separate
+    one."""
     global _own
     if _own is None or _own[0] != os.getpid():
         _own = (os.getpid(), StackFile(path))
@@ -122,8 +123,9 @@ def holds_lock(record: Mapping[str, Any], since_s: float) -> bool:
 
 
 def stack_now(record: Mapping[str, Any]) -> list[Frame]:
-    """The present stack of a process in which C code holds the GIL (``holds_lock``), innermost frame
-    first. Blocks for up to 2 s. Empty: it gives none, or has released the lock. Until it reports
+    """The present stack of a process in which C code holds the GIL (``holds_lock``), innermost
+    frame first. Blocks for up to 2 s. Empty: it gives none, or has released the lock. Until it
+    reports
     again it is in the same call, so it is asked only until it has answered once."""
     pid, reported_s = int(record["pid"]), float(record["time_s"])
     known_s, frames = _answers.get(pid, (0.0, []))

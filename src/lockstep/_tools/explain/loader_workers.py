@@ -187,7 +187,8 @@ class LoaderWorker:
 
     @property
     def cause(self) -> str:
-        """The reason why no batch comes, as one word; empty: the worker is not known to be blocked."""
+        """The reason why no batch comes, as one word; empty: the worker is not known to be
+        blocked."""
         if error := str(self.record["error"]):
             return _cause_of(error)
         if self.record.get("is_now"):

@@ -150,9 +150,9 @@ def _lost_workers(waiting: object) -> str:
     """The number of dead workers, as text, of the pool for whose result a thread waits; empty: none
     is known.
 
-    A pool replaces dead workers and forgets them, so they are counted by their replacements: workers
-    that are younger than the thread that replaces. The attributes are private; test_locks.py fails
-    when they move.
+    A pool replaces dead workers and forgets them, so they are counted by their replacements:
+    workers that are younger than the thread that replaces. The attributes are private;
+    test_locks.py fails when they move.
     """
     pool = getattr(waiting, "_pool", None)
     if not isinstance(pool, Pool) or pool._maxtasksperchild is not None:  # type: ignore[attr-defined]

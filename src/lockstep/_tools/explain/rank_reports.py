@@ -99,9 +99,9 @@ class RankReport:
 
     @property
     def ending(self) -> Mapping[str, Any]:
-        """The exit of a process whose program has finished: ``how`` it finished, ``since_s`` (seconds
-        since 1970), and the ``holders`` that block the exit. Empty: the program runs, or the process
-        has exited."""
+        """The exit of a process whose program has finished: ``how`` it finished, ``since_s``
+        (seconds since 1970), and the ``holders`` that block the exit. Empty: the program runs, or
+        the process has exited."""
         return self.record.get("ending", {}) if self.state in ALIVE else {}
 
     @property

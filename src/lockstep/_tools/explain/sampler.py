@@ -371,8 +371,8 @@ _end: dict[str, Any] | None = None
 
 
 def note_end(how: str) -> None:
-    """Record that the program of this process has finished without a failure: threads, exit handlers
-    and children may follow."""
+    """Record that the program of this process has finished without a failure: threads, exit
+    handlers and children may follow."""
     global _end
     _end = {"how": how, "since_s": time.time()}
     if _current is not None:

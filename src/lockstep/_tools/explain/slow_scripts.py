@@ -31,7 +31,8 @@ blocks together, and in each."""
 _LEAST_GAIN = 0.6
 """The share of that excess by which every other rank waits longer than the slow one."""
 _LEAST_SAMPLES, _LEAST_STEPS = 30, 5
-"""The least numbers of samples and steps in a block. Steps longer than two seconds are not judged."""
+"""The least numbers of samples and steps in a block. Steps longer than two seconds are not
+judged."""
 _MOST_LONGER = 1.25
 """The most samples of the function in one step, as a multiple of an average step's samples: an
 evaluation has many more."""

@@ -1,5 +1,5 @@
-"""The notices that are printed while ranks wait: a warning if there is no progress, and an all-clear
-after a warning that turns out wrong."""
+"""The notices that are printed while ranks wait: a warning if there is no progress, and an
+all-clear after a warning that turns out wrong."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StallNotices:
         self._publish = publish
         self._say = say
         self._began_s: float | None = None
-        """The beginning of the wait that was warned of, as ``time.monotonic`` counts; None: there is
-        none, or the wait is finished."""
+        """The beginning of the wait that was warned of, as ``time.monotonic`` counts; None: there
+        is none, or the wait is finished."""
 
     @property
     def has_warned(self) -> bool:

@@ -69,7 +69,8 @@ class Block(TypedDict):
     """The share of the block in which a thread of the process wanted a processor and had none."""
     places: list[Place]
     functions: list[Place]
-    """The places of the script's functions, counted with all that they call and the waiting there."""
+    """The places of the script's functions, counted with all that they call and the waiting
+    there."""
 
 
 Key = tuple[str, str, int, str, str]
@@ -98,8 +99,8 @@ class _Seen:
             self._lines[place][line] += 1
 
     def most(self, number: int) -> list[Place]:
-        """The places where the thread was seen most. Of equally frequent ones, the first noted comes
-        first."""
+        """The places where the thread was seen most. Of equally frequent ones, the first noted
+        comes first."""
         places = []
         for key, count in self.count.most_common(number):
             if isinstance(key, tuple):

@@ -54,8 +54,8 @@ class Steps:
 
 
 class Meetings:
-    """Whether this process has ever communicated with others of its launch: begun a collective, sent
-    or received a message, or loaded a library that communicates by other means."""
+    """Whether this process has ever communicated with others of its launch: begun a collective,
+    sent or received a message, or loaded a library that communicates by other means."""
 
     def __init__(self) -> None:
         self._has_met = False
@@ -86,8 +86,8 @@ class Collectives:
         self._before = self._newest = 0
 
     def count(self, newest: int) -> int:
-        """The number in all groups that ever existed. Called from one thread. ``newest``: the number
-        in the present groups."""
+        """The number in all groups that ever existed. Called from one thread. ``newest``: the
+        number in the present groups."""
         if newest:
             self._before += self._newest if newest < self._newest else 0
             self._newest = newest

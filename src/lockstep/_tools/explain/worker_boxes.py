@@ -151,8 +151,8 @@ class _WorkerSampler:
 
 
 def _when_feeding_fails(note: Callable[[BaseException], None]) -> None:
-    """Have ``note`` called, in this process, with each error of a queue's feeder thread: the item is
-    lost, and the process that waits for it waits for ever.
+    """Have ``note`` called, in this process, with each error of a queue's feeder thread: the item
+    is lost, and the process that waits for it waits for ever.
 
     The method is private, though meant to be overridden. There is no public way to see the error,
     which is only printed."""

@@ -1,10 +1,10 @@
 """Whether the program that the files of a run name is known to be the user's. Nothing of it is run
 to find out.
 
-A run directory may be copied from anywhere, and anyone who writes one chooses a command line. So the
-program runs without a question only if every file below the directory belongs to this user and is
-not writable by others, the directory is the very one in which the run was started (same inode), and
-the script has the recorded SHA-256.
+A run directory may be copied from anywhere, and anyone who writes one chooses a command line. So
+the program runs without a question only if every file below the directory belongs to this user and
+is not writable by others, the directory is the very one in which the run was started (same inode),
+and the script has the recorded SHA-256.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
             elif line["event"] == "steps":
                 launches.setdefault(launch, []).append(line)
     digests = Digests()
-    # Steps after a launch's last checkpoint were taken again by the next launch: of each launch only
-    # the steps up to where the next one resumed count.
+    # Steps after a launch's last checkpoint were taken again by the next launch: of each launch
+    # only the steps up to where the next one resumed count.
     for start, until in zip(starts, counts_until([start["after"] for start in starts]), strict=True):
         digests.every = start["every"]
         for line in launches.get(start["launch"], ()):

@@ -64,7 +64,8 @@ class SettingResult(Record):
     setting: Setting
     summary: Summary | None = None
     difference: Difference | None = None
-    """The difference from the first setting, or among the ranks of this one; None: there is none."""
+    """The difference from the first setting, or among the ranks of this one; None: there is
+    none."""
 
     @property
     def is_bad(self) -> bool:

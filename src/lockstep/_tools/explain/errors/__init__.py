@@ -1,1 +1,2 @@
-"""Explains PyTorch's cryptic errors, with the names that they lack (``explanation.explain_error``)."""
+"""Explains PyTorch's cryptic errors, with the names that they lack
+(``explanation.explain_error``)."""

@@ -1,8 +1,9 @@
 """The *likely* cause of a difference, from the experiments and the traces. Pure.
 
 Causes are tried from certain to vague. Where two ranks ran one shard, nothing else matters. Where a
-strategy does not promise bit-identical results, a difference in the reduced gradient needs no other reason.
-Only then may chance explain it (a setting that differs from itself when it is run again), then
+strategy does not promise bit-identical results, a difference in the reduced gradient needs no other
+reason. Only then may chance explain it (a setting that differs from itself when it is run again),
+then
 loader workers (only their number differs between the settings), then the rank (ranks of one run
 differ).
 """

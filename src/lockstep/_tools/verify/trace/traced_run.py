@@ -33,7 +33,8 @@ class TracedRun:
     initial: tuple[Line, ...]
     """The line about the state before the first step, of each rank."""
     shards: Mapping[ShardKey, tuple[tuple[int, Line], ...]]
-    """The ranks that ran each micro-batch, with their lines: one rank, unless something is wrong."""
+    """The ranks that ran each micro-batch, with their lines: one rank, unless something is
+    wrong."""
     steps: Mapping[int, tuple[Line, ...]]
     """The lines of all ranks about each step."""
     evaluations: tuple[Line, ...]
