@@ -154,7 +154,7 @@ def entry_of(kind: str, value: Any, weight: float) -> Entry:
 
 
 def is_float(entry: Entry) -> bool:
-    """Whether a float64 can represent the entry's value."""
+    """Returns whether a float64 can represent the entry's value."""
     kind, value, _ = entry
     return not isinstance(value, Tensor) and (kind != COUNT or abs(value) <= _LARGEST_COUNT)
 
