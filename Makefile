@@ -63,7 +63,7 @@ test-longest: $(STAMP) ## run the tests that CI leaves out: whole benchmarks, la
 	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "longest and not cuda" $(ARGS)
 
 soak: $(STAMP) ## kill N runs at random moments, resume on other numbers of processes, check that nothing is lost (N=20)
-	PYTHONPATH=tests $(VENV)/bin/python tests/recovery/soak.py $(N) $(SOAK_ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python tests/state/recovery/soak.py $(N) $(SOAK_ARGS)
 
 scale: $(STAMP) ## run one training on 1 to 128 processes of this machine, stopped and resumed each time (WORLDS=1,3,16,64,128)
 	$(VENV)/bin/python tests/scale/scale.py --worlds $(WORLDS) $(SCALE_ARGS)

@@ -70,10 +70,11 @@ SMALLER = {
 }
 # Left out of CI: what they start runs in other tests, but for the words of the command.
 LONGEST = re.compile(
-    # tests/cli, tests/tune, tests/examples
+    # tests/cli, tests/tools/tune, tests/examples
     r"(verify|compare) --|(verify|compare|run .*) examples/|lockstep tune"
     r"|[^n] (--\S+ (\d )?)*with_lockstep|spawn_env|gpt\.train|--no-python"  # tests/outside
-    # tests/comm/test_rendezvous.py, tests/contract/test_matrix.py, tests/recovery/test_stopped.py
+    # tests/world/comm/test_rendezvous.py, tests/contract/test_matrix.py,
+    # tests/state/recovery/test_stopped.py
     r"|by_hand|^torchrun|^until"
     r"|^horovodrun|^mpirun"  # tests/sync/test_horovod.py, tests/launch/test_mpirun.py
 )

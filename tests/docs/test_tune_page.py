@@ -46,7 +46,7 @@ for epoch in team.epochs(1):
         optimizer.zero_grad()
 """
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.longest]  # (tests/tune is not.)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.longest]  # (tests/tools/tune is not.)
 
 
 def plain(text):

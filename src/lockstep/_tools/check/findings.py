@@ -135,7 +135,7 @@ RULES = {
 }
 """What each code means and what to write instead, in the words of a finding. The page
 ``docs/check-codes.md`` is generated from it, with reasons and examples
-(``tests/check/codes_page.py``)."""
+(``tests/tools/check/codes_page.py``)."""
 
 
 _GATHERED = "`{name}` covers only this process's shards{read}"

@@ -1,7 +1,7 @@
 """A file of a checkpoint is damaged: the run goes on from the one before, and says so; or it says
 what to do.
 
-What can be damaged in a checkpoint, and how, is tested in tests/checkpoint.
+What can be damaged in a checkpoint, and how, is tested in tests/state/checkpoint.
 """
 
 import random

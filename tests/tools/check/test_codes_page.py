@@ -9,7 +9,7 @@ from lockstep._tools.check.reader import read_source
 
 def test_the_page_is_as_it_would_be_written():
     assert list(codes_page.CODES) == list(RULES)
-    assert codes_page.PAGE.read_text() == codes_page.page(), "python tests/check/codes_page.py"
+    assert codes_page.PAGE.read_text() == codes_page.page(), "python tests/tools/check/codes_page.py"
 
 
 @pytest.mark.parametrize("name", codes_page.CODES)

@@ -1,4 +1,5 @@
-"""Writes docs/check-codes.md from the table of codes in lockstep: python tests/check/codes_page.py.
+"""Writes docs/check-codes.md from the table of codes in lockstep: python
+tests/tools/check/codes_page.py.
 
 Messages and remedies are what ``lockstep check`` prints for the example of each code. Reasons and
 examples are here. A test checks that the example before the change has that finding, and that the
@@ -12,11 +13,11 @@ from pathlib import Path
 from lockstep._tools.check.findings import RULES
 from lockstep._tools.check.reader import read_source
 
-PAGE = Path(__file__).parents[2] / "docs" / "check-codes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "check-codes.md"
 HEAD = """\
 # Check codes
 
-<!-- Written by tests/check/codes_page.py: change that, and run it. -->
+<!-- Written by tests/tools/check/codes_page.py: change that, and run it. -->
 
 This page explains each code that [`lockstep check`](check.md) prints, and that a run prints when it
 starts. You need it when a message names a code:

@@ -90,7 +90,7 @@ def cases():
 
 
 def test_each_cause_is_listed_for_programs_that_read_reports():
-    page = (Path(__file__).parents[2] / "docs" / "report-fields.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "report-fields.md").read_text()
     for row in ROWS:
         if row.kind:
             causes = re.search(rf"^\| `{row.kind}` \| [^|]* \| (.*) \|$", page, re.MULTILINE)[1]

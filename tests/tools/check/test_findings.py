@@ -11,7 +11,7 @@ from lockstep._tools.check.files import read_script
 from lockstep._tools.check.findings import RULES
 from lockstep._tools.check.reader import read_source
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.py"))
 IDIOMS = ROOT / "tests" / "idioms"
 MARK = re.compile(r"# (LS\d+)$")

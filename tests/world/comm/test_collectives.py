@@ -107,6 +107,6 @@ def test_results_have_no_gradients(standing_crew):
 
 
 def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):
-    # (Who waits for whom is reported besides, if the machine is quick enough: tests/explain.)
+    # (Who waits for whom is reported besides, if the machine is quick enough: tests/tools/explain.)
     with pytest.raises(LaunchError, match=r"(?m)rank 0 of 2"):
         crew(2, comm_scripts.ask_for_a_rank_that_never_comes)
