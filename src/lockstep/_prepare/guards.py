@@ -114,8 +114,8 @@ class ShardWeights:
                 raise ModelError(
                     f"parameter {self._parameters[parameter]!r} was {change} inside batch.shards in step {step}, so weights "
                     "would differ between ranks. Change it once per step, after the loop over batch.shards (an EMA after "
-                    "optimizer.step()). For a loss with other weights, pass copies to torch.func.functional_call. Instead of "
-                    "Embedding(max_norm=...), clip the rows after that loop.",
+                    "optimizer.step()). For a loss with other weights, pass moved copies to torch.func.functional_call. "
+                    "Instead of Embedding(max_norm=...), clip the rows after that loop.",
                     code="weights-changed-inside",
                 )
 
