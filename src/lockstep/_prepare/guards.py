@@ -162,8 +162,8 @@ def _refuse_option(now: list[dict[str, Any]], before: list[dict[str, Any]], step
     names = [name for group, old in zip(now, before, strict=False) for name in old if group.get(name) != old[name]]
     what = "a learning rate" if not names or names[0] == "lr" else f"the option {names[0]!r} of an optimizer"
     raise UsageError(
-        f"schedule.step() inside batch.shards in step {step} (or {what} was changed there): it would act once per shard. Call "
-        "it once per step, after the loop over batch.shards.",
+        f"schedule.step() inside batch.shards in step {step} (or {what} that was changed there by hand): it would act once "
+        "per shard. Call it once per step, after the loop over batch.shards.",
         code="options-changed-inside",
     )
 
