@@ -1,5 +1,5 @@
-"""What the soaks share: rounds of ``recovery/victim.py``, disturbed as a seed says, and what must
-hold in the end.
+"""What the soaks share: rounds of ``state/recovery/victim.py``, disturbed as a seed says, and what
+must hold in the end.
 
 Every sample of every epoch must have been used exactly once in the history that the final weights
 come from, and the last words, which hold a digest of the weights, must be those of a run that
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-VICTIM = Path(__file__).with_name("recovery") / "victim.py"
+VICTIM = Path(__file__).with_name("state") / "recovery" / "victim.py"
 KINDS = ("samples", "generator", "stream", "bookmarked", "ready")
 RUN = [sys.executable, "-m", "lockstep._cli.main", "run"]
 SHARDS = 4

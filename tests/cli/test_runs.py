@@ -209,7 +209,7 @@ DAMAGE = {
         lambda d: rewrite(saved(d) / "manifest.json", of_later_version),
         "unreadable",
         None,
-        "written by a newer lockstep",
+        "format 99",
     ),
     "all checkpoints": (
         lambda d: [flip(saved(d, c) / "manifest.json") for c in (-1, -2)],

@@ -18,7 +18,7 @@ from lockstep._cli.main import main
 pytestmark = pytest.mark.timeout(120)
 
 BRIEFLY = ("--launchers", "local", "--no-resume", "--no-one-device")
-PLANTED = Path(__file__).parents[1] / "diagnosis" / "planted.py"
+PLANTED = Path(__file__).parents[1] / "tools" / "verify" / "diagnosis" / "planted.py"
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def start_stuck(server, tmp_path):
             receiver.handed_over()
             until(lambda: open_once_read(fifo))
             receiver.read()
-            return receiver.told.pid
+            return receiver.messages.pid
 
         yield start
 

@@ -144,6 +144,7 @@ def test_the_plug_in_imports_no_torch_and_little_else():
         "lockstep",
         "lockstep._base",
         "lockstep._base.exit_status",
+        "lockstep._base.exports",
         "lockstep.testing",
         "lockstep.testing._plugin",
     }

@@ -492,7 +492,7 @@ NOT_FOUND = (
 def train(script, run_dir):
     """What is said of a script."""
     said = []
-    moving_tensors.say = unsaved_objects.say = said.append
+    moving_tensors.warn = unsaved_objects.warn = lambda text, *, code: said.append(text)
     with lockstep.join(run_dir=run_dir, checkpoint_every=1000, seed=1) as team:
         data = TensorDataset(torch.randn(8 * STEPS, 6), torch.randint(3, (8 * STEPS,)))
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))

@@ -537,7 +537,7 @@ def groups_and_threads(times):
         try:
             team.barrier()
         except lockstep.LockstepError as error:
-            lost = str(error)
+            lost = error.code
         sockets = [s for s in psutil.Process().net_connections("inet") if s.status == psutil.CONN_LISTEN]
         found.append((total, dist.is_initialized(), lost, len(sockets), str(directory)))
     return found

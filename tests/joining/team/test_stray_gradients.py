@@ -53,7 +53,7 @@ def test_a_model_that_is_trained_outside_is_left_in_peace(standing_crew):
 def test_a_scaler_without_gradients_is_told_too(standing_crew, nproc):
     for code, message in standing_crew(nproc, stray_scripts.told, stray_scripts.no_gradient_for_a_scaler, shards=2):
         assert code == "step-without-gradients"
-        assert "GradScaler.step() in step 1: " in message
+        assert "GradScaler.step() in step 1" in message
 
 
 @pytest.mark.parametrize("script", [(stray_scripts.forget_from, 1, "nothing"), (stray_scripts.prepare_late,)])

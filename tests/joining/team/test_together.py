@@ -44,7 +44,7 @@ def test_after_close_no_group_is_left_and_the_process_can_join_again(crew):
     for rank, found in enumerate(crew(2, team_scripts.groups_and_threads, 3)):
         assert [total for total, *_ in found] == [2] * 3
         assert [is_open for _, is_open, *_ in found] == [False] * 3
-        assert all("the run is over" in lost for *_, lost, _, _ in found), rank
+        assert all(lost == "group-closed" for *_, lost, _, _ in found), rank
         assert [num_sockets for *_, num_sockets, _ in found] == [0] * 3
         assert len({directory for *_, directory in found}) == 3
 

@@ -12,7 +12,7 @@ def test_each_kind_of_average_that_is_in_no_checkpoint_is_named_once(crew):
     missing = {}
     for script, name in average_scripts.FOUND.items():
         lines = told[script.__name__]
-        if len(lines) != 1 or not lines[0].startswith(f"WARNING: {name} "):
+        if len(lines) != 1 or not lines[0].startswith(f"{name} "):
             missing[script.__name__] = lines
     assert not missing, missing
 

@@ -27,6 +27,6 @@ def test_a_process_may_have_a_connection_to_every_rank_and_files_of_its_own(limi
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] == resource.RLIM_INFINITY, reason="there is no limit")
 def test_a_limit_that_is_not_this_users_is_named(limits):
     hard = limits()[1]
-    with pytest.raises(ConfigError, match=rf"may have {hard} .*ulimit"):
+    with pytest.raises(ConfigError, match=rf"limit is {hard}\b.*ulimit"):
         allow_connections(hard)
     assert limits()[0] == 512
