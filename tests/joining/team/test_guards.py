@@ -118,7 +118,8 @@ def test_a_mean_is_not_taken_for_a_sum(standing_crew, name):
 def test_a_finished_training_leaves_its_state_however_its_process_leaves(tmp_path, method, how):
     program = f"import guard_scripts; raise SystemExit(guard_scripts.leave({method!r}, {how!r}))"
     folder = Path(guard_scripts.__file__).parent
-    code = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(folder.parents[1])!r}]\nif __name__ == '__main__':\n    {program}\n"
+    paths = [str(folder), str(folder.parents[1])]
+    code = f"import sys; sys.path[:0] = {paths!r}\nif __name__ == '__main__':\n    {program}\n"
     script = tmp_path / "script.py"
     script.write_text(code)
     run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
