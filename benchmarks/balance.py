@@ -42,7 +42,7 @@ import _harness as harness
 from _crew import Crew, Crews
 from _speeds import WAYS, Speeds, best_way, pin
 
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 from lockstep._plan.balance import fair_sizes
 
 GOAL, GOAL_EQUAL = 0.95, 0.99

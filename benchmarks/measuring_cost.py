@@ -20,7 +20,7 @@ from typing import Any
 import _harness as harness
 import torch
 
-from lockstep._journal.measure.step_clock import (
+from lockstep._events.measure.step_clock import (
     BEGINNING,
     CHECKPOINT,
     ENDING,

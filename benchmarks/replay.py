@@ -31,7 +31,7 @@ from pathlib import Path
 import _harness as harness
 from _crew import clean_environ
 
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 from lockstep._tools.replay.digests import DIRECTORY, read_digests
 from lockstep._tools.verify.trace.lines import file_of
 

@@ -22,7 +22,7 @@ SPINE = (
     ("plan",),
     ("listener",),
     ("world",),  # what the processes were told, their machines and groups
-    ("journal", "data", "sync"),  # events and measurements; samples; gradients
+    ("events", "data", "sync"),  # events and measurements; samples; gradients
     ("prepare",),  # what team.prepare hands back
     ("state",),  # the state of all that into checkpoints, and back
     ("loop",),
@@ -30,10 +30,10 @@ SPINE = (
 )
 
 # What runs have written: for whoever reads it, with or without torch.
-EVENTS = ("journal.events", "journal.failure", "journal.history", "journal.writer")
+EVENTS = ("events.format", "events.failure", "events.history", "events.writer")
 
 # What all tools may import that look at runs from outside.
-OUTSIDE = ("base", "world.environment", "world.machine", *EVENTS, "journal.measure.split", "launch", "tools", "cli")
+OUTSIDE = ("base", "world.environment", "world.machine", *EVENTS, "events.measure.split", "launch", "tools", "cli")
 
 # Beside the engine: the launcher, which starts processes and knows nothing of what they compute,
 # and the tools, which look at runs. What each of these may import, by prefix; "" is everything.
@@ -56,7 +56,7 @@ ASIDE = {
     "tools.runs": (*OUTSIDE, "state.checkpoint", "state.rundir"),
     "tools.slurm": OUTSIDE,
     "tools.trials": (*OUTSIDE, "joining.instrument", "listener"),
-    "tools.watch": (*OUTSIDE, "state.rundir", "journal.measure.pass_progress"),
+    "tools.watch": (*OUTSIDE, "state.rundir", "events.measure.pass_progress"),
     "options": ("base",),  # of other packages' tools
     "observers": ("base", "launch"),  # of other packages
     "testing": ("base", "launch", "tools", *EVENTS),  # of users' tests: a ring around the tools
@@ -97,7 +97,7 @@ READ_ENVIRONMENT = {
     "base.reports": "where reports go: set around a launch, and read by whoever has one to note, in any ring",
     "world.comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
     "world.comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
-    "journal.measure.trackers": "the project that a tracker's user has named, by the tracker's own variable",
+    "events.measure.trackers": "the project that a tracker's user has named, by the tracker's own variable",
     "world.kernels": "PyTorch's deterministic products need CUBLAS_WORKSPACE_CONFIG, set while a run is open unless it is set; "
     "and NVIDIA's libraries round by NVIDIA_TF32_OVERRIDE",
     "world.comm.interface": "the same variable, and NCCL's, as the user may have set them",

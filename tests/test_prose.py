@@ -28,7 +28,7 @@ DATA = {
     "cluster/test_slurm_jobs.py": {"Requested node configuration": "sbatch prints it"},
     "docs/test_tutorial.py": {"^pip install": "commands of a page"},
     "launch/test_failures.py": {"DataLoader worker": "PyTorch raises it"},
-    "journal/measure/test_pass_progress.py": {"epoch 1/2": "a line drawn from the test's own values, whole"},
+    "events/measure/test_pass_progress.py": {"epoch 1/2": "a line drawn from the test's own values, whole"},
     "test_install.py": {"ERROR: No matching": "pip prints it, as the test's program does"},
 }
 """The literals that may stay, by file: how each begins, and why it is data."""

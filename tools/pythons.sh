@@ -15,7 +15,7 @@ pinned_torch=$(requirement 'torch==([0-9.]+)' constraints.txt)
 # What the interpreter, the standard library and torch decide: planning, the answer, reducing, checkpoints, launching, reading.
 tests=(tests/plan tests/contract/test_up_to_rounding.py tests/sync tests/state/checkpoint tests/joining/team tests/data tests/tools/replay
     tests/launch/test_function.py tests/launch/test_source.py tests/launch/test_server.py tests/launch/test_worker.py
-    tests/journal/measure tests/base/test_stopping.py tests/test_layers.py)
+    tests/events/measure tests/base/test_stopping.py tests/test_layers.py)
 
 # find VERSION: an interpreter that starts, of the path or of pyenv.
 find_python() {

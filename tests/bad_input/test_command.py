@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from lockstep._journal.failure import read_failure
+from lockstep._events.failure import read_failure
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,8 +10,8 @@ import pytest
 from lockstep._base.atomic import write_atomic
 from lockstep._base.nofollow import check_named, make_directory, remove, rename
 from lockstep._base.regular_files import MOST_LINE_BYTES, open_to_read, read_bytes, read_lines, size_of
-from lockstep._journal.history import Tail
-from lockstep._journal.writer import EventWriter
+from lockstep._events.history import Tail
+from lockstep._events.writer import EventWriter
 from lockstep._state.checkpoint.files import write_bytes, write_json
 from lockstep._state.rundir.lock import RunLock
 from lockstep._state.rundir.shared_dir import write_mark

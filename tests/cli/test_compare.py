@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(60)
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
-from lockstep._journal.writer import EventWriter
+from lockstep._events.writer import EventWriter
 
 settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
 if "hang" in sys.argv:

@@ -14,7 +14,7 @@ from crew import warm_server
 from real_runs import run, until, waiting
 
 from lockstep._cli.main import main
-from lockstep._journal.history import Tail
+from lockstep._events.history import Tail
 from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.watch.frame import frame
 from lockstep._tools.watch.watched import Watched

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import lockstep
 from lockstep._base.errors import DataError, UsageError
 from lockstep._data.loader import PreparedLoader
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 
 pytestmark = pytest.mark.timeout(60)
 

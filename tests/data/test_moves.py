@@ -8,8 +8,8 @@ from data_helpers import prepared
 from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep._data.moves import Moves
-from lockstep._journal.measure.step_clock import StepClock
-from lockstep._journal.writer import EventWriter
+from lockstep._events.measure.step_clock import StepClock
+from lockstep._events.writer import EventWriter
 from lockstep._loop.balance import Balance
 from lockstep._plan.blocks import blocks_of, even_blocks
 

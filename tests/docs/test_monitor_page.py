@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep._journal.history import read_history
+from lockstep._events.history import read_history
 
 PAGE = (Path(__file__).parents[2] / "docs" / "monitor.md").read_text()
 [SCRIPT] = re.findall(r"^    import json, pandas\n(?:    .*\n|\n)+", PAGE, flags=re.MULTILINE)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from nursery import Nursery
 
-from lockstep._journal.history import read_launches
+from lockstep._events.history import read_launches
 
 ROOT = Path(__file__).parents[2]
 SECRET = "0123456789abcdef" * 2

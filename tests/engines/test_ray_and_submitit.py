@@ -14,7 +14,7 @@ import textwrap
 import pytest
 from engine_helpers import ROOT, resumed_after
 
-from lockstep._journal.history import read_launches
+from lockstep._events.history import read_launches
 
 PAGE = (ROOT / "docs" / "how-to" / "ray-and-submitit.md").read_text()
 SCRIPTS = dict(re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```', PAGE, flags=re.DOTALL | re.MULTILINE))
@@ -157,7 +157,7 @@ def test_submitit_requeues_on_sigusr2_and_saves_on_sigterm(run_driver, run_here,
         import time
         from pathlib import Path
         import psutil, train_with_submitit
-        from lockstep._journal.history import read_launches
+        from lockstep._events.history import read_launches
 
         def wait(launches, step):
             newest = Path("runs/submitit/checkpoints/newest")

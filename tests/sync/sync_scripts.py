@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import lockstep
-from lockstep._journal.measure.step_clock import StepClock
+from lockstep._events.measure.step_clock import StepClock
 from lockstep._loop.ledger import Ledger
 from lockstep._plan.blocks import block, even_blocks
 from lockstep._plan.shards import plan_step

@@ -35,7 +35,7 @@ def tests(setting: Setting, found: Path) -> list[str]:
         "--tb",
         "short",
     ]
-    where = [str(ROOT / "tests" / name) for name in ("cuda", "data", "launch", "journal")]
+    where = [str(ROOT / "tests" / name) for name in ("cuda", "data", "launch", "events")]
     mode = ["--collect-only", "-q"] if setting.is_rehearsal else ["-v", "--require-cuda"]
     root = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
     return [sys.executable, "-m", "pytest", *root, *options, *mode, *where]

@@ -100,7 +100,7 @@ def show_error(error: LockstepError) -> int:
     """Print an error without a traceback; returns the exit status."""
     from lockstep._base.reports import REFUSED, Report, note
     from lockstep._cli.echo import Styled, echo
-    from lockstep._journal.failure import FailureRecord
+    from lockstep._events.failure import FailureRecord
     from lockstep._world.environment import failure_file
 
     summary = error.summary if isinstance(error, LaunchError) else str(error).partition("\n")[0]

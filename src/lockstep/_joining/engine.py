@@ -22,16 +22,12 @@ from lockstep._data.assignment import ShardAssignment
 from lockstep._data.evaluated import Evaluations
 from lockstep._data.loader import PreparedLoader
 from lockstep._data.streams import Purpose, draw_on, preserve_rng, reseed
-from lockstep._joining.instrument import Instrument, Run
-from lockstep._joining.startup.announcement import Announcement, start_event
-from lockstep._joining.startup.script_seed import ScriptSeed
-from lockstep._joining.startup.split_remarks import SplitRemarks
-from lockstep._journal.measure.log import MetricLog
-from lockstep._journal.measure.nan_watch import NanWatch
-from lockstep._journal.measure.passes import PassMeter
-from lockstep._journal.measure.progress import choose_display
-from lockstep._journal.measure.split import LOADING
-from lockstep._journal.measure.step_clock import (
+from lockstep._events.measure.log import MetricLog
+from lockstep._events.measure.nan_watch import NanWatch
+from lockstep._events.measure.passes import PassMeter
+from lockstep._events.measure.progress import choose_display
+from lockstep._events.measure.split import LOADING
+from lockstep._events.measure.step_clock import (
     CHECKPOINT,
     LOGGING,
     SAVING,
@@ -40,8 +36,12 @@ from lockstep._journal.measure.step_clock import (
     StageTimer,
     StepClock,
 )
-from lockstep._journal.measure.trackers import RunInfo, Trackers, trackers_for
-from lockstep._journal.writer import EventWriter
+from lockstep._events.measure.trackers import RunInfo, Trackers, trackers_for
+from lockstep._events.writer import EventWriter
+from lockstep._joining.instrument import Instrument, Run
+from lockstep._joining.startup.announcement import Announcement, start_event
+from lockstep._joining.startup.script_seed import ScriptSeed
+from lockstep._joining.startup.split_remarks import SplitRemarks
 from lockstep._listener import Listener, Listeners, Stage
 from lockstep._loop.at_exit import AtExit
 from lockstep._loop.balance import Balance, may_balance
@@ -154,7 +154,7 @@ class Engine:
         config, context, checkpoint = self.config, self.context, self.context.checkpoint
         self.stop_watch = StopWatch(speaks=self.is_main)
         self.trackers = self._open_trackers() if self.is_main else Trackers()
-        self.journal = EventWriter(context.run_dir if self.is_main else None)
+        self.events = EventWriter(context.run_dir if self.is_main else None)
         self.state = RunState(self.devices)
         self.saver = Saver(
             Store(context.run_dir),
@@ -163,7 +163,7 @@ class Engine:
             context.fixed_settings,
             self.state,
             self.collectives,
-            self.journal,
+            self.events,
             self.stop_watch,
         )
         self.restorer = None
@@ -184,7 +184,7 @@ class Engine:
         self.balance = None
         if may_balance(config, self.world.world_size):
             registered = self.state.registered.values
-            self.balance = Balance(self.world.world_size, config.shards, self.clock, self.journal, registered)
+            self.balance = Balance(self.world.world_size, config.shards, self.clock, self.events, registered)
         self.trained = TrainedObjects(scaling)
         self.guards = ShardGuards(self.trained, config.shards, is_plain=self.sync.is_plain)
         self.listeners = Listeners()
@@ -241,7 +241,7 @@ class Engine:
         self._display = choose_display(
             config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
         )
-        self.passes = PassMeter(self.journal, self.collectives, clock.take, speaks=self._display is not None)
+        self.passes = PassMeter(self.events, self.collectives, clock.take, speaks=self._display is not None)
         self.log = MetricLog(world.world_size, config.log_every, lambda row: self.record("step", *row))
         # The timers are where the time that they charge begins or ends: LoaderTimer is the first of
         # all, and each StageTimer the first of its stage. `passes` precedes the display, which
@@ -274,12 +274,12 @@ class Engine:
     def _begin(self, instruments: Sequence[Instrument]) -> None:
         """Writes the beginning of the run, and registers the listeners of instruments."""
         checkpoint, context = self.context.checkpoint, self.context
-        self.journal.write("start", **self._started, inode=context.run_dir.stat().st_ino)
+        self.events.write("start", **self._started, inode=context.run_dir.stat().st_ino)
         if checkpoint is not None:
-            self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
+            self.events.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
         elif not context.is_new:
             # The launch starts over, so readers must drop the steps of earlier launches.
-            self.journal.write("resume", step=0, checkpoint=None)
+            self.events.write("resume", step=0, checkpoint=None)
         notices, run = [*context.notices], self._as_run()
         if self._kernels is not None:
             notices.append(NOTICE)
@@ -305,7 +305,7 @@ class Engine:
             requests=context.requests,
             machines=tuple(self.machines),
             collectives=self.collectives,
-            journal=self.journal,
+            events=self.events,
             phases=self.phases,
             state=self.state,
             sync=self.sync,
@@ -349,7 +349,7 @@ class Engine:
         event log and the trackers. ``apart``: the names of values that were logged outside of the
         step."""
         if values:
-            self.journal.write(kind, epoch=epoch, step=step, values=values, **({"apart": list(apart)} if apart else {}))
+            self.events.write(kind, epoch=epoch, step=step, values=values, **({"apart": list(apart)} if apart else {}))
             self.trackers.write(kind, step, values, apart)
         if kind == "step" and self._display is not None:
             self._display.values(values)
@@ -398,7 +398,7 @@ class Engine:
         try:
             self.listeners.end_run(step, failed=failed)
         finally:
-            self.journal.close()
+            self.events.close()
             self.trackers.close(failed=failed)
             if self.context.lock is not None:
                 # After the event log was closed: another launch may write there as soon as it has

@@ -32,7 +32,7 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     import traceback
 
     from lockstep._base.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
-    from lockstep._journal.failure import FailureRecord
+    from lockstep._events.failure import FailureRecord
 
     text = without_noise("".join(traceback.format_exception(kind, error, trace)))
     process_observer.tell(lambda observer: observer.fail(text))

@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # so that an instrument can be imported without torch
 
     from lockstep._base.config import RunConfig
     from lockstep._base.stopping import StopWatch
-    from lockstep._journal.measure.passes import PassMeter
-    from lockstep._journal.measure.step_clock import StepClock
-    from lockstep._journal.writer import EventWriter
+    from lockstep._events.measure.passes import PassMeter
+    from lockstep._events.measure.step_clock import StepClock
+    from lockstep._events.writer import EventWriter
     from lockstep._listener import Listener
     from lockstep._loop.meeting import Meetings
     from lockstep._loop.phases import Phases, Position
@@ -66,7 +66,7 @@ class Run:
     """The host name of each rank's machine."""
     collectives: Collectives
     """Collectives over all ranks."""
-    journal: EventWriter
+    events: EventWriter
     """The writer of the event log. Rank 0 writes it; other ranks discard what they pass."""
 
     # Parts of the engine, for instruments that come with this package: these may change with any

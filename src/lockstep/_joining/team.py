@@ -19,8 +19,8 @@ from lockstep._data.batches import map_tensors
 from lockstep._data.evaluation import Evaluation
 from lockstep._data.evaluation_pass import EvaluationPass
 from lockstep._data.loader import PreparedLoader
+from lockstep._events.failure import FailureRecord
 from lockstep._joining.engine import Engine
-from lockstep._journal.failure import FailureRecord
 from lockstep._loop.hosted import HostedEpochs
 from lockstep._loop.preparing import A, B, C, D, Kept
 from lockstep._prepare.guarded_methods import idle_when
@@ -399,7 +399,8 @@ class Team(Collectives):
         return self._engine.precision.autocast(self.device)
 
     def log(self, **values: Any) -> None:
-        """Write values to the run's journal and the progress display. Never waits for another rank.
+        """Write values to the run's event log and the progress display. Never waits for another
+        rank.
 
         Call it outside of ``batch.shards``, with values that are the same on every rank, as
         ``batch[name]`` and results of evaluations are.
@@ -536,7 +537,7 @@ class Team(Collectives):
         try:
             is_saved = self._loop.close(failed=failed)
             if not failed and self._loop.left_by_error is None:
-                self._engine.journal.write("end", step=self.step)
+                self._engine.events.write("end", step=self.step)
                 if self._engine.stop_watch.received is not None and self.is_main and is_saved:
                     say("the run finished before it had to stop; there is nothing to resume.")
             if not is_saved:

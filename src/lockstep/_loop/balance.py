@@ -16,8 +16,8 @@ from typing_extensions import override
 from lockstep._base.config import STRATEGIES, RunConfig
 from lockstep._data.loader import PreparedLoader
 from lockstep._data.moves import Moves
-from lockstep._journal.measure.step_clock import StepClock
-from lockstep._journal.writer import EventWriter
+from lockstep._events.measure.step_clock import StepClock
+from lockstep._events.writer import EventWriter
 from lockstep._listener import Listener
 from lockstep._plan.balance import (
     AHEAD,
@@ -48,7 +48,7 @@ class Balance(Listener):
         world_size: number of processes.
         num_shards: V.
         clock: measures this rank.
-        journal: receives an event for each move.
+        events: receives an event for each move.
         registered: the adapters of what the script has registered, among it what its shards carry
             from step to step.
     """
@@ -58,14 +58,14 @@ class Balance(Listener):
         world_size: int,
         num_shards: int,
         clock: StepClock,
-        journal: EventWriter,
+        events: EventWriter,
         registered: Callable[[], Iterable[StateAdapter]],
     ) -> None:
         blocks = even_blocks(world_size, num_shards)
         self.moves = Moves(blocks)
         self._balancer = Balancer(blocks)
         self._clock = clock
-        self._journal = journal
+        self._events = events
         self._registered = registered
         self._num_loaders = 0
         self.stays = False
@@ -146,7 +146,7 @@ class Balance(Listener):
         first = 1 + int(max(map(itemgetter(AHEAD), self._rows)))
         before = self.moves.in_force
         self.moves.move(first, proposal.blocks)
-        self._journal.write("move", step=first, before=before.sizes, shards=proposal.blocks.sizes, gain=proposal.gain)
+        self._events.write("move", step=first, before=before.sizes, shards=proposal.blocks.sizes, gain=proposal.gain)
 
     @override
     def tick(self, step: int) -> None:

@@ -41,7 +41,7 @@ from lockstep._data.evaluation_pass import EvaluationBatch
 from lockstep._data.shared import Shared
 from lockstep._data.streams import Purpose, reseed
 from lockstep._data.values import Total, check_weight
-from lockstep._journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
+from lockstep._events.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
 from lockstep._listener import Listeners
 from lockstep._loop import refusals
 from lockstep._loop.ledger import Ledger

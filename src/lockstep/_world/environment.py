@@ -54,7 +54,7 @@ ASKED = "LOCKSTEP_ASKED"
 ``replay``, ``tune``): a JSON object, by instrument (see ``_joining/instrument.py``). Nothing
 of such a run goes to trackers."""
 FAILURE = "LOCKSTEP_FAILURE"
-"""The file to which a run that a trial has started reports a failure (see ``_journal/failure.py``).
+"""The file to which a run that a trial has started reports a failure (see ``_events/failure.py``).
 """
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import LaunchError, LockstepError, UsageError
-from lockstep._journal.events import FILE_NAME
-from lockstep._journal.history import Tail
+from lockstep._events.format import FILE_NAME
+from lockstep._events.history import Tail
 from lockstep._launch.local import check_fit
 from lockstep._tools.check.files import read_function
 from lockstep._tools.check.findings import Finding
@@ -163,9 +163,9 @@ class _Test:
                 return False
             raise UsageError(f"kill=True, but {self._name} cannot be killed and resumed: {step}", code="cannot-be-killed")
         before = dataclasses.replace(setting, world_size=setting.killed_at, killed_at=None)
-        journal = Tail(run_dir / FILE_NAME)
+        event_log = Tail(run_dir / FILE_NAME)
         label = f"{before.label}, to be killed"
-        kill_when = functools.partial(_has_new_checkpoint, journal)
+        kill_when = functools.partial(_has_new_checkpoint, event_log)
         if self._launch(before, label, run_dir, {"checkpoint_every": step}, kill_when=kill_when) is not None:
             raise UsageError(
                 f"{self._name} finished before its checkpoint of step {step} was on disk. Train for more steps.",
@@ -310,6 +310,6 @@ class _Done:
     """The results by rank."""
 
 
-def _has_new_checkpoint(journal: Tail) -> bool:
-    events, _ = journal.read()
+def _has_new_checkpoint(event_log: Tail) -> bool:
+    events, _ = event_log.read()
     return any(event["event"] == "checkpoint" and event.get("kind") == "checkpoint" for event in events)

@@ -13,7 +13,7 @@ import made
 import pytest
 from warm_trainer import ENVIRONMENT, SCRIPTS, killed_after, on_lockstep, outcome, trainer_server, with_trainer
 
-from lockstep._journal.history import read_launches
+from lockstep._events.history import read_launches
 
 __all__ = ["trainer_server", "with_trainer"]
 

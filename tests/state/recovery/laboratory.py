@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from crew import warm_server
 
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 from lockstep._launch.local import run_workers
 from lockstep._launch.options import LaunchOptions
 from lockstep._launch.output import OutputPlan

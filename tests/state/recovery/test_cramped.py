@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from laboratory import PLAIN
 
-from lockstep._journal.history import read_events
-from lockstep._journal.measure import trackers
+from lockstep._events.history import read_events
+from lockstep._events.measure import trackers
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -16,7 +16,7 @@ SCRIPT = """
 import json, os, sys, threading
 from pathlib import Path
 import torch, lockstep
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 held_until, moves = int(sys.argv[1]), threading.Event()
 team = lockstep.join()
 if team.is_main:

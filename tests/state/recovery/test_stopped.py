@@ -17,7 +17,7 @@ import pytest
 from laboratory import PLAIN, SETTINGS
 
 from lockstep._base.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 from lockstep._launch import supervise
 
 pytestmark = pytest.mark.timeout(60)

@@ -91,7 +91,7 @@ def make_comparison(tmp_path):
 SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-from lockstep._journal.writer import EventWriter
+from lockstep._events.writer import EventWriter
 
 settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from test_rows_run import Silent
 
-from lockstep._journal.measure.split import sentence
+from lockstep._events.measure.split import sentence
 from lockstep._tools.compare import compare
 from lockstep._tools.compare.methods import parse_methods
 from lockstep._tools.compare.table import sentence_of

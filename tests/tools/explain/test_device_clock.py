@@ -4,7 +4,7 @@ one.)"""
 import pytest
 import torch
 
-from lockstep._journal.measure.device_clock import DeviceClock
+from lockstep._events.measure.device_clock import DeviceClock
 
 DATA, FORWARD, SCRIPT = range(3)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep._journal.measure.split import busy_of
+from lockstep._events.measure.split import busy_of
 from lockstep._tools.explain.slow_ranks import SlowRank, SlowRanks, find_slow_rank
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep._journal.measure.split import PARTS, bound_of, notable_wait, sentence, shares_of, verdict
+from lockstep._events.measure.split import PARTS, bound_of, notable_wait, sentence, shares_of, verdict
 
 
 def split(**seconds):

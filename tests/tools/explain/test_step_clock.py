@@ -10,8 +10,8 @@ import torch
 from click.testing import CliRunner
 from explain_scripts import train
 
-from lockstep._journal.measure.split import bound_of, shares_of
-from lockstep._journal.measure.step_clock import CHECKPOINT, LOADING, StageTimer, StepClock
+from lockstep._events.measure.split import bound_of, shares_of
+from lockstep._events.measure.step_clock import CHECKPOINT, LOADING, StageTimer, StepClock
 from lockstep._listener import Stage
 from lockstep._plan.blocks import even_blocks
 from lockstep._plan.shards import plan_step

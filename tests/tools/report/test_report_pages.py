@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep._journal.measure.split import PARTS
+from lockstep._events.measure.split import PARTS
 from lockstep._tools.report import launches, training
 from lockstep._tools.report.chart import short
 from lockstep._tools.report.html import render, with_code

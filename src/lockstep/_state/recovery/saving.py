@@ -45,7 +45,7 @@ from lockstep._base.stopping import (
     is_launched,
     say,
 )
-from lockstep._journal.writer import EventWriter
+from lockstep._events.writer import EventWriter
 from lockstep._listener import Listener, Stage
 from lockstep._state.checkpoint.schedule import CheckpointSchedule
 from lockstep._state.checkpoint.store import Store, step_of
@@ -73,7 +73,7 @@ class Saver(Listener):
         config: the settings, with the interval and number of checkpoints. (A traced run saves only
             its best weights, and its state when it is asked to stop.)
         token: identifies this launch, the same on every rank.
-        journal: receives an event for each checkpoint.
+        events: receives an event for each checkpoint.
         stop_watch: records that this rank is asked to stop.
     """
 
@@ -87,7 +87,7 @@ class Saver(Listener):
         birth: FixedSettings,
         state: RunState,
         collectives: Collectives,
-        journal: EventWriter,
+        events: EventWriter,
         stop_watch: StopWatch,
     ) -> None:
         self.is_due = False
@@ -103,7 +103,7 @@ class Saver(Listener):
         self._snapshots = Snapshots(config, token, birth, state, collectives)
         self._unresumable = Unresumable(state)
         self._collectives = collectives
-        self._journal = journal
+        self._events = events
         self._is_main = collectives.rank == 0
         self._stop_watch = stop_watch
         self._schedule = CheckpointSchedule(config.interval, self._exchange, is_alone=collectives.size == 1)
@@ -190,7 +190,7 @@ class Saver(Listener):
         self.has_stopped = True
         # Step 0 has nothing to lose: the resumed run begins there anyway.
         saved = step == 0 or self._save_for_good(position, step, epoch)
-        self._journal.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
+        self._events.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
         if self._is_main and saved:
             command = "." if self._collectives.size > 1 else f": {shlex.join(sys.orig_argv)}"
             # The launcher prints the command: this process sees the worker's command line only.
@@ -266,7 +266,7 @@ class Saver(Listener):
                 self._warn(result)
             elif result.path is not None:
                 self._last_written = self._last_written if is_best else step
-                self._journal.write(
+                self._events.write(
                     "checkpoint",
                     step=step,
                     kind=result.manifest.kind,
@@ -289,7 +289,7 @@ class Saver(Listener):
             f"{result.error}. Training continues without this checkpoint ({newest}).",
             code="checkpoint-not-written",
         )
-        self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
+        self._events.write("checkpoint_failed", step=result.manifest.step, error=result.error)
 
     def newest_written(self) -> int | None:
         """Returns the step of the newest complete checkpoint, after a short wait for the writer;

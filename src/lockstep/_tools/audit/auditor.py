@@ -16,7 +16,7 @@ from lockstep._base.errors import DataError
 from lockstep._base.stopping import AuditFailed, ignore_interrupts
 from lockstep._data.batch import MicroBatchSamples, own_micro_batches
 from lockstep._data.streams import remember_rng
-from lockstep._journal.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAITING, StepClock
+from lockstep._events.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAITING, StepClock
 from lockstep._listener import Listener, Listeners
 from lockstep._loop.dry_runs import DryRuns
 from lockstep._loop.phases import Phases

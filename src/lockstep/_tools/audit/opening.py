@@ -40,7 +40,7 @@ def open_audit(run: Run, every: int) -> Auditor:
         )
 
     def report(verdict: Verdict) -> None:
-        run.journal.write("audit", **verdict.as_json())
+        run.events.write("audit", **verdict.as_json())
         if rank == 0:
             say(f"ERROR: {verdict.text}")
 

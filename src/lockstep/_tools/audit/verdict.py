@@ -45,7 +45,7 @@ class Verdict:
         return f"step {self.step}, shard {self.shard}, {self.parameter}: {self.summary}"
 
     def as_json(self) -> dict[str, object]:
-        """For the run's journal."""
+        """For the run's event log."""
         return {
             "step": self.step,
             "phase": self.phase,

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from lockstep._base.errors import ConfigError, UsageError
-from lockstep._journal.events import FILE_NAME
-from lockstep._journal.history import read_history
+from lockstep._events.format import FILE_NAME
+from lockstep._events.history import read_history
 from lockstep._tools.compare import advice
 from lockstep._tools.compare.comparison import Comparison, RowResult, RowRun
 from lockstep._tools.compare.figures import Figures, figures_of

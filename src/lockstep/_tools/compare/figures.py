@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep._base.errors import UsageError
-from lockstep._journal.events import number_in
-from lockstep._journal.measure.split import PARTS, shares_of
+from lockstep._events.format import number_in
+from lockstep._events.measure.split import PARTS, shares_of
 from lockstep._tools.compare.confidence import Interval, interval_of, middle
 
 Split = dict[str, float]
@@ -57,7 +57,7 @@ class Figures:
     shares: Mapping[str, float] | None = None
     """The share of each part of ``measure.split.PARTS`` in the time of all ranks."""
     num_shards: int | None = None
-    """V of the run; None: not in its journal."""
+    """V of the run; None: not in its event log."""
 
     @property
     def utilisation(self) -> float | None:
@@ -253,7 +253,7 @@ def splits_of(passes: Iterable[Mapping[str, Any]]) -> tuple[list[Split], int]:
     processes; both empty: none.
 
     Args:
-        passes: the journal's events ``epoch``.
+        passes: the event log's events ``epoch``.
     """
     timed = [event for event in passes if _is_split(event.get("split")) and number_in(event, "num_steps")]
     if not timed:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep._base.escape_control import escape_control
-from lockstep._journal.measure.split import sentence
+from lockstep._events.measure.split import sentence
 from lockstep._tools.compare.comparison import Comparison, RowResult
 from lockstep._tools.compare.figures import Figures, Relation
 from lockstep._world.machine.sizes import NOTHING, size

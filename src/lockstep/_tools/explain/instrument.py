@@ -32,7 +32,7 @@ class Explanation(Instrument):
             ranks reach the same result, so only rank 0 does this."""
             step, cause = run.phases.step, (slow.rank, slow.activity)
             if run.world.rank == 0:
-                run.journal.write("slow", step=step, host=run.machines[slow.rank], **asdict(slow))
+                run.events.write("slow", step=step, host=run.machines[slow.rank], **asdict(slow))
                 if cause not in told:
                     told.add(cause)
                     at = _line_of(run, slow.rank)

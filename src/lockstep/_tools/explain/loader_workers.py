@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from lockstep._base.shapes import Count, Seconds
 from lockstep._base.tracebacks.frames import OURS, Frame
-from lockstep._journal.measure.split import LOADING
+from lockstep._events.measure.split import LOADING
 from lockstep._tools.explain.errors.processes import ENLARGE_SHM
 from lockstep._tools.explain.frames import users_location
 from lockstep._tools.explain.interpreter import holds_lock, stack_now

@@ -24,7 +24,7 @@ _PURPOSES = (
     ("_state/rundir/", "the start of the run"),
     ("_state/recovery/divergence.py", "the comparison of the ranks' weights"),
     ("_state/", "a checkpoint (or the decision about one)"),
-    ("_journal/", "the log"),
+    ("_events/", "the log"),
     ("_prepare/per_shard.py", "a checkpoint of team.per_shard values"),
     ("_prepare/", "the preparation of models"),
     ("_joining/team.py", "a call of the team"),

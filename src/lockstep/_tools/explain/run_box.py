@@ -12,9 +12,9 @@ from typing_extensions import override
 from lockstep._base import exit_status
 from lockstep._base.reports import note, publish, warn
 from lockstep._base.stopping import end_stuck, say
+from lockstep._events.measure.split import LOADING
+from lockstep._events.measure.step_clock import SAVING
 from lockstep._joining.instrument import Run
-from lockstep._journal.measure.split import LOADING
-from lockstep._journal.measure.step_clock import SAVING
 from lockstep._listener import Listener, Stage
 from lockstep._loop.meeting import Parting
 from lockstep._tools.explain.black_box import box_path

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep._journal.measure.split import ACTIVITIES, Row
+from lockstep._events.measure.split import ACTIVITIES, Row
 
 _WINDOW = 20
 """The number of phases in a window. A window of brief phases has more, since another process may

@@ -17,7 +17,7 @@ import click
 from lockstep._base.errors import ConfigError, LaunchError, UsageError
 from lockstep._cli.echo import echo, echo_json
 from lockstep._cli.options import CONTEXT
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 from lockstep._launch.gpus import num_gpus_here
 from lockstep._launch.options import LaunchOptions
 from lockstep._launch.script import Interruption, run_script

@@ -32,7 +32,7 @@ from typing import Any, TypedDict
 
 from lockstep._base.errors import UsageError
 from lockstep._base.shapes import Count, fits
-from lockstep._journal.history import counts_until
+from lockstep._events.history import counts_until
 from lockstep._tools.verify.trace.lines import read_ranks
 from lockstep._tools.verify.trace.traced_run import ShardKey
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._base.errors import UsageError
-from lockstep._journal.history import Launch, read_launches
+from lockstep._events.history import Launch, read_launches
 from lockstep._state.checkpoint.store import Store, step_of
 from lockstep._state.rundir.fixed_settings import Command, FixedSettings, read_fixed_settings
 

@@ -16,7 +16,7 @@ from lockstep._base.config import RUNS
 from lockstep._base.errors import ConfigError
 from lockstep._cli.echo import echo
 from lockstep._cli.options import CONTEXT
-from lockstep._journal.history import read_events
+from lockstep._events.history import read_events
 from lockstep._state.rundir.fixed_settings import read_fixed_settings
 from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.explain.reading import read_reports

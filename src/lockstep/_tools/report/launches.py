@@ -1,4 +1,4 @@
-"""The launches of a run and how each ended, from its journal. Pure."""
+"""The launches of a run and how each ended, from its event log. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep._journal import history
+from lockstep._events import history
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Launch:
 
 
 def launches_of(events: Sequence[Mapping[str, Any]], *, is_running: bool, now_s: float) -> list[Launch]:
-    """The launches in a journal, in order.
+    """The launches in an event log, in order.
 
     Args:
         events: all of them, repeated steps as well.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep._journal.history import history as history_of
+from lockstep._events.history import history as history_of
 from lockstep._tools.compare.figures import pace_of, splits_of
 from lockstep._tools.compare.table import count
 from lockstep._tools.report import launches, training

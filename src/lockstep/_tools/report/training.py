@@ -1,6 +1,6 @@
 """Extracts from a run's event log how it trained: curves, and what limits its speed. Pure.
 
-All functions take the history of a run (``journal.history``), and skip what they cannot read."""
+All functions take the history of a run (``_events/history.py``), and skip what they cannot read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep._journal.events import number_in
-from lockstep._journal.measure.split import verdict
+from lockstep._events.format import number_in
+from lockstep._events.measure.split import verdict
 from lockstep._tools.compare.figures import splits_of
 from lockstep._tools.report import chart
 from lockstep._tools.report.chart import Lines, Mark, Series

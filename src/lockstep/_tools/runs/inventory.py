@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._base.errors import CheckpointError, ConfigError
-from lockstep._journal.events import FILE_NAME as JOURNAL
-from lockstep._journal.history import Launch, read_launches
+from lockstep._events.format import FILE_NAME as JOURNAL
+from lockstep._events.history import Launch, read_launches
 from lockstep._state.checkpoint.manifest import Manifest, NewerFormatError, verify_file
 from lockstep._state.checkpoint.store import BEST, Store
 from lockstep._state.rundir.fixed_settings import read_fixed_settings
@@ -123,7 +123,7 @@ def read_run(path: Path) -> Run:
     holder = holder_of(path)
     is_starting = holder is not None and not is_run(path)  # the lock is created first
     can_be_read = is_starting or _read_birth(path, fields, remarks)
-    launches = _read_journal(path, remarks)
+    launches = _read_event_log(path, remarks)
     starts = [launch.start for launch in launches if launch.start]
     step, last_s, has_ended = None, None, False
     if launches:
@@ -238,7 +238,7 @@ def _read_best(path: Path, fields: dict[str, Any], remarks: list[str]) -> None:
         remarks.append(f"cannot read {directory}: {error or type(error).__name__}")
 
 
-def _read_journal(path: Path, remarks: list[str]) -> list[Launch]:
+def _read_event_log(path: Path, remarks: list[str]) -> list[Launch]:
     try:
         return read_launches(path) if os.path.lexists(path / JOURNAL) else []
     except OSError as error:

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from lockstep._cli import tables
 from lockstep._cli.tables import Page, say
-from lockstep._journal.events import describe_move, number_in
-from lockstep._journal.history import read_history
-from lockstep._journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
+from lockstep._events.format import describe_move, number_in
+from lockstep._events.history import read_history
+from lockstep._events.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 
 HEADINGS = ("part of a step", "share", "ms", "least", "most")
 

@@ -1,7 +1,7 @@
 """Determines why a program failed, in one line and in a few. Pure.
 
-Programs record the reason in a file (see ``journal.failure``). For a program that failed before it
-could, there is its last output."""
+Programs record the reason in a file (see ``_events/failure.py``). For a program that failed before
+it could, there is its last output."""
 
 from __future__ import annotations
 

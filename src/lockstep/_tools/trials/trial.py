@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from lockstep._base.config import RunConfig
 from lockstep._base.option import options_of
-from lockstep._journal.failure import read_failure
+from lockstep._events.failure import read_failure
 from lockstep._launch.guard import die_with_parent
 from lockstep._launch.processes import sweep
 from lockstep._tools.trials.failure import describe_silent_failure, in_one_line

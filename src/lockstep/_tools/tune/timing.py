@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lockstep._base.atomic import write_atomic
 from lockstep._data.torch_loader import USUAL_PREFETCH
-from lockstep._journal.measure.step_clock import StepClock
+from lockstep._events.measure.step_clock import StepClock
 from lockstep._listener import Listener, Stage
 
 _LEAST_STEPS = 3

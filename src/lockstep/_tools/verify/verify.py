@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep._base.errors import UsageError
-from lockstep._journal.events import FILE_NAME
-from lockstep._journal.history import Tail
+from lockstep._events.format import FILE_NAME
+from lockstep._events.history import Tail
 from lockstep._tools.check.findings import Finding
 from lockstep._tools.trials.machine import Machine
 from lockstep._tools.trials.study import Task
@@ -152,8 +152,8 @@ class _Verifier:
             is_held=is_killed,
         )
         if is_killed:
-            journal = Tail(trial.run_dir / FILE_NAME)
-            trial = dataclasses.replace(trial, kill_when=functools.partial(_has_new_checkpoint, journal))
+            event_log = Tail(trial.run_dir / FILE_NAME)
+            trial = dataclasses.replace(trial, kill_when=functools.partial(_has_new_checkpoint, event_log))
         return run_trial(trial, self._observer)
 
     def _run_setting(self, setting: Setting) -> tuple[SettingResult, TracedRun | None]:
@@ -256,6 +256,6 @@ def _read_partial_run(run_dir: Path) -> TracedRun | None:
         return None
 
 
-def _has_new_checkpoint(journal: Tail) -> bool:
-    events, _ = journal.read()
+def _has_new_checkpoint(event_log: Tail) -> bool:
+    events, _ = event_log.read()
     return any(event["event"] == "checkpoint" and event.get("kind") == "checkpoint" for event in events)

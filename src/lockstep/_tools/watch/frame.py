@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from lockstep._base.escape_control import escape_control
-from lockstep._journal.measure.pass_progress import bar_line, time_left
+from lockstep._events.measure.pass_progress import bar_line, time_left
 from lockstep._tools.explain.loader_workers import waits_for_loader
 from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.watch.watched import Watched

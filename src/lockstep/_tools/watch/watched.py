@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._base.shapes import check
-from lockstep._journal.events import FILE_NAME
-from lockstep._journal.history import Tail
-from lockstep._journal.measure.pass_progress import PassProgress
+from lockstep._events.format import FILE_NAME
+from lockstep._events.history import Tail
+from lockstep._events.measure.pass_progress import PassProgress
 from lockstep._state.rundir.lock import holder_of
 from lockstep._tools.explain.rank_reports import RankReport
 from lockstep._tools.explain.reading import read_reports

@@ -48,8 +48,8 @@ from typing import Any
 
 from lockstep._base import regular_files
 from lockstep._base.nofollow import make_directory
-from lockstep._journal.events import read_object
-from lockstep._journal.writer import LineWriter
+from lockstep._events.format import read_object
+from lockstep._events.writer import LineWriter
 
 
 def file_of(directory: str, rank: int) -> str:

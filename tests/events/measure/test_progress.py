@@ -12,10 +12,10 @@ import pytest
 from tqdm import tqdm
 
 from lockstep._base.stopping import say
-from lockstep._journal.measure import progress
-from lockstep._journal.measure.passes import PassMeter
-from lockstep._journal.measure.progress import Bar, Lines, choose_display
-from lockstep._journal.writer import EventWriter
+from lockstep._events.measure import progress
+from lockstep._events.measure.passes import PassMeter
+from lockstep._events.measure.progress import Bar, Lines, choose_display
+from lockstep._events.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -3,10 +3,10 @@ not known."""
 
 import pytest
 
-from lockstep._journal.measure import passes
-from lockstep._journal.measure.pass_progress import PassProgress, bar_line, clock, time_left
-from lockstep._journal.measure.passes import PassMeter
-from lockstep._journal.writer import EventWriter
+from lockstep._events.measure import passes
+from lockstep._events.measure.pass_progress import PassProgress, bar_line, clock, time_left
+from lockstep._events.measure.passes import PassMeter
+from lockstep._events.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(20)
 

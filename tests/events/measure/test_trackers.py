@@ -10,8 +10,8 @@ import pytest
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError
 from lockstep._base.trackers import without_services
-from lockstep._journal.history import read_history
-from lockstep._journal.measure.trackers import TensorBoard, Tracker, Trackers
+from lockstep._events.history import read_history
+from lockstep._events.measure.trackers import TensorBoard, Tracker, Trackers
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -157,7 +157,7 @@ def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
         """
         import sys
         from pathlib import Path
-        from lockstep._journal.measure.trackers import TensorBoard, Trackers
+        from lockstep._events.measure.trackers import TensorBoard, Trackers
 
         trackers = Trackers([TensorBoard(Path(sys.argv[1]), None)])
         assert "tensorboard" not in sys.modules, "it takes a second, and nothing was logged yet"

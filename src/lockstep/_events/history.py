@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._base.regular_files import MOST_LINE_BYTES, MOST_LINES_BYTES, open_to_read, read_lines
-from lockstep._journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
+from lockstep._events.format import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
 
 _SPARE = 4
 """Lines of a kind that are kept by a reader that needs only the last: the launch may have been
@@ -128,7 +128,7 @@ def _last_of_each_kind(lines: Iterable[bytes]) -> Iterator[Event]:
 
 
 def launches(events: Iterable[Event]) -> list[Launch]:
-    """The launches in a journal, in order. Pure."""
+    """The launches in an event log, in order. Pure."""
     parts: list[list[Event]] = []
     seen = set[str]()
     for event in events:

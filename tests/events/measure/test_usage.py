@@ -10,8 +10,8 @@ import types
 import pytest
 import torch
 
-from lockstep._journal.measure import usage
-from lockstep._journal.measure.usage import Usage
+from lockstep._events.measure import usage
+from lockstep._events.measure.usage import Usage
 from lockstep._world import devices
 
 pytestmark = pytest.mark.timeout(30)
@@ -22,7 +22,7 @@ PROGRAM = """
 import json, resource, subprocess, sys, time
 from types import SimpleNamespace
 import psutil
-from lockstep._journal.measure.usage import Usage
+from lockstep._events.measure.usage import Usage
 
 def burn(seconds):
     end = time.process_time() + seconds

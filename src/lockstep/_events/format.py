@@ -1,4 +1,4 @@
-"""The format of a run's journal, the only interface between training and analysis.
+"""The format of a run's event log, the only interface between training and analysis.
 
 Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object with ``event`` first
 (its kind), ``time_s`` (seconds since 1970) and the fields of the kind:

@@ -7,9 +7,9 @@ import resource
 
 import pytest
 
-from lockstep._journal.events import FILE_NAME
-from lockstep._journal.history import read_events, read_history, read_launches
-from lockstep._journal.writer import EventWriter
+from lockstep._events.format import FILE_NAME
+from lockstep._events.history import read_events, read_history, read_launches
+from lockstep._events.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(20)
 

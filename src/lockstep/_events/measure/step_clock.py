@@ -28,8 +28,8 @@ from typing import Any, Protocol
 import torch
 from typing_extensions import override
 
-from lockstep._journal.measure.device_clock import DeviceClock
-from lockstep._journal.measure.split import LOADING, PARTS, Row, busy_of
+from lockstep._events.measure.device_clock import DeviceClock
+from lockstep._events.measure.split import LOADING, PARTS, Row, busy_of
 from lockstep._listener import Listener, Stage
 
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))

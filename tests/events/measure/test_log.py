@@ -9,7 +9,7 @@ import torch
 
 import lockstep
 from lockstep._base.errors import ConfigError, UsageError
-from lockstep._journal.measure.log import MetricLog
+from lockstep._events.measure.log import MetricLog
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep._base.errors import LossError
-from lockstep._journal.measure.late_numbers import LateNumbers
+from lockstep._events.measure.late_numbers import LateNumbers
 from lockstep._listener import Listener
 
 _Position = tuple[int, int, int | None]

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lockstep._base.escape_control import escape_control
 from lockstep._base.stopping import note_bar
-from lockstep._journal.measure.pass_progress import PassProgress, bar_line, clock, time_left
+from lockstep._events.measure.pass_progress import PassProgress, bar_line, clock, time_left
 from lockstep._listener import Listener, Stage
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lockstep._journal.measure.pass_progress import PassProgress
-from lockstep._journal.measure.split import bound_of, notable_wait, shares_of, verdict
-from lockstep._journal.measure.usage import Usage, gpus_in_use
-from lockstep._journal.writer import EventWriter
+from lockstep._events.measure.pass_progress import PassProgress
+from lockstep._events.measure.split import bound_of, notable_wait, shares_of, verdict
+from lockstep._events.measure.usage import Usage, gpus_in_use
+from lockstep._events.writer import EventWriter
 from lockstep._listener import Listener, Stage
 from lockstep._world import devices
 from lockstep._world.comm.collectives import Collectives
@@ -40,11 +40,11 @@ class PassMeter(Listener):
     stage = Stage.LATE
 
     def __init__(
-        self, journal: EventWriter, collectives: Collectives, split: Callable[[], dict[str, float]], *, speaks: bool
+        self, events: EventWriter, collectives: Collectives, split: Callable[[], dict[str, float]], *, speaks: bool
     ) -> None:
         self.progress: PassProgress | None = None
         """The progress of the latest pass; None: none has begun. May be read by another thread."""
-        self._journal = journal
+        self._events = events
         self._collectives = collectives
         self._split = split
         self._speaks = speaks
@@ -141,7 +141,7 @@ class PassMeter(Listener):
             event = merge_passes(self._collectives.all_gather_plain(ended))
             shares = shares_of(event["split"])
             event["bound"] = bound_of(shares)
-            self._journal.write("epoch", **event)
+            self._events.write("epoch", **event)
             seen = (event["bound"], notable_wait(shares))
             if self._speaks and is_telling and seen not in self._said:
                 self._said.add(seen)

@@ -29,7 +29,7 @@ from typing import Any
 
 from lockstep._base.escape_control import escape_control
 from lockstep._base.nofollow import open_to_write
-from lockstep._journal.events import FILE_NAME
+from lockstep._events.format import FILE_NAME
 
 
 def _finite(value: Any) -> Any:
@@ -95,7 +95,7 @@ class LineWriter:
 
 
 class EventWriter:
-    """A writer of events to the event log of a run (``_journal/events.py`` has its format).
+    """A writer of events to the event log of a run (``_events/format.py`` has its format).
 
     Args:
         run_dir: the run's directory; None: write nothing, as on ranks other than 0.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep._journal.failure import FailureRecord, read_failure
+from lockstep._events.failure import FailureRecord, read_failure
 
 pytestmark = pytest.mark.timeout(20)
 
