@@ -197,7 +197,7 @@ def lose(_, second):
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     ("name", "happen"),
-    [("trainjob", drain), ("job", lose), pytest.param("jobset", lose_and_delete, marks=pytest.mark.longest)],
+    [("trainjob", drain), ("job", lose), ("jobset", lose_and_delete)],
 )
 def test_the_pods_of_a_manifest_train_and_resume_to_the_digest_of_one_process(
     name, happen, start_both, digest_alone, tmp_path
@@ -225,7 +225,6 @@ def test_the_pods_of_a_manifest_train_and_resume_to_the_digest_of_one_process(
 
 
 @pytest.mark.long
-@pytest.mark.longest
 def test_a_process_that_is_pid_1_saves_on_sigterm_and_a_shell_in_front_swallows_it(require, tmp_path):
     """Each with its own process IDs, as in a container."""
     missing = subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode
