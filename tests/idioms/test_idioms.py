@@ -133,7 +133,7 @@ def test_what_cannot_be_equal_is_refused_with_words(results, nproc, one_in):
         if not promise.alone and nproc == 1:
             holds = not errors[0]
         else:  # where one rank is refused, others may see nothing but that it is gone
-            holds = all(errors) and any(promise.words in error and "LockstepError" in error for error in errors)
+            holds = all(errors) and any(f"[{promise.code}]" in error and promise.names in error for error in errors)
         if not holds:
             wrong.append(f"{row.name}: {errors}")
     assert not wrong, "\n".join(wrong)

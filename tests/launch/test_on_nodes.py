@@ -274,10 +274,8 @@ def test_a_node_that_was_lost_before_its_processes_joined_does_not_keep_the_othe
     first, lost = (numbered(late, rank, "--timeout", "600") for rank in (0, 1))
     until((tmp_path / "is-late").exists)
     lost.kill()
-    began = time.monotonic()
     second = numbered(late, 1, "--timeout", "12")
-    both(first, second, 1)
-    assert time.monotonic() - began < 60
+    both(first, second, 1)  # within this test's time limit, which is shorter than the timeout
     assert second.codes == ["predecessor-lost"]
 
 

@@ -244,7 +244,7 @@ def registered_counters(team):
     return model, counts, mean
 
 
-@refused("the ranks have diverged", alone=False)
+@refused(code="ranks-diverged", alone=False)
 def drawn_on_rank_0(team):
     """Random numbers drawn on rank 0 only."""
     model, optimizer, loader = prepared(team)
@@ -258,7 +258,7 @@ def drawn_on_rank_0(team):
     return model
 
 
-@refused("the ranks have diverged", alone=False)
+@refused(code="ranks-diverged", alone=False)
 def written_on_rank_0(team):
     """Weights changed on rank 0 only."""
     model, optimizer, loader = prepared(team)

@@ -247,7 +247,7 @@ def made_up_batches(team):
     return model
 
 
-@refused("a generator can be read only once")
+@refused(code="loader-read-once")
 def read_once(team):
     """A generator instead of a loader."""
     model = mlp()
@@ -267,7 +267,7 @@ class Ramped(Dataset):
         return self.samples[index] * (1 + 0.1 * self.team.step)
 
 
-@refused("team.step was read in a loader worker")
+@refused(code="sample-failed", names="UsageError: team.step")
 def step_read_in_a_worker(team):
     """Samples that depend on `team.step`, in loader workers."""
     data = Ramped(team, torch.randn(22, 6))

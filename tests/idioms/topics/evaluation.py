@@ -89,7 +89,7 @@ def evaluation_by_hand(team):
     return model, losses
 
 
-@refused("a prepared loader was iterated with gradients disabled")
+@refused(code="loader-without-gradients")
 def validation_with_a_prepared_loader(team):
     """A prepared loader under `no_grad`."""
     model = mlp()

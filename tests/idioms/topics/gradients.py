@@ -84,7 +84,7 @@ def sum_by_hand(team):
     return model, losses
 
 
-@refused("a gradient was used inside batch.shards")
+@refused(code="gradient-used-inside")
 def clip_inside(team):
     """`clip_grad_norm_` inside `batch.shards`."""
     model, optimizer, loader = prepared(team)

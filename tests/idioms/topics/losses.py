@@ -62,7 +62,7 @@ def maml(team):
     return model
 
 
-@refused("pass moved copies to torch.func.functional_call")
+@refused(code="weights-changed-inside")
 def weights_perturbed(team):
     """Adversarial weights (AWP), moved in place and back."""
     model, optimizer, loader = prepared(team)

@@ -11,7 +11,7 @@ from topics.promises import refused
 from topics.shared import dataset, gradients, mlp, prepared, shuffled, train, update
 
 
-@refused("the batch was unpacked, or iterated")
+@refused(code="batch-used-as-tensors")
 def loop_unpacks_batches(team):
     """`for images, labels in loader`."""
     model, optimizer, loader = prepared(team)
@@ -20,7 +20,7 @@ def loop_unpacks_batches(team):
         update(optimizer)
 
 
-@refused("Linear(batch): a prepared loader yields one global batch a step")
+@refused(code="batch-used-as-tensors")
 def model_of_a_batch(team):
     """`model(batch)`."""
     model = nn.Linear(6, 3)
@@ -30,7 +30,7 @@ def model_of_a_batch(team):
         update(optimizer)
 
 
-@refused("batch[0]: a prepared loader yields one global batch a step")
+@refused(code="batch-used-as-tensors")
 def batch_indexed(team):
     """`batch[0]`."""
     model, _, loader = prepared(team)
@@ -38,7 +38,7 @@ def batch_indexed(team):
         model(batch[0])
 
 
-@refused("has a gradient that was not computed by team.backward(loss)")
+@refused(code="gradient-by-script")
 def loss_backward(team):
     """`loss.backward()`."""
     model, optimizer, loader = prepared(team)
@@ -48,7 +48,7 @@ def loss_backward(team):
         update(optimizer)
 
 
-@refused("torch.utils.swap_tensors()")
+@refused(code="gradient-by-script")
 def parameter_swapped(team):
     """`torch.utils.swap_tensors` on a prepared parameter."""
     model, optimizer, loader = prepared(team)
@@ -59,7 +59,7 @@ def parameter_swapped(team):
             torch.utils.swap_tensors(p, nn.Parameter(2.0 * p.detach()))
 
 
-@refused("was not computed by team.backward(loss)")
+@refused(code="gradient-by-script")
 def backward_besides(team):
     """`.backward()` in addition to `team.backward`."""
     model, optimizer, loader = prepared(team)
@@ -70,7 +70,7 @@ def backward_besides(team):
         update(optimizer)
 
 
-@refused("no team.backward(loss) in this step")
+@refused(code="step-without-gradients")
 def no_backward(team):
     """No `team.backward`."""
     model, optimizer, loader = prepared(team)
@@ -81,7 +81,7 @@ def no_backward(team):
         update(optimizer)
 
 
-@refused("no team.backward(loss) in this step")
+@refused(code="step-without-gradients")
 def step_before_the_shards(team):
     """`optimizer.step()` before the shards."""
     model, optimizer, loader = prepared(team)
@@ -137,7 +137,7 @@ def zipped_with_shards_last(team):
         update(optimizer)
 
 
-@refused("schedule.step() inside batch.shards")
+@refused(code="options-changed-inside")
 def schedule_inside(team):
     """`schedule.step()` inside."""
     model = mlp()
@@ -202,7 +202,7 @@ def all_reduce_inside(team):
     inside(team, lambda model, loss: team.all_reduce(loss, "mean"))
 
 
-@refused("a collective of torch.distributed was called inside batch.shards")
+@refused(code="collective-inside-shards")
 def raw_all_reduce_inside(team):
     """`torch.distributed.all_reduce` inside."""
     inside(team, lambda model, loss: distributed.all_reduce(loss.detach().clone()))
@@ -223,7 +223,7 @@ def evaluate_inside(team):
         update(optimizer)
 
 
-@refused("the batch was unpacked")
+@refused(code="batch-used-as-tensors")
 def evaluation_unpacked(team):
     """`for x, y in evaluation`."""
     model, data = mlp(), dataset()
@@ -248,7 +248,7 @@ def value_read_inside(team):
         update(optimizer)
 
 
-@refused("no value of that name was added")
+@refused(code="value-not-added")
 def value_never_added(team):
     """`batch["accuracy"]` never added."""
     model, optimizer, loader = prepared(team)
@@ -258,7 +258,7 @@ def value_never_added(team):
         update(optimizer)
 
 
-@refused("nor one value per sample")
+@refused(code="tensor-without-reduction")
 def vector_not_declared(team):
     """A vector added without `reduction`."""
     model = nn.Linear(6, 5)
@@ -315,7 +315,7 @@ def loss_not_a_scalar(team):
         update(optimizer)
 
 
-@refused("the loss is NaN")
+@refused(code="loss-nan")
 def loss_not_a_number(team):
     """A NaN loss."""
     model, optimizer, loader = prepared(team)
@@ -325,7 +325,7 @@ def loss_not_a_number(team):
         update(optimizer)
 
 
-@refused("belong to no prepared model")
+@refused(code="optimizer-of-other-model")
 def model_not_prepared(team):
     """An optimizer of an unprepared model."""
     model = mlp()
@@ -334,7 +334,7 @@ def model_not_prepared(team):
     train(team, model, optimizer, loader)
 
 
-@refused("belongs to no prepared model")
+@refused(code="gradient-of-unprepared")
 def model_forgotten(team):
     """A second model with an optimizer, both unprepared."""
     model = mlp()
@@ -349,7 +349,7 @@ def model_forgotten(team):
         update(for_head)
 
 
-@refused("belongs to no prepared model", found="LS203")
+@refused(code="gradient-of-unprepared", found="LS203")
 def tensor_forgotten(team):
     """A learned tensor of no model, updated by hand."""
     model = mlp()
@@ -365,7 +365,7 @@ def tensor_forgotten(team):
         scale.grad = None
 
 
-@refused("this DataLoader has a DistributedSampler")
+@refused(code="loader-already-split")
 def distributed_sampler(team):
     """A DistributedSampler."""
     model = mlp()
@@ -375,7 +375,7 @@ def distributed_sampler(team):
     train(team, model, optimizer, loader)
 
 
-@refused("the model is already in a DataParallel")
+@refused(code="model-wrapped")
 def wrapped_already(team):
     """A model already in DataParallel."""
     model, optimizer, loader = prepared(team, nn.DataParallel(nn.Linear(6, 3)))
@@ -393,7 +393,7 @@ def shards_listed(team):
         update(optimizer)
 
 
-@refused("a learning rate that was changed there by hand")
+@refused(code="options-changed-inside")
 def rate_inside(team):
     """The learning rate set inside."""
     model, optimizer, loader = prepared(team)
@@ -418,7 +418,7 @@ def unprepared_step_inside(team):
             optimizer.zero_grad()
 
 
-@refused("the ranks have different data", alone=False)
+@refused(code="ranks-differ", alone=False)
 def split_before_join(join):
     """Unseeded `random_split` before `join`."""
     inputs = torch.arange(240.0).view(40, 6) / 100
@@ -430,7 +430,7 @@ def split_before_join(join):
     return model, optimizer
 
 
-@refused("the ranks have different data", alone=False)
+@refused(code="ranks-differ", alone=False)
 def data_drawn_before_join(join):
     """Random data drawn before `join`."""
     data = dataset()
@@ -450,7 +450,7 @@ class Samples(IterableDataset):
         return itertools.islice(samples, self.rank, None, self.world_size)
 
 
-@refused("the ranks have different data", alone=False, found="LS112")
+@refused(code="ranks-differ", alone=False, found="LS112")
 def stream_split_by_rank(team):
     """A stream split by rank."""
     model = mlp()
@@ -460,7 +460,7 @@ def stream_split_by_rank(team):
     return model, optimizer
 
 
-@refused("the ranks have different data", alone=False)
+@refused(code="ranks-differ", alone=False)
 def ready_batches_split_by_rank(team):
     """Ready-made batches split by rank."""
     model = mlp()

@@ -47,7 +47,7 @@ def other_normalisations(team):
     return model
 
 
-@refused("is SyncBatchNorm, which takes its statistics over the processes")
+@refused(code="sync-batchnorm-exact")
 def sync_batch_norm(team):
     """SyncBatchNorm."""
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))

@@ -27,9 +27,11 @@ class Equal:
 
 @dataclass(frozen=True)
 class Refused:
-    """It ends in an error of lockstep's with these words, or with its code in brackets."""
+    """It ends in an error of lockstep's with this code."""
 
-    words: str
+    code: str
+    names: str = ""
+    """What the message must name, if the code alone is of several faults."""
     alone: bool = True
     """Whether also by a process that is alone. (Otherwise it runs there: only other processes can
     detect it.)"""
@@ -84,9 +86,9 @@ def equal(*, plain=False, **about):
     return promised(Equal(plain), **about)
 
 
-def refused(words="", *, code="", alone=True, **about):
-    """By an error with this code, or, where it has none, with these words."""
-    return promised(Refused(f"[{code}]" if code else words, alone), **about)
+def refused(*, code, names="", alone=True, **about):
+    """By an error with this code, which names this."""
+    return promised(Refused(code, names, alone), **about)
 
 
 def differs(why, **about):

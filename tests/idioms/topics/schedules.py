@@ -71,7 +71,7 @@ def rate_by_counter(team):
     return model, optimizer, counter
 
 
-@refused("the ranks have diverged", alone=False, found="LS102")
+@refused(code="ranks-diverged", alone=False, found="LS102")
 def counter_inside(team):
     """A rate that follows samples counted inside."""
     model, optimizer, loader = prepared(team)
@@ -85,7 +85,7 @@ def counter_inside(team):
     return model, seen
 
 
-@refused("the ranks have diverged", alone=False, found="LS101")
+@refused(code="ranks-diverged", alone=False, found="LS101")
 def last_loss_decides(team):
     """A rate that follows the last shard's loss."""
     model, optimizer, loader = prepared(team)

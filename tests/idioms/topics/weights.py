@@ -78,7 +78,7 @@ def lora(team):
     return model, optimizer
 
 
-@refused("was changed inside batch.shards")
+@refused(code="weights-changed-inside")
 def embedding_max_norm(team):
     """An embedding with `max_norm`."""
     model = nn.Sequential(nn.Embedding(20, 6, max_norm=1.0), nn.Flatten(), nn.Linear(12, 3))
@@ -114,7 +114,7 @@ def lottery_ticket(team):
     return model, mask
 
 
-@refused("belongs to no prepared model")
+@refused(code="gradient-of-unprepared")
 def growing_model(team):
     """A layer added mid-run."""
     model, optimizer, loader = prepared(team)
@@ -136,14 +136,14 @@ def lazy_layers(team):
     return model
 
 
-@refused("run the model once before team.prepare()")
+@refused(code="model-lazy")
 def lazy_layers_not_run(team):
     """Lazy layers prepared before their first input."""
     model, optimizer, loader = prepared(team, nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 3)))
     train(team, model, optimizer, loader)
 
 
-@refused("was changed inside batch.shards")
+@refused(code="weights-changed-inside")
 def written_inside(team):
     """Weights clamped inside."""
     model, optimizer, loader = prepared(team)
@@ -156,7 +156,7 @@ def written_inside(team):
         update(optimizer)
 
 
-@refused("was changed inside batch.shards")
+@refused(code="weights-changed-inside")
 def written_inside_through_data(team):
     """Weight decay through `p.data` inside."""
     model, optimizer, loader = prepared(team)
@@ -181,7 +181,7 @@ class Momentum(nn.Module):
         return self.query(inputs) + self.key(inputs)
 
 
-@refused("was changed inside batch.shards")
+@refused(code="weights-changed-inside")
 def momentum_in_forward(team):
     """Weights moved in `forward` (`p.data = ...`)."""
     model = Momentum()
@@ -189,7 +189,7 @@ def momentum_in_forward(team):
     train(team, model, optimizer, loader)
 
 
-@refused("was frozen or unfrozen (requires_grad) inside batch.shards")
+@refused(code="weights-changed-inside")
 def frozen_inside(team):
     """A layer frozen inside."""
     model, optimizer, loader = prepared(team)
