@@ -1,7 +1,7 @@
 """Cross-validation by Lightning in one script: a fit, and an evaluation, for each of two folds.
 
-KILL=STEP: SIGKILL there, once a checkpoint is there. Prints what each evaluation finds, or the kind
-of error that refuses it."""
+KILL=STEP: SIGKILL there, once a checkpoint of the same fold is there. Prints what each evaluation
+finds, or the kind of error that refuses it."""
 
 import logging
 import os
@@ -21,11 +21,19 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 KILL = int(os.environ.get("KILL", "0"))
 
 
+def newest_step():
+    newest = Path("run/checkpoints/newest")
+    return int(newest.read_text().removeprefix("step-")) if newest.exists() else 0
+
+
 class Kill(L.Callback):
+    def on_train_start(self, trainer, *_):
+        self.began_at = trainer.strategy.team.step
+
     def on_train_batch_end(self, trainer, *_):
         if trainer.strategy.team.step == KILL:
             deadline = time.monotonic() + 60
-            while not Path("run/checkpoints/newest").exists() and time.monotonic() < deadline:
+            while newest_step() <= self.began_at and time.monotonic() < deadline:
                 time.sleep(0.01)
             trainer.strategy.barrier()
             os.kill(os.getpid(), signal.SIGKILL)

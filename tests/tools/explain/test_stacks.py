@@ -123,8 +123,7 @@ def test_a_checkpoint_in_progress_is_part_of_what_a_rank_does(start_launcher, tm
     until(lambda: [(doing["step"], doing["checkpoint"]) for doing in doings()][1:] == [(6, 4)])
     assert re.search("step 6, .*checkpoint of step 4", look())
     (tmp_path / "go").touch()
-    until(lambda: [doing["checkpoint"] for doing in doings() if doing["held"]][-1:] == [4])
-    assert "checkpoint of step 4, " in look()
+    until(lambda: "checkpoint of step 4, " in look())  # a rank that waits until it is written
     (tmp_path / "written").touch()
     assert process.wait(60) == 0
 

@@ -2,15 +2,11 @@
 
 import subprocess
 import sys
-import threading
-import time
 
-import psutil
 import pytest
 
-from lockstep._tools.explain.work import CHILDREN_WORK, COMPUTES, READS_OR_WRITES, Used, WorkMeter, work_between
+from lockstep._tools.explain.work import CHILDREN_WORK, COMPUTES, READS_OR_WRITES, Used, work_between
 
-SPAN_S = 4.0
 IDLE = Used(0.0, 5.0, 1000, 5.0, 1000)
 
 
@@ -28,45 +24,45 @@ def test_a_process_that_computes_or_copies_works_and_so_do_its_children(after, w
     assert work_between(IDLE, after) == words
 
 
+SCRIPT = """
+import subprocess, sys, threading, time, psutil
+from lockstep._tools.explain.work import WorkMeter
+
+SPAN_S, COMPUTE = 4.0, "while True: pass"
+
 def measured(act):
-    """What is seen when ``act`` is called between two measurements."""
     meter, now_s = WorkMeter(), time.time()
     meter.look(now_s, is_still=True)
     act()
     meter.look(now_s + SPAN_S, is_still=True)
-    return meter.newest
+    print(meter.newest)
 
+def compute():
+    began_s = time.thread_time()
+    while time.thread_time() < began_s + 0.5:
+        pass
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-COMPUTE = "while True: pass"
-NEST = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COMPUTE!r}])"
-
-
-@pytest.mark.parametrize(("command", "words"), [(["sleep", "100"], ""), ([sys.executable, "-c", NEST], CHILDREN_WORK)])
-def test_a_grandchild_that_computes_is_seen_and_a_child_that_sleeps_is_not(command, words):
+def with_child(command, children):
     with subprocess.Popen(command) as child:
         family = psutil.Process(child.pid)
-        if words:
-            until(family.children)
+        while len(family.children()) < children:
+            time.sleep(0.02)
         try:
-            assert measured(lambda: time.sleep(1)) == words
+            measured(lambda: time.sleep(1))
         finally:
             for each in [*family.children(), family]:
                 each.kill()
 
+thread = threading.Thread(target=compute)
+measured(compute)
+measured(lambda: (thread.start(), thread.join()))
+with_child(["sleep", "100"], 0)
+nest = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COMPUTE!r}])"
+with_child([sys.executable, "-c", nest], 1)
+"""
 
-def test_computing_in_another_thread_is_work_and_what_the_measuring_thread_uses_is_none():
-    def compute():
-        began_s = time.thread_time()
-        while time.thread_time() < began_s + 0.5:
-            pass
 
-    thread = threading.Thread(target=compute)
-    assert measured(compute) == ""
-    assert measured(lambda: (thread.start(), thread.join())) == COMPUTES
+def test_other_threads_and_grandchildren_work_the_measuring_thread_and_sleeping_children_do_not():
+    # In a process without any other children, as those of other tests would count.
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["", COMPUTES, "", CHILDREN_WORK]
