@@ -25,13 +25,6 @@ def die(accelerator):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_until_saved(step):
-    """Wait for the checkpoint behind a step, which is cut when the next step begins."""
-    deadline = time.monotonic() + 60
-    while step and not Path(f"run/checkpoints/step-{step:08}/manifest.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
 def train(kill_at=0):
     torch.set_num_threads(1)
     accelerator = Accelerator(
@@ -83,8 +76,6 @@ def count_from_the_first_epoch(kill_at=0):
             for batch in loader:
                 accelerator.backward(model(batch).mean())
                 optimizer.step()
-                if kill_at:
-                    wait_until_saved(accelerator.team.step - 1)
                 if accelerator.team.step == kill_at:
                     die(accelerator)
     except Exception as error:
