@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One target at a time, also with make -j: these commands measure time.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test test-all test-failed test-longest soak scale soak-cluster cluster check bench bench-install gpu simulated wheel release-check docs python clean
+.PHONY: help install horovod demo test test-all test-failed test-longest soak scale soak-cluster cluster check bench bench-install gpu simulated mutants wheel release-check docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -103,6 +103,9 @@ gpu: $(if $(GIVEN_PYTHON),,$(STAMP)) ## run the first tests on a CUDA GPU and wr
 # For the time limit, see test-all.
 simulated: $(STAMP) ## test the code paths of a GPU on a simulated device (built once with g++, a minute; kept in ~/.cache)
 	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder $(or $(SIMULATED),tests/simulated tests/cuda) $(ARGS)
+
+mutants: $(STAMP) ## plant the faults of tests/mutants, one at a time, and run the tests that must fail (ARGS="--only buffers")
+	$(VENV)/bin/python tests/mutants/run.py $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
 wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
 	@rm -rf dist

@@ -1,0 +1,97 @@
+"""A process that has imported what tests need, but nothing of lockstep, and forks a pytest for each
+request: the imports take longer than most tests.
+
+A request is a line of JSON, ``{"args": [...], "output": FILE, "limit_s": SECONDS}``, and so is its
+answer, ``{"status": STATUS}``: None for a pytest that was over its limit.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import time
+import traceback
+
+import numpy  # noqa: F401
+import psutil
+import pytest
+import torch
+import torch.distributed
+import torch.utils.data  # noqa: F401
+from hypothesis import Phase, settings
+
+PR_SET_CHILD_SUBREAPER = 36
+LOOK_S = 0.02
+IMPORTED = "Module already imported so cannot be rewritten"  # Hypothesis is, on purpose
+
+
+def run(args: list[str], output: str, limit_s: float) -> int | None:
+    """Runs pytest with these arguments, ends all that it has started, and returns its status."""
+    parent = os.getppid()
+    pid = os.fork()
+    if not pid:
+        become_pytest(args, output)
+    deadline = time.monotonic() + limit_s
+    try:
+        while time.monotonic() < deadline and os.getppid() == parent:
+            # also of those whose parent is gone, as an init process does
+            ended, status = next_ended()
+            if ended == pid:
+                return os.waitstatus_to_exitcode(status)
+            if not ended:
+                time.sleep(LOOK_S)
+        return None
+    finally:
+        end_descendants()
+
+
+def next_ended() -> tuple[int, int]:
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+
+
+def end_descendants() -> None:
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            if process.is_running():
+                process.kill()
+        while next_ended()[0]:
+            pass
+        time.sleep(LOOK_S)
+
+
+def become_pytest(args: list[str], output: str) -> None:
+    status = 70
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.argv = ["pytest", *args]
+        status = int(pytest.main(["-W", f"ignore:{IMPORTED}:pytest.PytestAssertRewriteWarning", *args]))
+    except BaseException:  # nobody is above
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    # A failure is looked for, not the smallest: shrinking takes 20 s.
+    phases = [Phase.explicit, Phase.reuse, Phase.generate]
+    settings.register_profile("mutants", phases=phases, deadline=None)
+    settings.load_profile("mutants")
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    assert not any(name.split(".")[0] == "lockstep" for name in sys.modules)
+    answers = os.fdopen(os.dup(1), "w")
+    for request in sys.stdin:
+        answers.write(json.dumps({"status": run(**json.loads(request))}) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
