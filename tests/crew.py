@@ -10,9 +10,9 @@ import pytest
 from standing import StandingCrew
 from stuck import telling, told_after
 
-from lockstep._launch import server
 from lockstep._launch.function import launch
 from lockstep._launch.private import private_directory
+from lockstep._launch.server import ForkServer, drop_server, kept_server
 from lockstep._launch.spec import Call, LaunchSpec
 from lockstep._sync import exact
 from lockstep.testing import same_at
@@ -34,18 +34,19 @@ def end_server() -> None:
     """With it end the crews that stay."""
     while _standing:
         _standing.popitem()[1].close()
-    server.drop_server()
+    drop_server()
 
 
-def warm_server(request: pytest.FixtureRequest, outlives_tests: Callable[[int], None]) -> server.ForkServer:
+def warm_server(request: pytest.FixtureRequest, outlives_tests: Callable[[int], None]) -> ForkServer:
     """The fork server of ``launch``, which stays for the whole session."""
-    if server._kept is None or not server._kept.is_alive():
+    if kept_server() is None:
         end_server()
         launch(int, nproc=1)
-        assert server._kept is not None
-        outlives_tests(server._kept.pid)
         request.session.addfinalizer(end_server)
-    return server._kept
+    server = kept_server()
+    assert server is not None
+    outlives_tests(server.pid)
+    return server
 
 
 def arranged(nproc: int, fn: Callable[..., Any], settings: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -69,8 +70,7 @@ def crew(
 
     def run(nproc: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         fn, settings = arranged(nproc, fn, settings)
-        assert server._kept is not None
-        with told_after(STUCK_S, server._kept.pid):
+        with told_after(STUCK_S, warm_server(request, outlives_tests).pid):
             return launch(telling(fn), *args, nproc=nproc, **settings)
 
     return run

@@ -5,7 +5,6 @@ forked from.
 imports torch, and so does its fork server.
 """
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -150,40 +149,41 @@ class Launched:
 
 
 class Child:
-    """What ``ForkServer`` uses of ``subprocess.Popen``, for a process that was forked."""
+    """A process that was forked, for ``ForkServer``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.returncode: int | None = None
+        self._status: int | None = None
 
     def poll(self) -> int | None:
         return self._wait(os.WNOHANG)
 
-    def wait(self) -> int | None:
-        return self._wait(0)
+    def wait(self) -> int:
+        return cast("int", self._wait(0))
 
     def kill(self) -> None:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def _wait(self, options: int) -> int | None:
-        if self.returncode is None:
+        if self._status is None:
             pid, status = os.waitpid(self.pid, options)
             if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
 
 
 def main(control: socket.socket) -> tuple[int | None, socket.socket | None]:
     """Fork launchers until nobody can ask any more. Only they return, with nothing on their
     stack."""
+    # before torch, as in a fork server: what it has workers do at their end comes last
     from lockstep._launch import serve
+    from lockstep._launch.server import WARM
 
     COMM.write_text(NAME)
-    atexit.register(serve._leave)  # before what torch registers, as in a fork server
     for name in (
         *serve.PRELOAD,
-        *serve.PRELOAD_LATER,
+        *WARM,
         "lockstep._cli.run",
         "lockstep._launch.script",
         "lockstep._launch.elastic.run",
@@ -242,7 +242,7 @@ def run(server: int | None, end: socket.socket | None) -> None:
     """Be the launcher, with that fork server; or, if it is 0, be the server; or, if there is none,
     a script."""
     from lockstep._launch import serve
-    from lockstep._launch import server as launch_server
+    from lockstep._launch.server import ForkServer, keep_server, server_environ
 
     del sys.path[0]
     if server is None:
@@ -251,14 +251,10 @@ def run(server: int | None, end: socket.socket | None) -> None:
     assert end is not None
     if not server:
         os.setsid()
-        os.environ.update(launch_server._server_environ())
+        os.environ.update(server_environ())
         sys.orig_argv = [sys.executable, "-c", ""]
         serve.main(end.detach())
-    handle = launch_server.ForkServer.__new__(launch_server.ForkServer)
-    handle._process = cast("subprocess.Popen[bytes]", Child(server))
-    handle._socket, handle._next_key, handle.is_ready = end, 0, False
-    handle.serves_calls = False
-    launch_server._kept, launch_server.start_early = handle, lambda: handle
+    keep_server(ForkServer(Child(server), end))
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
     importlib.import_module("lockstep._cli.main").main()
 

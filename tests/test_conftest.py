@@ -1,5 +1,6 @@
 """The watch of conftest.py sees what it is there for."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).with_name("conftest.py")
+SOURCE = CONFTEST.parents[1] / "src" / "lockstep"
 
 
 def _pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -88,3 +90,34 @@ def test_no_two_helpers_of_tests_have_one_name():
         path.name for each in directories for path in each.glob("*.py") if path.name not in ("conftest.py", "__init__.py")
     )
     assert [name for name in set(helpers) if helpers.count(name) > 1] == []
+
+
+def private_uses(source: str) -> list[str]:
+    """Attributes with an underscore of anything but ``self``, and such names that are imported from
+    lockstep's modules. (``os`` has two public ones.)"""
+    modules = {part for path in SOURCE.rglob("*") for part in (path.stem, path.name)}
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "os"):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("lockstep._"):  # of a patch
+            names = str(node.value).split(".")
+        else:
+            continue
+        found += [name for name in names if name.startswith("_") and not name.endswith("__") and name not in modules]
+    return found
+
+
+def test_the_harness_uses_what_lockstep_has_without_an_underscore():
+    harness = [path for path in CONFTEST.parent.glob("*.py") if not path.name.startswith("test_")]
+    assert {path.name: found for path in harness if (found := private_uses(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["server._kept = 1", "from lockstep._launch.server import _kept", "patch('lockstep._launch.server._kept')"],
+)
+def test_a_private_use_is_seen(line):
+    assert private_uses(f"{line}\nself._kept, lockstep._launch.server.kept, os._exit") == ["_kept"]

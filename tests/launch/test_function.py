@@ -11,8 +11,8 @@ import pytest
 from codes import raises
 
 from lockstep._base.errors import ConfigError, LaunchError, UsageError
-from lockstep._launch import server as fork_server
 from lockstep._launch.function import launch
+from lockstep._launch.server import drop_server, kept_server
 
 pytestmark = [pytest.mark.timeout(40), pytest.mark.quick]
 
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.timeout(40), pytest.mark.quick]
 @pytest.fixture(scope="module")
 def warm(outlives_tests):
     launch(os.getpid, nproc=1)
-    outlives_tests(fork_server._kept.pid)
+    outlives_tests(kept_server().pid)
     yield
-    fork_server.drop_server()
+    drop_server()
 
 
 def rank_times(factor):
@@ -56,7 +56,7 @@ def test_results_come_back_by_rank_and_output_reaches_python(warm, capsys):
 
 
 def test_later_launches_come_from_the_same_warm_server(warm):
-    server = fork_server._kept.pid
+    server = kept_server().pid
     assert launch(os.getppid, nproc=2) == [server] * 2
     assert launch(os.getppid, nproc=3) == [server] * 3
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(40)
 
 @pytest.fixture
 def server():
-    with contextlib.closing(ForkServer()) as server:
+    with contextlib.closing(ForkServer.start()) as server:
         until(lambda: "ready" in server.receive())
         yield server
 
@@ -82,7 +82,7 @@ def test_threads_of_openmp_that_wait_sleep_unless_the_user_said_how_they_are_to_
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with contextlib.closing(ForkServer()) as server:
+    with contextlib.closing(ForkServer.start()) as server:
         until(lambda: "ready" in server.receive())
         environ = psutil.Process(server.pid).environ()
     assert {name: environ[name] for name in names if name in environ} == (
@@ -95,7 +95,7 @@ def test_texts_hash_alike_in_every_launch_so_that_sets_of_them_keep_their_order(
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     if given is not None:
         monkeypatch.setenv("PYTHONHASHSEED", given)
-    with contextlib.closing(ForkServer()) as server:
+    with contextlib.closing(ForkServer.start()) as server:
         until(lambda: "ready" in server.receive())
         environ = psutil.Process(server.pid).environ()
     assert environ["PYTHONHASHSEED"] == seed

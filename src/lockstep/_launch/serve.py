@@ -5,7 +5,7 @@ is JSON over a Unix socket that keeps message boundaries::
 
     launcher -> server   {"key": K, "rank": R, "spec": PATH}   start a worker, with open files:
                                                                stdin, stdout, stderr, the pipe
-                         {"warm": true}                        import now what workers may need
+                         {"import": [NAME, ...]}               import now what workers may need
     server -> launcher   {"ready": true}                       imports are complete
                          {"key": K, "error": TEXT}             could not be forked
                          {"key": K, "status": S}               exited: status, or minus the signal
@@ -25,7 +25,7 @@ import socket
 import sys
 import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from lockstep._base import process_observer
@@ -40,10 +40,6 @@ from lockstep._world.machine.threads import libraries
 PRELOAD = ("torch", "torch.distributed", "lockstep._joining.preload", "lockstep._sync.ddp", "lockstep._sync.exact")
 """Modules imported before the first worker, which each of them delays: only modules that nearly
 every script needs."""
-PRELOAD_LATER = ("torch._dynamo",)
-"""Modules imported on request: before the first workers if they will need them, otherwise later,
-for workers that may follow. (PyTorch imports this one with the first optimizer or
-DistributedDataParallel, which takes a second or two.)"""
 MAX_MESSAGE_BYTES = 65536
 _statuses: dict[int, int] = {}
 """Exit status by process id: in a worker its own; empty in the server."""
@@ -56,10 +52,6 @@ def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
     ``at_start``: the modules that the interpreter itself had imported.
     """
     fresh_process.at_start = frozenset(at_start)
-    # Registered first, so that it runs last, also after the exit handlers of preloaded modules
-    # (multiprocessing waits for the processes that a script has started; weakref and logging
-    # finalize).
-    atexit.register(_leave)
     # Signals that ask a run to stop may be sent to every process of a job; they are for the
     # launcher, which ends this one.
     dispositions: dict[signal.Signals, Any] = {
@@ -120,7 +112,12 @@ def _leave() -> None:
     os._exit(_statuses[os.getpid()])
 
 
-def _preload(modules: tuple[str, ...]) -> None:
+# Registered first, so that it runs last, also after the exit handlers of preloaded modules
+# (multiprocessing waits for the processes that a script has started; weakref and logging finalize).
+atexit.register(_leave)
+
+
+def _preload(modules: Sequence[str]) -> None:
     gc.disable()  # collections during imports find nothing, and cost a tenth of the time
     for name in modules:
         # An import that fails here fails again in the worker, where the error belongs to the script
@@ -184,9 +181,9 @@ def _answer(control: socket.socket, keys: dict[int, int]) -> Request | None:
     if not message:
         os._exit(0)  # the launcher has ended; finalizing the interpreter would only take time
     asked = json.loads(message)
-    if "warm" in asked:
-        if not all(name in sys.modules for name in PRELOAD_LATER):
-            _preload(PRELOAD_LATER)
+    if "import" in asked:
+        if not all(name in sys.modules for name in asked["import"]):
+            _preload(asked["import"])
         return None
     return _fork_worker(control, keys, asked, fds)
 

@@ -29,10 +29,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep._base.errors import LaunchError
 from lockstep._launch.spec import HASH_SEED
+
+WARM = ("torch._dynamo",)
+"""The modules that ``ForkServer.warm`` has the server import, which most training scripts need.
+(PyTorch imports this one with the first optimizer or DistributedDataParallel, which takes a second
+or two.)"""
 
 # The working directory, which -c puts first, must not hide modules of the same names. The directory
 # of this lockstep comes last, so that it hides nothing either; usually it is there already.
@@ -47,6 +52,23 @@ main(int(sys.argv[1]), at_start)
 """
 
 
+class Process(Protocol):
+    """What is used of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    def poll(self) -> int | None:
+        """Returns its exit status, or minus the signal that ended it; None: it has not ended."""
+
+    def wait(self) -> int:
+        """Waits until it has ended; returns the same."""
+
+    def kill(self) -> None:
+        """Sends SIGKILL if it has not ended."""
+
+
 class ForkServer:
     """A process that has imported torch and forks workers.
 
@@ -55,14 +77,30 @@ class ForkServer:
     be set, and whose workers are no ordinary main processes (exit handlers, start methods, standard
     input).
 
-    Starting returns immediately; requests wait in the socket until imports are complete. All
-    processes that the server forked die with it, and it dies with the thread that created it.
+    All processes that the server forked die with it, and it dies with the thread that created it.
 
     Args:
-        import_path: added at the end of ``sys.path``.
+        process: runs ``serve.main`` with the other end of the socket.
+        end: our end.
+        serves_calls: whether it was started for function calls, and not for ``lockstep run``, which
+            knows what the script imports.
     """
 
-    def __init__(self, import_path: Sequence[str] = ()) -> None:
+    def __init__(self, process: Process, end: socket.socket, *, serves_calls: bool = False) -> None:
+        self._process = process
+        self._socket = end
+        self._next_key = 0
+        self.is_ready = False
+        self.serves_calls = serves_calls
+
+    @classmethod
+    def start(cls, import_path: Sequence[str] = ()) -> ForkServer:
+        """Starts a server. Returns immediately; requests wait in the socket until imports are
+        complete.
+
+        Args:
+            import_path: added at the end of ``sys.path``.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             sys.executable,
@@ -73,11 +111,11 @@ class ForkServer:
             json.dumps([*import_path, str(Path(__file__).parents[2])]),
         ]
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=_server_environ(),
+                env=server_environ(),
                 start_new_session=True,  # the launcher handles Ctrl-C
             )
         except OSError as error:
@@ -87,12 +125,7 @@ class ForkServer:
             # The server alone must have its end: only then does its death close the connection, for
             # which `receive` waits.
             theirs.close()
-        self._socket = ours
-        self._next_key = 0
-        self.is_ready = False
-        self.serves_calls = bool(import_path)
-        """Whether it was started for function calls, and not for ``lockstep run``, which knows what
-        the script imports."""
+        return cls(process, ours, serves_calls=bool(import_path))
 
     @property
     def pid(self) -> int:
@@ -122,12 +155,12 @@ class ForkServer:
             self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
         return self._next_key
 
-    def warm(self) -> None:
-        """Has the server import now what most training scripts need. Does not block; workers
-        requested later wait for it."""
+    def warm(self, modules: Sequence[str] = WARM) -> None:
+        """Has the server import these modules now. Does not block; workers requested later wait for
+        it."""
         # ``receive`` raises the error
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._socket.send(json.dumps({"warm": True}).encode())
+            self._socket.send(json.dumps({"import": modules}).encode())
 
     def receive(self) -> dict[str, Any]:
         """The server's next message (see ``serve``); blocks if there is none yet.
@@ -142,8 +175,7 @@ class ForkServer:
         if not data:  # the server, and a worker that it was forking, have ended
             self.close()
             raise LaunchError(
-                f"the fork server (process {self.pid}), parent of all ranks on this machine, "
-                f"{_end_of(self._process.returncode)}"
+                f"the fork server (process {self.pid}), parent of all ranks on this machine, {_end_of(self._process.wait())}"
             )
         message: dict[str, Any] = json.loads(data)
         self.is_ready = self.is_ready or "ready" in message
@@ -161,10 +193,15 @@ _kept: ForkServer | None = None
 """An idle server, for the next launch in this process."""
 
 
+def kept_server() -> ForkServer | None:
+    """Returns the server that the next ``take_server`` gives, if there is one already."""
+    return _kept if _kept is not None and _kept.is_alive() else None
+
+
 def start_early() -> ForkServer:
     """Starts the server for the next ``take_server``, before the rest of the launcher is imported.
     The caller must close it."""
-    server = ForkServer()
+    server = take_server()
     keep_server(server)
     return server
 
@@ -172,11 +209,11 @@ def start_early() -> ForkServer:
 def take_server(import_path: Sequence[str] = ()) -> ForkServer:
     """The kept server, or a new one. The caller must close it, or keep it."""
     global _kept
-    if _kept is not None and _kept.is_alive():
-        server, _kept = _kept, None
+    if (server := kept_server()) is not None:
+        _kept = None
         return server
     drop_server()
-    return ForkServer(import_path)
+    return ForkServer.start(import_path)
 
 
 def keep_server(server: ForkServer) -> None:
@@ -216,7 +253,7 @@ def _end_of(status: int) -> str:
     )
 
 
-def _server_environ() -> dict[str, str]:
+def server_environ() -> dict[str, str]:
     """The environment in which the server loads libraries, which workers cannot change any more.
     They get a separate one."""
     environ = dict(os.environ)

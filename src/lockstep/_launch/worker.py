@@ -224,7 +224,7 @@ def _settle(request: Request) -> LaunchSpec:
         os.dup2(fd, target)
         os.close(fd)
     spec = LaunchSpec.load(request.spec_path)
-    # The server's own has values for libraries that it loads (see `_server_environ`), not for
+    # The server's own has values for libraries that it loads (see `server_environ`), not for
     # workers.
     os.environ.clear()
     os.environ.update(environ := worker_environ(spec, request.rank))

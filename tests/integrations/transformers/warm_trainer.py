@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from warm import run_on
 
-from lockstep._launch import server as launch_server
+from lockstep._launch.server import WARM, ForkServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PLAIN = "from transformers import Trainer, TrainingArguments"
@@ -34,10 +34,8 @@ def trainer_server(outlives_tests, require):
     process would take."""
     for name in ("transformers", "datasets", "trl"):
         require(name, None if importlib.util.find_spec(name) else f"{name} is not installed (pip install {name})")
-    with pytest.MonkeyPatch.context() as patch:
-        more = f"from lockstep._launch import serve; serve.PRELOAD += {(*IMPORTED, 'torch._dynamo')!r}\nmain("
-        patch.setattr(launch_server, "_BOOT", launch_server._BOOT.replace("main(", more))
-        server = launch_server.ForkServer()
+    server = ForkServer.start()
+    server.warm([*IMPORTED, *WARM])
     outlives_tests(server.pid)
     yield server
     server.close()

@@ -161,5 +161,5 @@ class _Launch:
         """The warm server, or a new one if that was ended with its workers."""
         if not self._server.is_alive():
             self._server.close()
-            self._server = ForkServer()
+            self._server = ForkServer.start()
         return self._server
