@@ -147,12 +147,12 @@ def test_it_is_on_several_processes(standing_crew, in_buckets):
     case = Case(
         shards=5,
         accumulate=2,
-        sizes=(9, 7, 9, 3, 2),
-        phases=(("weight",), ("sum", "samples")),
+        sizes=(9, 7, 9, 7, 9, 3, 2),
+        phases=(("weight",), ("sum", "weight")),
         norm="BatchNorm",
         keeps=True,
         in_buckets=in_buckets,
-        frozen=frozenset([2]),
+        frozen=frozenset([3]),
         mixed=True,
     )
     check(case, standing_crew(3, train, case, strategy="exact"), is_exact=True)
