@@ -21,7 +21,8 @@ The order of writes makes a commit atomic::
                     fsync .writing-.../                 (the names of the files are on disk)
                     rename .writing-... to step-<step>  (the commit)
                     fsync checkpoints/                  (the rename is on disk)
-                    write newest, delete old checkpoints
+                    write newest, fsync checkpoints/ and the run directory
+                    delete old checkpoints
 
 A kill before the rename leaves a directory with a temporary name, which the next launch completes
 or deletes. So a directory with a checkpoint's name was complete when it was written. Checksums
@@ -160,6 +161,7 @@ class Store:
         self._put(unfinished, manifest, path)
         write_atomic(self.directory / _NEWEST, path.name + "\n", durable=True, within=self.run_dir)
         flush(self.directory)
+        flush(self.run_dir)  # the name of ``checkpoints/``, which the first one has created
         older = [checkpoint for checkpoint in self.all() if checkpoint != path]
         # Later steps are left over from before the run resumed from an older checkpoint. They are
         # deleted first: a launch that resumed from one of them would undo the new steps.
