@@ -14,6 +14,8 @@ SLURM ?=#                 make cluster SLURM=1: with Slurm on the hosts
 CLUSTER_ARGS ?=#          other options of make cluster: make cluster SLURM=1 CLUSTER_ARGS="--gpus 4"
 BENCH ?=#                 the only benchmark to run, by name: make bench BENCH=startup
 BENCH_ARGS ?=#            options of the benchmark: make bench BENCH=startup BENCH_ARGS="--nproc 8"
+FAULTS ?=#                the only table of faults: make mutants FAULTS=tests/mutants/sync.toml
+SURVEY ?=#                make mutants SURVEY=1: all tests of CI (TIER=quick: of make test) on groups of faults (GROUP=8); hours
 PYTHONS ?= 3.11 3.13#    Python versions of make python
 
 VENV := .venv
@@ -105,7 +107,7 @@ simulated: $(STAMP) ## test the code paths of a GPU on a simulated device (built
 	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder $(or $(SIMULATED),tests/simulated tests/cuda) $(ARGS)
 
 mutants: $(STAMP) ## plant the faults of tests/mutants, one at a time, and run the tests that must fail (ARGS="--only buffers")
-	$(VENV)/bin/python tests/mutants/run.py $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
+	$(VENV)/bin/python tests/mutants/$(if $(SURVEY),survey.py $(if $(TIER),--tier $(TIER)) $(if $(GROUP),--group $(GROUP)),run.py) $(if $(JOBS),--jobs $(JOBS)) $(FAULTS) $(ARGS)
 
 wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
 	@rm -rf dist

@@ -1,7 +1,5 @@
 """A plugin of pytest that writes how each test ended: a line of JSON in the file that the variable
-OUTCOMES_FILE names.
-
-A test that has started has the outcome "started" until it ends, so that what hangs is known.
+OUTCOMES_FILE has the path of. Until it ends, its outcome is "started": so one that hangs is known.
 """
 
 import json

@@ -23,7 +23,6 @@ exit status is 1 unless all rows are seen.
 
 import argparse
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -54,7 +53,6 @@ class Place:
         self._temporary = directory / "t"
         copy_tree(root, self.copy)
         env = {**environment(self.copy), outcomes.VARIABLE: str(self._outcomes)}
-        env["PYTHONPATH"] += os.pathsep + str(HERE)  # where pytest finds the plugin
         self._process = subprocess.Popen(
             [sys.executable, "-P", HERE / "warm_pytest.py"],
             cwd=self.copy,

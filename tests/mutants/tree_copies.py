@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from faults import SOURCE, Fault
+from faults import HERE, SOURCE, Fault
 
 
 def copy_tree(root: Path, copy: Path) -> None:
@@ -22,8 +22,9 @@ def copy_tree(root: Path, copy: Path) -> None:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """Returns the variables for processes that are to import lockstep from this copy."""
-    return {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_WAIT_POLICY": "passive"}
+    """Returns the variables of a pytest that imports lockstep from this copy, and ``outcomes``."""
+    path = os.pathsep.join([str(copy / "src"), str(HERE)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"}
 
 
 @contextlib.contextmanager

@@ -5,23 +5,20 @@ A request is a line of JSON, ``{"args": [...], "output": FILE, "limit_s": SECOND
 answer, ``{"status": STATUS}``: None for a pytest that was over its limit.
 """
 
-import ctypes
 import json
 import os
 import sys
 import time
 import traceback
 
+import descendants
 import numpy  # noqa: F401
-import psutil
 import pytest
 import torch
 import torch.distributed
 import torch.utils.data  # noqa: F401
 from hypothesis import Phase, settings
 
-PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 0.02
 IMPORTED = "Module already imported so cannot be rewritten"  # Hypothesis is, on purpose
 
 
@@ -35,31 +32,14 @@ def run(args: list[str], output: str, limit_s: float) -> int | None:
     try:
         while time.monotonic() < deadline and os.getppid() == parent:
             # also of those whose parent is gone, as an init process does
-            ended, status = next_ended()
+            ended, status = descendants.next_ended()
             if ended == pid:
                 return os.waitstatus_to_exitcode(status)
             if not ended:
-                time.sleep(LOOK_S)
+                time.sleep(descendants.LOOK_S)
         return None
     finally:
-        end_descendants()
-
-
-def next_ended() -> tuple[int, int]:
-    try:
-        return os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return 0, 0
-
-
-def end_descendants() -> None:
-    while left := psutil.Process().children(recursive=True):
-        for process in left:
-            if process.is_running():
-                process.kill()
-        while next_ended()[0]:
-            pass
-        time.sleep(LOOK_S)
+        descendants.end_all()
 
 
 def become_pytest(args: list[str], output: str) -> None:
@@ -85,7 +65,7 @@ def main() -> None:
     phases = [Phase.explicit, Phase.reuse, Phase.generate]
     settings.register_profile("mutants", phases=phases, deadline=None)
     settings.load_profile("mutants")
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    descendants.keep_orphans()
     assert not any(name.split(".")[0] == "lockstep" for name in sys.modules)
     answers = os.fdopen(os.dup(1), "w")
     for request in sys.stdin:
