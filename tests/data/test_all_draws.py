@@ -152,8 +152,8 @@ class Metric:
 
 
 def train(num_workers):
-    """Two loops over epochs, and two passes over two loaders side by side. Steps of two parts and two
-    phases."""
+    """Two loops over epochs, a nested loop, and two passes over two loaders side by side. Steps of
+    two parts and two phases."""
     DRAWN.clear(), PASSES.clear()
     team = lockstep.join()
     note("joined")
@@ -178,6 +178,11 @@ def train(num_workers):
             one_pass(epoch, kind)
             note("epoch", kind, epoch, "behind the pass")
         note("epochs", kind)
+    for batch in loaders["ready"]:
+        for number, _ in enumerate(loaders["samples"]):
+            note("nested", team.step, number)
+        note("nested", team.step)
+        phase(team, model, 0, 0, ["nested"], [batch])
     for number in range(2):
         one_pass(number, "ready", "ready samples")
         note("pass", number)

@@ -28,6 +28,7 @@ from lockstep._data.batch import Batch, PhaseDriver
 from lockstep._data.changed_samples import ChangedSamples, calling_line
 from lockstep._data.source import StepData
 from lockstep._data.sources import choose_source
+from lockstep._data.streams import preserve_rng
 from lockstep._data.torch_loader import length_of
 from lockstep._data.uploads import Uploads, fetches_ahead
 from lockstep._data.worker_copies import WorkerCopies
@@ -59,8 +60,7 @@ class Driver(Protocol):
         """Begins the next step."""
 
     def begin_following_step(self, loader: Any) -> None:
-        """Notes that a loader that follows is about to yield a batch, or has none left, and returns
-        to the step's random stream, since fetching may have drawn from it."""
+        """Notes that a loader that follows is about to yield a batch, or has none left."""
 
     def end_following_pass(self, loader: Any) -> None:
         """Ends a pass that follows the leading one."""
@@ -332,7 +332,7 @@ class PreparedLoader:
         batch: Batch | None = None
         this_pass = self._begin(self._num_followed + 1, is_follower=True)
         try:
-            for plan, data in self._steps(this_pass):
+            for plan, data in _fetched_apart(self._steps(this_pass)):
                 # Counted when it is yielded, not when the next one is requested as in a leading
                 # pass: a checkpoint of the current step contains the batch that the step uses.
                 this_pass.done += 1
@@ -463,3 +463,14 @@ class PreparedLoader:
         self.is_idle, self.made_inside = state.get("idle", False), state.get("inside", False)
         self._source_before = state["source"]
         self._source.load_state(state["source"])
+
+
+def _fetched_apart(steps: Iterator[StepData]) -> Iterator[StepData]:
+    """Yields the same steps. The random stream of the running step continues after each, as if
+    nothing had been fetched."""
+    while True:
+        with preserve_rng():
+            step = next(steps, None)
+        if step is None:
+            return
+        yield step

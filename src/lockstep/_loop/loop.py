@@ -406,10 +406,8 @@ class Loop(Driver):
 
     @override
     def begin_following_step(self, loader: PreparedLoader) -> None:
-        """Notes that another loader than the leading one yields a batch or has none left, and
-        returns to the step's random stream, from which fetching may have drawn."""
+        """Notes that another loader than the leading one yields a batch or has none left."""
         self._followers[loader] = self._num_passes
-        self.phases.resume_stream()
 
     @override
     def end_following_pass(self, loader: PreparedLoader) -> None:
