@@ -41,6 +41,7 @@ def run_ci(tmp_path):
         ("check", ["install", "check", "wheel"]),
         ("test", ["install", "horovod", "test-all"]),
         ("simulated", ["install", "simulated"]),
+        ("mutants", ["install", "mutants"]),
     ],
 )
 def test_a_job_runs_what_it_needs(run_ci, job, targets):
@@ -50,11 +51,12 @@ def test_a_job_runs_what_it_needs(run_ci, job, targets):
 def test_all_jobs_run_in_order_without_an_argument(run_ci):
     status, targets = run_ci()
     assert status == 0
-    assert [target for target in targets if target != "horovod"] == ["install", "check", "wheel", "test-all", "simulated"]
+    in_order = ["install", "check", "wheel", "test-all", "simulated", "mutants"]
+    assert [target for target in targets if target != "horovod"] == in_order
     assert targets.index("horovod") < targets.index("test-all")
 
 
-@pytest.mark.parametrize(("fails", "last"), [("install", "install"), ("check", "check"), ("simulated", "simulated")])
+@pytest.mark.parametrize(("fails", "last"), [(name, name) for name in ("install", "check", "simulated", "mutants")])
 def test_nothing_runs_after_a_failure(run_ci, fails, last):
     status, targets = run_ci(fails=fails)
     assert status != 0

@@ -1,4 +1,4 @@
-"""The processes that come from this one, also those whose parent is gone."""
+"""The processes that come from this one, also those whose parent has exited."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ def keep_orphans() -> None:
 
 
 def next_ended() -> tuple[int, int]:
-    """Returns the pid and wait status of a child that has ended, or 0."""
+    """Returns the pid and wait status of a child that has exited, or 0."""
     try:
         return os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -24,7 +24,7 @@ def next_ended() -> tuple[int, int]:
 
 
 def end_all() -> None:
-    """Kills all of them, and waits until they are gone."""
+    """Kills all of them, and waits until they have exited."""
     while left := psutil.Process().children(recursive=True):
         for process in left:
             if process.is_running():

@@ -1,4 +1,4 @@
-"""Faults of one or two lines, as the tables beside this file have them: one file per room."""
+"""Faults of one or two lines, as in the tables of this directory: one file per room."""
 
 import tomllib
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ SOURCE = Path("src", "lockstep")
 
 
 class RowError(Exception):
-    """A row is to be mended."""
+    """A row must be fixed."""
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ A row is a fault of one or two lines, as a refactoring makes:
     new = '''the text in its place'''
     tests = ["tests/sync/test_oracle.py::test_name"]   # one of them must fail
 
-The tests run in a copy of the tree as it stands, with commits and without. First all of them run
-without a fault: they must pass. A row is then
+The tests run in a copy of the working tree. First all of them run without a fault: they must pass.
+A row is then
 
     seen      if one of its tests fails,
     not seen  if all of them pass,
-    wrong     if it is to be mended: old is not in the file once, a test does not exist, is skipped,
-              fails without the fault, or takes longer than --limit.
+    wrong     if the row must be fixed: old is not in the file once, a test does not exist, is
+              skipped, fails without the fault, or takes longer than --limit.
 
-A row with survives = "why" in place of tests is listed, not run. The last line printed is JSON. The
+A row with survives = "why" instead of tests is listed, not run. The last line printed is JSON. The
 exit status is 1 unless all rows are seen.
 """
 
@@ -74,16 +74,15 @@ class Place:
         self._process.stdin.write(json.dumps(request) + "\n")
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError("the process that forks pytest has ended")
+            raise RuntimeError("the process that forks pytest has exited")
         return json.loads(answer)["status"], outcomes.read_outcomes(self._outcomes)
 
     def last_lines(self, number: int = 8) -> str:
         return "\n".join("    " + line for line in self._output.read_text(errors="replace").splitlines()[-number:])
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process:  # at the end of its requests it exits
+            pass
 
 
 @dataclass
@@ -95,7 +94,7 @@ class Verdict:
 
 
 def passes(place: Place, tests: Sequence[str]) -> dict[str, str]:
-    """Returns how each of the tests ends without a fault, but for those that pytest cannot find."""
+    """Returns how each of the tests that pytest can find ends without a fault."""
     status, ended = place.run(tests, limit_s=BASELINE_LIMIT_S)
     if status in (USAGE, INTERRUPTED) and len(tests) > 1:  # then no test has run
         half = len(tests) // 2
@@ -164,7 +163,7 @@ def in_places(places: Sequence[Place], work: Callable[[Place, Any], Any], tasks:
 
 
 def by_file(tests: Iterable[str], parts: int) -> list[list[str]]:
-    """Deals the tests out, those of a file together."""
+    """Deals the tests out, each file as a whole."""
     files: dict[str, list[str]] = {}
     for test in sorted(set(tests)):
         files.setdefault(test.split("::")[0], []).append(test)

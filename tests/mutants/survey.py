@@ -1,9 +1,10 @@
 """Plants faults in groups, and runs all tests: which faults does nothing see?
 
-The tests of make test run first, then, for what they have not seen, the others of CI. If all pass,
-all faults of the group survive. Otherwise each runs alone on the tests that failed. This takes as
-long as the tests, for each group: it is run by hand, after larger changes, also with faults that
-tests/mutants has no rows of (make mutants SURVEY=1 FAULTS=FILE.toml). Rows need no tests here.
+The tests of make test run first, then, for faults that they do not see, the others of CI. If all
+pass, all faults of the group survive. Otherwise each runs alone on the tests that failed. This
+takes as long as the tests, for each group: it is run by hand, after larger changes, also with
+faults that tests/mutants has no rows of (make mutants SURVEY=1 FAULTS=FILE.toml). Rows need no
+tests here.
 
 The last line printed is JSON: how many there are, how many make test and CI see, and the survivors.
 """
@@ -33,7 +34,7 @@ ALONE_LIMIT_S = 300
 
 @dataclass
 class Ending:
-    """How a run of tests ended: those that failed or hung, and whether all of them ran."""
+    """How a run of tests ended: which failed or hung, and whether all of them ran."""
 
     failed: list[str]
     is_whole: bool
@@ -52,9 +53,9 @@ class Result:
 class Tests:
     """All tests of a tier, in a copy of the tree."""
 
-    def __init__(self, directory: Path, paths: Sequence[str], jobs: int) -> None:
+    def __init__(self, root: Path, directory: Path, paths: Sequence[str], jobs: int) -> None:
         self.copy, self._directory, self._paths, self._jobs = directory / "tree", directory, list(paths), jobs
-        copy_tree(ROOT, self.copy)
+        copy_tree(root, self.copy)
         self._number = 0
 
     def run(self, faults: Sequence[Fault], tests: Sequence[str], *options: str, limit_s: float) -> Ending:
@@ -91,7 +92,7 @@ class Tests:
         return Ending(failed, status is not None and len(failed) < MOST_FAILED, time.monotonic() - start)
 
     def run_tier(self, faults: Sequence[Fault], tier: str, known: Sequence[str], limit_s: float) -> Ending:
-        """Runs all tests of a tier but for those that are known to fail."""
+        """Runs all tests of a tier, except tests that are known to fail."""
         left_out = [f"--deselect={test}" for test in known]
         return self.run(faults, self._paths, "-m", MARKS[tier], f"--maxfail={MOST_FAILED}", *left_out, limit_s=limit_s)
 
@@ -172,7 +173,7 @@ def main() -> int:
         for fault in faults:
             fault.planted_in((ROOT / "src" / "lockstep" / fault.file).read_text())
         with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as directory:
-            tests = Tests(Path(directory), asked.tests, asked.jobs)
+            tests = Tests(ROOT, Path(directory), asked.tests, asked.jobs)
             results = survey(tests, faults, [QUICK, LONG] if asked.tier == "ci" else [QUICK], asked.group, asked.out)
     except (RowError, OSError) as error:
         print(error, file=sys.stderr)

@@ -27,7 +27,7 @@ def functions_of(file: Path) -> set[str]:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_can_be_planted_and_its_tests_exist(fault: Fault) -> None:
     fault.planted_in(text_of(ROOT / SOURCE / fault.file))
-    assert bool(fault.tests) != bool(fault.survives), "a row has tests, or says why it survives"
+    assert bool(fault.tests) != bool(fault.survives), "a row has tests, or a reason why it survives"
     for test in fault.tests:
         file, *parts = test.split("[")[0].split("::")
         assert set(parts) <= functions_of(ROOT / file), test

@@ -1,4 +1,4 @@
-"""A copy of the tree as it stands, in which faults are planted."""
+"""A copy of the working tree, in which faults are planted."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ def planted(copy: Path, faults: Sequence[Fault], number: int) -> Iterator[None]:
     """Plants faults of different files in a copy, until the end of the block.
 
     Python compares the times of files, in seconds, to know whether what it compiled is still valid:
-    each number has one of its own.
+    each number has a separate one.
     """
     with contextlib.ExitStack() as stack:
         for fault in faults:

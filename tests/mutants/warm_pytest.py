@@ -2,7 +2,7 @@
 request: the imports take longer than most tests.
 
 A request is a line of JSON, ``{"args": [...], "output": FILE, "limit_s": SECONDS}``, and so is its
-answer, ``{"status": STATUS}``: None for a pytest that was over its limit.
+answer, ``{"status": STATUS}``: None for a pytest that took longer than its limit.
 """
 
 import json
