@@ -339,11 +339,13 @@ class Loop(Driver):
             # no rank may be waited for.
             self._agreement_pending = True
         self._leader = None
+        # Also after an error, which the script may catch: the ranks are in streams of their shards.
+        if not sys.is_finalizing():
+            self._reseed_after_pass()
         if failed:
             return
         if self.meetings.are_held:
             self.meetings.leave(departure(self.step, comes_next, exhausted=exhausted), early=not exhausted)
-        self._reseed_after_pass()
         if exhausted:  # then every rank is here
             self.meetings.meet("the end of its loop", self.step)
             self._listeners.flush()
