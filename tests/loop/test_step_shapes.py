@@ -1,0 +1,87 @@
+"""Whatever the shards of a step do, and however its loops are left, a run has the same values,
+gradients, weights, random numbers and refusals on every number of processes. Values, gradients and
+weights are as plain Python computes them."""
+
+import pytest
+import torch
+from step_shapes import EQUAL_SHAPES, SHAPES, expected_of, train
+
+pytestmark = pytest.mark.timeout(90)
+NUM_SHARDS = 6
+
+
+def run(standing_crew, nproc, *args, **settings):
+    """What the ranks saw, all the same, and what the shards of all of them did."""
+    by_rank = standing_crew(nproc, train, *args, shards=NUM_SHARDS, timeout_s=60.0, **settings)
+    for seen, _ in by_rank:
+        check_equal(by_rank[0][0], seen)
+    did = [item for _, of_rank in by_rank for item in of_rank.items()]
+    assert len(did) == len(dict(did)), "a shard was run twice"
+    return by_rank[0][0], dict(sorted(did))
+
+
+def check_equal(expected, found):
+    for first, second in zip(map(repr, expected), map(repr, found), strict=False):  # a NaN as any other
+        assert first == second
+    assert len(expected) == len(found)
+
+
+def check_same(alone, among):
+    for expected, found in zip(alone, among, strict=True):
+        check_equal(expected, found)
+
+
+def check_plain(seen, shards):
+    """Compares what a run saw with plain Python."""
+    carried, weight, values, turn = torch.zeros(2), torch.ones(2), {}, 0
+    for now, what, *found in seen:
+        values, turn = ({} if now != turn else values), now
+        if what == "phase":
+            phase, num_samples, seen_values, seen_gradient, _ = found
+            micros = [did for (of_turn, of_phase, *_), did in shards.items() if (of_turn, of_phase) == (now, phase)]
+            assert sum(len(samples) for samples, *_ in micros) == num_samples
+            gradient, new = expected_of(micros, num_samples)
+            carried = carried if gradient is None else carried + gradient
+            values |= new
+            check_near(seen_gradient or (0.0, 0.0), carried)
+            assert seen_values.keys() == values.keys()
+            for name in values:
+                check_near(seen_values[name], values[name])
+        elif what == "step":
+            _, updates, seen_weight = found
+            if updates:
+                weight, carried = weight - 0.1 * carried, torch.zeros(2)
+            check_near(seen_weight, weight)
+
+
+def check_near(found, expected):
+    found = torch.tensor(found, dtype=torch.float64)
+    torch.testing.assert_close(found, expected.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.quick
+def test_steps_of_any_shape_with_loops_that_are_left(standing_crew):
+    alone = run(standing_crew, 1, 1, 50, SHAPES, True)
+    check_plain(*alone)
+    check_same(alone, run(standing_crew, 2, 1, 50, SHAPES, True))
+
+
+@pytest.mark.quick
+def test_steps_of_any_shape_of_several_batches_each(standing_crew):
+    alone = run(standing_crew, 1, 2, 40, accumulate=2)
+    check_plain(*alone)
+    check_same(alone, run(standing_crew, 3, 2, 40, accumulate=2))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_with_each_strategy(standing_crew, strategy, accumulate):
+    check_plain(*run(standing_crew, 3, 3, 100, EQUAL_SHAPES, strategy=strategy, accumulate=accumulate))
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_steps_of_any_shape_in_longer_runs(standing_crew, seed):
+    alone = run(standing_crew, 1, seed, 120, SHAPES, True)
+    check_plain(*alone)
+    for nproc in (2, 4):
+        check_same(alone, run(standing_crew, nproc, seed, 120, SHAPES, True))
