@@ -352,6 +352,18 @@ def test_failures_are_put_in_order_by_cause_then_time():
     assert [each.rank for each in failures.in_order(found)] == [1, 3, 0, 2]
 
 
+def test_only_a_rank_that_ended_before_the_first_failure_ended_early():
+    lost = failures.Failure(rank=0, time_s=10.0, kind="ConnectionError", message="", is_consequence=True)
+    ends = {1: failures.End(how="one", time_s=11.0), 2: failures.End(how="two", time_s=9.0)}
+    found = failures.early_end([lost], ends, {}, 4)
+    assert (found.rank, found.ended_early) == (2, True)
+    assert failures.early_end([lost], {1: ends[1]}, {}, 4) is None
+    assert failures.early_end([lost], ends, {}, 2) is None  # all programs ended, and exit handlers failed
+    # without a report of its program's end, whenever that was noticed
+    assert failures.early_end([lost], {}, {1: ends[1]}, 4).rank == 1
+    assert failures.early_end([failures.Failure(rank=0, kind="ValueError", message="")], ends, {}, 4) is None
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("leave", ["except ValueError: dist.all_gather_object([None] * SIZE, RANK)", "finally: end()"])
 def test_what_a_rank_was_handling_while_the_others_waited_is_the_cause(run_warm, tmp_path, leave):

@@ -10,7 +10,7 @@ import pytest
 from launch_helpers import until
 
 from lockstep._base.errors import ConfigError
-from lockstep._launch.output import OutputPlan
+from lockstep._launch.output import OutputPlan, Streams
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -45,6 +45,29 @@ def test_tee_shows_each_line_with_its_rank(run_warm, tmp_path, with_log):
     assert "[rank 1] native 1" in ended.err
     if with_log:
         assert sorted((tmp_path / "rank-1.log").read_text().splitlines()) == said(1)
+
+
+def test_every_line_is_passed_on_with_its_rank_also_a_last_one_without_an_end():
+    lines = []
+    with Streams([0, 1], OutputPlan(sink=lambda *line: lines.append(line))) as streams:
+        written = {rank: [os.dup(fd) for fd in streams.for_rank(rank)[1:]] for rank in (0, 1)}
+        streams.handed_over()
+        for rank, fds in written.items():
+            for fd in fds:
+                os.write(fd, b"first\r50 %%\rlast of %d" % rank)
+                os.close(fd)
+        streams.drain(lambda: False)
+    parts = [b"first\r", b"50 %\r", b"last of 0\n", b"last of 1\n"]
+    expected = [
+        (rank, is_error, part) for rank in (0, 1) for is_error in (False, True) for part in (*parts[:2], parts[2 + rank])
+    ]
+    assert sorted(lines, key=lambda line: line[:2]) == expected
+
+
+@pytest.mark.parametrize(("attach", "reads"), [(None, 0), (0, 0), (2, 2)])
+def test_one_rank_has_the_standard_input(attach, reads):
+    with Streams(range(3), OutputPlan(attach=attach)) as streams:
+        assert [rank for rank in range(3) if streams.for_rank(rank)[0] == 0] == [reads]
 
 
 def test_output_is_drained_to_the_last_line(run_warm):

@@ -54,9 +54,12 @@ class Node:
             waiter=lambda remedy, timeout_s=None: Waiter("here:1", 60.0, Stop(), remedy),
         )
         self.rendezvous = StaticRendezvous(connection)
-        self.heartbeat = SimpleNamespace(also=lambda _: None, silence_s=lambda: 0.0, answered_at=0.0, beat_s=0.25)
+        self.heartbeat = SimpleNamespace(also=lambda _: None, silence_s=self.silence_s, answered_at=0.0, beat_s=0.25)
         self.number = number
         self._clock = clock
+
+    def silence_s(self):
+        return self._clock.monotonic() - self.heartbeat.answered_at
 
     def meet(self):
         machine = Machine(host=f"host{self.number}", address=f"10.0.0.{self.number}", num_ranks=2)
@@ -167,3 +170,29 @@ def test_reports_of_nodes_that_are_gone_are_not_waited_for(meet):
         reports.append(node.round.reports(lambda _: pytest.fail("it waits")))
     assert reports[0] == reports[1]
     assert sorted(reports[0]) == [0, 1]
+
+
+def test_a_store_that_does_not_answer_for_a_while_makes_no_node_silent(meet):
+    nodes, clock = meet(3)
+    for _ in range(3):
+        clock.now += 0.25
+        for node in nodes:
+            node.beat()
+    clock.now += 60.0
+    assert [node.round.silent(10.0) for node in nodes] == [[], [], []]
+    for node in nodes:
+        node.beat()
+        assert node.round.silent(10.0) == []
+
+
+def test_the_report_of_a_node_that_has_left_counts(meet):
+    nodes, clock = meet(3)
+    nodes[2].round.report(rounds_module.Report(signal=15))
+    for _ in range(20):
+        clock.now += 0.25
+        for node in nodes[:2]:
+            node.beat()
+    for node in nodes[:2]:
+        node.round.report(rounds_module.Report())
+    for node in nodes[:2]:
+        assert [report.signal for report in node.round.reports(lambda _: pytest.fail("it waits")).values()] == [0, 0, 15]

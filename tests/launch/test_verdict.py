@@ -125,8 +125,9 @@ def test_a_run_that_has_saved_itself_ends_on_all_nodes_with_its_status_and_is_no
         assert (found.continues, found.stopped_with, found.status, found.code) == (False, 75, 75, "saved")
     unsaved = [replace(SAVED, stopped_with=74), replace(LEAVES, stopped_with=74)]
     for is_elastic in (False, True):
-        found = judged(unsaved, is_elastic=is_elastic)
-        assert (found.continues, found.stopped_with) == (False, 74)
+        for reports in (unsaved, [unsaved[0], LEAVES], [SAVED, unsaved[1]]):
+            found = judged(reports, is_elastic=is_elastic)
+            assert (found.continues, found.stopped_with) == (False, 74)
 
 
 def test_where_nodes_come_and_go_those_that_were_not_told_go_on_if_they_are_enough():

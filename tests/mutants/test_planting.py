@@ -1,4 +1,4 @@
-"""Promises of ``make mutants``, in a small tree: a fault that a test sees, one that none sees, and a
+"""Promises of ``make mutants``, in a small tree: a fault that a test sees, one that none sees and a
 row that must be fixed are distinguished; nothing that a row has started stays."""
 
 import subprocess

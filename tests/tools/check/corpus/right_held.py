@@ -309,6 +309,7 @@ def processes_counted_for_a_file_name():
         loss = train_step(team, model, optimizer, batch)
         if rank == 0:
             print(f"{world} processes: {loss}", os.environ.get("WORLD_SIZE"))
+            torch.save({"world": world}, f"of-{world}.pt")
 
 
 class Ascent:

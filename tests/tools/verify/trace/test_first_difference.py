@@ -175,6 +175,22 @@ def test_a_run_that_goes_on_is_compared_from_where_it_began():
     assert (found.step, found.stage) == (2, "loss")
 
 
+def test_what_a_resume_has_lost_is_found_before_its_first_step():
+    def lose(line):
+        if line["event"] == "initial":
+            line["state"] = {**line["state"], "momentum of w": "zero"}
+
+    found = first_difference(gather(trace(1)), resumed(lose))
+    assert (found.step, found.stage, found.name) == (1, "state", "momentum of w")
+
+
+def test_a_trace_is_complete_if_every_rank_has_reached_its_end():
+    for left_out in range(3):
+        ranks = [lines[: len(lines) - (rank == left_out)] for rank, lines in enumerate(trace(2))]
+        assert gather(ranks).is_complete == (left_out == 2)
+    assert not gather(trace(2)[:1]).is_complete
+
+
 def test_weights_that_differ_before_the_first_step_are_found():
     def begin(rank, line):
         if line["event"] == "initial":

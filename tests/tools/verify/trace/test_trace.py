@@ -6,6 +6,7 @@ import pytest
 import torch
 import tracing_scripts
 
+from lockstep._tools.replay.digests import read_digests
 from lockstep._tools.verify.trace.lines import DIRECTORY, exact, number, read_ranks
 from lockstep._tools.verify.trace.traced_run import gather
 
@@ -79,6 +80,13 @@ def test_a_step_that_was_discarded_is_not_in_the_trace(crew, tmp_path):
     run = gather(traced(crew, tmp_path, 2, tracing_scripts.left_in_a_step, 8, shards=2)[1])
     assert [(step, line["pass"]) for step, (line, _) in run.steps.items()] == [(1, 0), (2, 1)]
     assert sorted(run.shards) == [(step, 0, shard, 0) for step in (1, 2) for shard in (0, 1)]
+    assert {len(owners) for owners in run.shards.values()} == {1}
+
+
+def test_a_step_that_failed_is_not_recorded(crew, tmp_path):
+    ranks = traced(crew, tmp_path, 1, tracing_scripts.failed_in_a_step, 8, shards=2, journal_every=1)[1]
+    assert sorted(gather(ranks).shards) == [(1, 0, shard, 0) for shard in (0, 1)]
+    assert read_digests(tmp_path / "run-1").numbers() == [1]
 
 
 def test_every_loader_of_a_phase_and_evaluations_are_recorded(crew, tmp_path):

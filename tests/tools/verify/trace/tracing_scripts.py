@@ -1,5 +1,7 @@
 """Trainings that are traced, as functions for the crew."""
 
+import contextlib
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -61,6 +63,19 @@ def left_in_a_step(length):
                 team.backward(model(x).square().mean())
             optimizer.step()
             optimizer.zero_grad()
+
+
+def failed_in_a_step(length):
+    """An error in the shards of the second step, which ends the training."""
+    team = lockstep.join()
+    model = nn.Linear(4, 1)
+    model, loader = team.prepare(model, DataLoader(TensorDataset(torch.ones(length, 4)), 4))
+    with contextlib.suppress(KeyError):
+        for batch in loader:
+            for (x,) in batch.shards:
+                team.backward(model(x).square().mean())
+                if team.step == 2:
+                    raise KeyError(x)
 
 
 def two_loaders_and_evaluation():
