@@ -32,7 +32,7 @@ def cases(draw, shards, smallest=1, dtypes=(False, True)):
     return Case(
         shards=draw(st.sampled_from(shards)),
         accumulate=draw(st.integers(1, 3)),
-        sizes=tuple(draw(st.lists(st.integers(smallest, 11), min_size=2, max_size=6))),
+        sizes=tuple(draw(st.lists(st.integers(smallest, 11), min_size=3, max_size=8))),
         phases=tuple(draw(st.lists(kinds, min_size=1, max_size=2))),
         norm=draw(st.sampled_from(list(NORMS))),
         keeps=draw(st.booleans()),
@@ -135,7 +135,7 @@ def same(found, expected, what, *, rounds):
 
 
 @pytest.mark.quick
-@drawn(20)
+@drawn(12)
 @given(case=cases([2, 3, 5]))
 def test_a_step_is_that_of_the_contract(standing_crew, case):
     check(case, standing_crew(1, train, case, strategy="exact"), is_exact=True)

@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.nn import Parameter
+from torch.nn import Parameter, functional
 
 from lockstep._plan.blocks import even_blocks
 from lockstep._plan.shards import plan_step
@@ -115,6 +115,31 @@ def test_a_buffer_that_nobody_changed_keeps_its_bits_and_its_memory():
     assert inner[1].constant is untouched
     assert untouched.data_ptr() == address
     assert torch.equal(untouched.view(torch.int32), constant.view(torch.int32))
+
+
+def test_a_large_buffer_goes_on_from_phase_to_phase():
+    # Larger ones are not compared with their values at the beginning of a phase.
+    model, buffers = Buffers(mean=torch.zeros(70_000)), ShardBuffers()
+    buffers.attach(model)
+    for expected in (1.0, 2.0):
+        buffers.begin_step(2)
+        with torch.no_grad():
+            model.mean.add_(2.0)
+        changes = buffers.changes(0.5, is_lowest_shard=True)
+        buffers.rewind()
+        buffers.apply(changes)
+        assert model.mean.unique().tolist() == [expected]
+
+
+def test_statistics_that_a_recomputed_pass_writes_without_a_count_are_undone():
+    model, buffers = nn.BatchNorm1d(2), ShardBuffers()
+    buffers.attach(model)
+    buffers.begin_step(2)
+    functional.batch_norm(torch.ones(4, 2), model.running_mean, model.running_var, training=True)
+    before = model.running_mean.clone()
+    with buffers.held():  # as in a layer of its own, derived from BatchNorm
+        functional.batch_norm(torch.ones(4, 2), model.running_mean, model.running_var, training=True)
+    assert torch.equal(model.running_mean, before)
 
 
 def test_a_buffer_that_two_modules_share_is_changed_once():
