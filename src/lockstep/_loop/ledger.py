@@ -17,10 +17,10 @@ The row of a rank, in float64, where S is the largest number of micro-batches th
 With one loss on 8 shards and 2 processes (S = 4) that is 6 + 9 + 2 x 4 = 23 numbers, 184 bytes. A
 row has a slot for every micro-batch (``MicroBatch.index``), rather than a sum over this rank's
 shards, so that the result does not depend on which rank had which shard: rank 0's slots, then rank
-1's and so on are the shards in order, since blocks are contiguous. Slots that are empty are marked:
-NaN for a weight, a weight of -1 for a value. Python's floats are float64, so that nothing is
-rounded on the way; what float64 cannot express (tensors, integers above 2**53) is never
-predicted."""
+1's and so on are the shards in order, since blocks are contiguous. An empty slot has the weight 0
+of a backward call, which adds nothing to their sum; that of a value has the weight -1. Python's
+floats are float64, so that nothing is rounded on the way; what float64 cannot express (tensors,
+integers above 2**53) is never predicted."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ class Ledger:
         place = float(step * _MOST_PHASES + phase)
         line = [_MARK, place, 0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples)]
         line += [self._data_checksum(), *busy, *itertools.chain(*told)]
-        line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
+        line += [page.weights.get((call, slot), 0.0) for call in weighted for slot in slots]
         # Sorted: a row has no names in it, so every rank must write and read them in one order.
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
@@ -444,9 +444,7 @@ class Ledger:
         numbers = iter(line[first:])
         for call in weighted:
             for slot in slots:
-                weight = next(numbers)
-                if not math.isnan(weight):
-                    page.weights[call, slot] = weight
+                page.weights[call, slot] = next(numbers)
         for name in sorted(form.names):
             for slot in slots:
                 value, weight = next(numbers), next(numbers)
