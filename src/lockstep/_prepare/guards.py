@@ -255,9 +255,9 @@ class ShardGradients:
         self.micro = None
 
     def drop(self) -> None:
-        """Forgets the micro-batch after the script left the shard loop early."""
+        """Forgets the micro-batch after the script left the shard loop early. The loop clears
+        ``.grad``, placeholders included."""
         self.micro, self.is_running = None, False
-        self._remove_placeholders()
 
     def _remove_placeholders(self) -> None:
         for parameter in self.marked:
