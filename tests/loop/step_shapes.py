@@ -60,6 +60,8 @@ class Step:
         self.evaluates, self.updates, self.leaves_pass = (dice.random() < p for p in (0.2, 0.6, 0.1))
         self.left_out = {number for number in range(4) if dice.random() < 0.3}
         """The batches that an evaluation leaves out."""
+        self.worthless = dice.random() < 0.15
+        """Whether all values have the weight 0."""
         self.heavy = dice.choice((0, 1, 2))
         """The shard whose weight is not 0, so that the weights of all do not sum to 0."""
 
@@ -70,7 +72,8 @@ class Step:
             weights = [1.0, 0.5]
             shape = "backward, add" if self._shapes == EQUAL_SHAPES else "backward, backward, add"
         names = [name for name in self.names[phase] if dice.random() < 0.7]
-        return Shard(shape, tuple(weights), dice.choice((None, None, 0.0, 2.3)), tuple(names))
+        of_values = 0.0 if self.worthless else dice.choice((None, None, 0.0, 2.3))
+        return Shard(shape, tuple(weights), of_values, tuple(names))
 
 
 def value_of(name, x):

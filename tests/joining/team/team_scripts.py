@@ -1,5 +1,6 @@
 """Scripts that look at what the team does. Each function is one rank's script."""
 
+import inspect
 import io
 import json
 import os
@@ -338,49 +339,74 @@ def refused_in_the_shards():
         average = AveragedModel(model)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         test_loader = DataLoader(numbers(4), 4)
-        model, optimizer, schedule, average, scaler, loader = team.prepare(
-            model, optimizer, schedule, average, scaler, DataLoader(numbers(12), 4)
+        model, optimizer, schedule, average, scaler, loader, beside = team.prepare(
+            model, optimizer, schedule, average, scaler, DataLoader(numbers(12), 4), DataLoader(numbers(12), 4)
         )
+        state, kept = team.state(best=1.0), team.per_shard("kept", 1.0)
 
         def enter(context):
             with context:
                 pass
 
-        calls = {
-            "optimizer.step()": lambda: optimizer.step(),
-            "optimizer.zero_grad()": lambda: optimizer.zero_grad(),
-            "average.update_parameters()": lambda: average.update_parameters(model),
-            "scaler.unscale_()": lambda: scaler.unscale_(optimizer),
-            "scaler.step()": lambda: scaler.step(optimizer),
-            "scaler.update()": lambda: scaler.update(),
-            "clip_grad_norm_()": lambda: team.clip_grad_norm_(model.parameters(), 1.0),
-            "all_reduce": lambda: team.all_reduce(torch.ones(1)),
-            "broadcast": lambda: team.broadcast(torch.ones(1)),
-            "broadcast_object": lambda: team.broadcast_object(1),
-            "all_gather": lambda: team.all_gather(torch.ones(1)),
-            "all_gather_object": lambda: team.all_gather_object(1),
-            "barrier": lambda: team.barrier(),
-            "any": lambda: team.any(True),
-            "evaluate()": lambda: enter(team.evaluate(model, test_loader)),
-            "best()": lambda: team.best(1.0),
-            "save()": lambda: team.save({}, team.run_dir / "never.pt"),
-            "main_first()": lambda: enter(team.main_first()),
-        }
-        said = {}
+        one = torch.ones(1)
+        calls = [
+            lambda: optimizer.step(),
+            lambda: optimizer.zero_grad(),
+            lambda: model.zero_grad(),
+            lambda: average.update_parameters(model),
+            lambda: scaler.unscale_(optimizer),
+            lambda: scaler.step(optimizer),
+            lambda: scaler.update(),
+            lambda: team.clip_grad_norm_(model.parameters(), 1.0),
+            lambda: team.all_reduce(one),
+            lambda: team.reduce(one),
+            lambda: team.broadcast(one),
+            lambda: team.broadcast_object(1),
+            lambda: team.broadcast_plain(1),
+            lambda: team.all_gather(one),
+            lambda: team.all_gather_object(1),
+            lambda: team.all_gather_plain(1),
+            lambda: team.all_gather_rows([one]),
+            lambda: team.gather(one),
+            lambda: team.scatter([one] * team.world_size, one),
+            lambda: team.reduce_scatter(torch.ones(team.world_size)),
+            lambda: team.barrier(),
+            lambda: team.any(True),
+            lambda: team.new_group([0]),
+            lambda: enter(team.evaluate(model, test_loader)),
+            lambda: team.best(1.0),
+            lambda: team.save({}, team.run_dir / "never.pt"),
+            lambda: enter(team.main_first()),
+            lambda: team.log(value=1.0),
+            lambda: setattr(state, "best", 2.0),
+            lambda: kept.reset(),
+            lambda: next(iter(batch.shards)),
+            lambda: batch["value"],
+            lambda: batch.shared(),
+        ]
+        if team.world_size > 1:  # ranks compare it
+            calls.append(lambda: next(iter(beside)))
+        said = []
         for batch in loader:
             for (inputs,) in batch.shards:
                 if team.step == 2:
-                    said = {name: refusal_of(call) for name, call in calls.items()}
+                    said = list(map(refusal_of, calls))
                 team.backward(scaler.scale(model(inputs).mean()))
                 if team.step == 2:
-                    assert said == {name: refusal_of(call) for name, call in calls.items()}
+                    assert said == list(map(refusal_of, calls))
             scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
             schedule.step()
             average.update_parameters(model)
             optimizer.zero_grad()
-        return said, (model.weight.item(), int(average.n_averaged), schedule.last_epoch, team.step)
+        names = [inspect.getsource(call).strip(" ,\n").partition("lambda: ")[2] for call in calls]
+        return dict(zip(names, said, strict=True)), (
+            model.weight.item(),
+            int(average.n_averaged),
+            schedule.last_epoch,
+            team.step,
+        )
 
 
 LEFT_EARLY = ["optimizer.step()", "zero_grad()", "value", "phase", "step", "pass", "collective", "clipping", "evaluation"]
