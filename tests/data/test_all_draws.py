@@ -125,6 +125,9 @@ def phase(team, model, number, epoch, kinds, batches):
             rows = note_samples(samples, kind, epoch, *place)
         note("shard", *place, number)
         team.backward(model(rows).mean())
+        batches[0].share(place[::-1])
+    shared = batches[0].shared()
+    assert shared == sorted(shared), "not in the order of samples"
 
 
 def evaluate(team, model, num_workers, at):
