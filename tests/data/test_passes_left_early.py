@@ -82,6 +82,16 @@ class LazyPython(Own):
         return self.random.randrange(LENGTH)
 
 
+class LazyOfProcess(Own):
+    def draw(self):
+        return (int(torch.randint(LENGTH, ())) + numpy.random.randint(LENGTH) + random.randrange(LENGTH)) % LENGTH
+
+
+class BatchesOfProcess(BatchSampler):
+    def __iter__(self):
+        return (indices[torch.randint(2, ()) :] for indices in super(BatchesOfProcess, self).__iter__())
+
+
 class EagerAtOnce(Own):
     """Draws when ``iter()`` is called, not with the first index."""
 
@@ -262,6 +272,15 @@ SAMPLERS = {
     "ready, lazy": of(Lazy, batch_size=None),
     "ready, goes on": of(GoesOn, batch_size=None),
 }
+OF_PROCESS = {
+    "shuffled, of the process": lambda: {"batch_size": 4, "shuffle": True},
+    "weighted, of the process": of(lambda: WeightedRandomSampler([1.0, 2.0, 3.0] * 7, 26)),
+    "subset, of the process": of(lambda: SubsetRandomSampler(DATA)),
+    "lazy, of the process": of(LazyOfProcess),
+    "batches, of the process": lambda: {"batch_sampler": BatchesOfProcess(LazyOfProcess(), 4, drop_last=False)},
+    "ready, of the process": lambda: {"batch_size": None, "shuffle": True},
+}
+"""Samplers that draw from the process's generators, which have a stream for each draw."""
 WAYS = ("break", "error", "replaced")
 
 
@@ -271,7 +290,7 @@ class Ready(Numbers):
 
 
 def user_loader(name, **options):
-    chosen = {**SAMPLERS[name](), **options}
+    chosen = {**(SAMPLERS | OF_PROCESS)[name](), **options}
     if name.startswith("ready"):
         return DataLoader(Ready(LENGTH), **chosen)
     return DataLoader(Numbers(LENGTH), collate_fn=list, **chosen)
@@ -361,6 +380,18 @@ def test_the_next_pass_begins_where_that_of_a_plain_loop_does(name, monkeypatch)
         ends = [end, whole, end, 2]
         blocks = BLOCKS[number % (3 if is_endless else 5)]
         assert passes(name, ends, way, blocks, uploads=ahead == 2) == plain_passes(name, ends), (ahead, way, end, blocks)
+
+
+@pytest.mark.parametrize("name", OF_PROCESS)
+def test_without_a_generator_of_its_own_a_pass_has_its_indices_however_the_one_before_ended(name, monkeypatch):
+    whole, in_process = passes(name, [None] * 3, "break"), FetchPool.run
+    assert whole[0] != whole[1] != whole[2]
+    for number, (ahead, way, end) in enumerate(itertools.product((0, 1, 2), WAYS, (1, 3))):
+        monkeypatch.setattr(FetchPool, "run", run_ahead if ahead else in_process)
+        monkeypatch.setattr("lockstep._data.loader.fetches_ahead", lambda _, ahead=ahead: ahead == 2)
+        ends, blocks = [end, None, 2], BLOCKS[number % 5]
+        expected = [steps[:end] for steps, end in zip(whole, ends, strict=True)]
+        assert passes(name, ends, way, blocks, uploads=ahead == 2) == expected, (ahead, way, end, blocks)
 
 
 REAL = ["shuffled", "lazy, python", "reporting", "pool", "one list", "ready, lazy"]
