@@ -89,7 +89,7 @@ class LazyOfProcess(Own):
 
 class BatchesOfProcess(BatchSampler):
     def __iter__(self):
-        return (indices[torch.randint(2, ()) :] for indices in super(BatchesOfProcess, self).__iter__())
+        return (indices[torch.randint(2, ()) :] for indices in super().__iter__())
 
 
 class EagerAtOnce(Own):

@@ -170,7 +170,7 @@ def test_an_evaluation_is_the_plain_loop(kind, size, num_batches, plan, together
     expected, *lists = plain_loop(batches_of(sizes), plan, shares)
     for world_size in (1, 2, 3):
         group = Group(world_size)
-        args = lambda: LOADERS[kind](sizes), plan, together and world_size > 1, shares  # noqa: B023
+        args = lambda: LOADERS[kind](sizes), plan, together and world_size > 1, shares
         with ThreadPoolExecutor(world_size) as threads:
             jobs = [threads.submit(evaluate, rank, group, *args) for rank in range(world_size)]
         for rank, job in enumerate(jobs):
