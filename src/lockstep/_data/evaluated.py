@@ -26,26 +26,26 @@ class Evaluations:
         self._held = held
         self._assignment = assignment
         self._workers = workers
-        self._since: tuple[int, int, bool] = (0, 0, False)
-        """The epoch of the newest evaluation, the steps taken before it, and whether it was within
+        self._since: tuple[object, int, bool] | None = None
+        """The place of the newest evaluation, the steps taken before it, and whether it was within
         a step."""
         self._loaders: list[Any] = []
         """The loaders of the evaluations since then, one for each. (The references prevent that a
         new loader gets the ``id`` of an old one.)"""
 
-    def next(self, loader: Any, epoch: int, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
+    def next(self, loader: Any, place: object, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
         """Returns the source and the key of the next evaluation.
 
         Args:
             loader: the loader to evaluate on.
-            epoch: the current epoch. (A run that resumes between two epochs does not repeat the
-                evaluations of the first.)
+            place: the section of the script and the epoch. (A run that resumes between two epochs, or
+                after the last one, does not repeat the evaluations of the epoch before.)
             step: steps taken so far.
             in_step: whether the evaluation is inside the body of a loop over a training loader.
         """
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
-        if (epoch, step, in_step) != self._since:
-            self._since = (epoch, step, in_step)
+        if (place, step, in_step) != self._since:
+            self._since = (place, step, in_step)
             self._loaders.clear()
         set_workers(batches, self._workers)
         source = EvaluationSource(batches, self._assignment(), self._held())

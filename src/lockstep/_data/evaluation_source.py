@@ -44,7 +44,8 @@ class EvaluationKey:
     step: int
     """The number of steps taken before it."""
     number: int
-    """The number of its loader among the loaders evaluated since that step, in the same epoch."""
+    """The number of its loader among the loaders evaluated since that step, in the same epoch or
+    section of the script."""
     repeat: int = 0
     """The number of earlier evaluations of that loader since then."""
 

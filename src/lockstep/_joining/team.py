@@ -441,7 +441,8 @@ class Team(Collectives):
         """
         self._loop.before_evaluation("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
-        source, key = self._engine.evaluated.next(loader, self.epoch, self.step, in_step=self._phases.in_step)
+        section, epoch, _ = self._loop.resumption.newest_pass()
+        source, key = self._engine.evaluated.next(loader, (section, epoch), self.step, in_step=self._phases.in_step)
         together = self._engine.sync.forward_is_collective and self.world_size > 1
         collectives = self._engine.collectives
         over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together, shares=share)

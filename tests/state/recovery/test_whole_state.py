@@ -1,0 +1,94 @@
+"""A resumed run equals the undisturbed one in its whole state, after every step.
+
+Each script saves itself after every step. From each of these checkpoints a run is resumed to its
+end: right after its state is restored it is what was saved, and all that the run saves from then on
+is what the undisturbed run has saved, every checkpoint, value and bit of it."""
+
+import functools
+
+import pytest
+from whole_scripts import SCRIPTS
+from whole_state import differences, restored_part, trained
+
+pytestmark = pytest.mark.timeout(60)
+SETTINGS = {"shards": 3, "threads": 1, "progress": "off"}
+OF_A_SCRIPT = {"two phases a step": {"accumulate": 2, "precision": "fp16-mixed"}, "samplers with generators": {"workers": 1}}
+UNSAVED = {"a second loader that goes round by itself": [3]}
+"""The steps after which a run cannot be saved: whether the second loader begins again is unknown."""
+GO_ON = [
+    "the best weights and early stopping",
+    "passes counted by the script",
+    "registered state",
+    "two passes an epoch",
+]
+
+
+def resumed_from(numbers, name, **given):
+    """What runs do that are resumed from these checkpoints of ``whole``."""
+    return [trained(name, f"from-{number}", f"whole/{number}", **given) for number in numbers]
+
+
+def at_once(name, settings):
+    """All in one process: the undisturbed run, and some that are resumed, one of them from the end
+    of the last epoch."""
+    whole = trained(name, "whole", **settings)
+    last = len(whole.saved)
+    numbers = sorted({1, last // 2, last - 3})
+    return whole, dict(zip(numbers, resumed_from(numbers, name, **settings), strict=True))
+
+
+def longer(name, settings):
+    """A finished run, one that is started again for more epochs, and one of as many from the
+    beginning."""
+    short = trained(name, "short", num_epochs=2, **settings)
+    again = trained(name, "again", f"short/{len(short.saved) - 1}", num_epochs=4, **settings)
+    return short, again, trained(name, "long", num_epochs=4, **settings)
+
+
+def steps(states):
+    return [int(state["manifest.step"]) for state in states]
+
+
+def after(step, course):
+    """What was saved after a later step; from the last step: the end of the run."""
+    return [state for state in course.saved if steps([state])[0] > step] or course.saved[-1:]
+
+
+def check(course, source, whole, told):
+    """That a course is that of the whole one, from a state that this one has saved."""
+    assert course.restored, told
+    for state in course.restored:
+        assert not differences(restored_part(source), state), told
+    [step] = steps([source])
+    expected, found = after(step, whole), after(step, course)
+    assert steps(found) == steps(expected), told
+    for one, other in zip(expected, found, strict=True):
+        assert not differences(one, other), f"{told}, saved after step {steps([other])}"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_resumed_run_is_the_undisturbed_one_in_all_that_it_saves(standing_crew, name):
+    [(whole, courses)] = standing_crew(1, at_once, name, {**SETTINGS, **OF_A_SCRIPT.get(name, {})})
+    assert {*steps(whole.saved)} == {*range(1, steps(whole.saved)[-1] + 1)}.difference(UNSAVED.get(name, []))
+    for number, course in courses.items():
+        check(course, whole.saved[number], whole, f"{name}, from checkpoint {number}")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_is_from_every_step_at_any_number_of_processes(standing_crew, name):
+    settings = {**SETTINGS, **OF_A_SCRIPT.get(name, {})}
+    [whole] = standing_crew(1, functools.partial(trained, name, "whole", **settings))
+    for nproc in (1, 2, 3):
+        numbers = range(nproc - 1, len(whole.saved), 3)
+        courses, *_ = standing_crew(nproc, functools.partial(resumed_from, numbers, name, **settings))
+        for number, course in zip(numbers, courses, strict=True):
+            check(course, whole.saved[number], whole, f"{name}, from checkpoint {number} by {nproc}")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", GO_ON)
+def test_a_finished_run_that_goes_on_is_one_that_was_longer_from_the_beginning(standing_crew, name):
+    [(short, again, long)] = standing_crew(1, longer, name, SETTINGS)
+    check(again, short.saved[-1], long, name)
