@@ -150,7 +150,12 @@ class Loop(Driver):
             idle = [loader for loader in self._restorer.state.loaders if loader.is_idle]
             # abandoned with the pass, as they would have been
             self._followers.update(dict.fromkeys(idle, self._num_passes))
-        self.phases.step = self._resumed_after = self._restorer.checkpoint.manifest.step
+        manifest = self._restorer.checkpoint.manifest
+        self.phases.step = self._resumed_after = manifest.step
+        # Where no epoch begins any more, the code after the last one still reads its number.
+        self.epoch_shown = manifest.epoch
+        if self._restorer.checkpoint.position.section > 0:
+            self.epoch = manifest.epoch
 
     # Epochs
 
@@ -220,8 +225,8 @@ class Loop(Driver):
         """Begins an epoch with its own random stream, so that a repeated epoch draws the same
         numbers."""
         self.num_epochs = num_epochs
-        self.epoch = self.epoch_shown = epoch
         self.resumption.begin_epoch(epoch)
+        self.epoch = self.epoch_shown = epoch
         self._reseed_between(epoch)
 
     def end_epoch(self, epoch: int) -> None:
