@@ -52,7 +52,7 @@ class Bookmarked(IterableDataset):
 
 
 def samples(length=18, **options):
-    return DataLoader(Samples(length), BATCH, **{"shuffle": True, **options})
+    return DataLoader(Samples(length), **{"batch_size": BATCH, "shuffle": True, **options})
 
 
 def network():
@@ -162,7 +162,10 @@ def the_best_weights_and_early_stopping(team, num_epochs=5):
 
 def an_evaluation_that_decides(team, num_epochs=3):
     model, optimizer, loader = begin(team, samples(12))
-    validation, plateau = samples(7, shuffle=False), team.prepare(ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0))
+    validation, plateau = (
+        samples(7, shuffle=False),
+        team.prepare(ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0)),
+    )
     seen = team.register("seen", [])
     for _ in team.epochs(num_epochs):
         model.train()
@@ -265,7 +268,7 @@ def a_loop_within_the_loop(team, num_epochs=2):
 def two_phases_a_step(team, num_epochs=2):
     """As adversarial networks have them, with a third optimizer that steps after every second
     step, so that gradients stay between steps."""
-    model, optimizer, loader = begin(team)
+    model, optimizer, loader = begin(team, samples(36, batch_size=2 * BATCH))
     critic, late = nn.Linear(2, 1), nn.Linear(FEATURES, 2)
     of_critic, of_late = torch.optim.Adagrad(critic.parameters()), torch.optim.RMSprop(late.parameters())
     critic, of_critic, late, of_late = team.prepare(critic, of_critic, late, of_late)

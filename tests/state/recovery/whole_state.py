@@ -35,9 +35,7 @@ class Course:
     """What each checkpoint held that was written, and the last one when the script had ended."""
 
 
-def trained(
-    name: str, kept: str, source: str | None = None, num_epochs: int | None = None, **settings: Any
-) -> Course:
+def trained(name: str, kept: str, source: str | None = None, num_epochs: int | None = None, **settings: Any) -> Course:
     """Trains by a script.
 
     Args:
