@@ -1,0 +1,82 @@
+"""What a training keeps, counted in the midst of it."""
+
+import gc
+import os
+import threading
+from collections import Counter, deque
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+from lockstep._world.comm.dtensors import to_local
+
+LOOKS = (22, 32, 42, 52)
+"""The steps after which is counted, each two steps after an evaluation and a checkpoint."""
+
+VARYING = {"_marks"}
+"""The attributes whose number of items depends on how a step went: the marks of its clock."""
+
+
+def kept():
+    """The bytes and the number of living tensors, the objects of each class of lockstep, the items
+    in each of their attributes, the open files and the threads."""
+    gc.collect()
+    count, storages = Counter(), {}
+    for each in gc.get_objects():
+        kind = type(each)
+        if issubclass(kind, torch.Tensor):
+            storage = to_local(each).untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            count["tensors"] += 1
+        # (What watches the process from outside of a step has threads of its own.)
+        elif kind.__module__.startswith("lockstep.") and not kind.__module__.startswith("lockstep._tools"):
+            count[kind.__qualname__] += 1
+            for name, value in list(getattr(each, "__dict__", {}).items()):
+                if name in VARYING:
+                    continue
+                if type(value) in (list, dict, set, Counter) or (type(value) is deque and value.maxlen is None):
+                    count[f"{kind.__qualname__}.{name}"] += len(value)
+    count["bytes of tensors"] = sum(storages.values())
+    count["open files"] = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    count["threads"] = threading.active_count()
+    return count
+
+
+def train():
+    """A training with all that a step can have: accumulation, two phases, an evaluation, best
+    weights and a checkpoint every 5 steps. What there was more of in both of the last ``LOOKS``
+    than in the first two. (A checkpoint may be under way in any of them.)"""
+    looks = []
+    gc.freeze()  # what is there already is not looked at, which would take most of the time
+    with lockstep.join(checkpoint_every=5, accumulate=2, log_every=5) as team:
+        model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+        data = TensorDataset(torch.randn(160, 6), torch.arange(160) % 2)
+        model, optimizer, schedule = team.prepare(model, optimizer, schedule)
+        loader, held_out = team.prepare(DataLoader(data, 8, shuffle=True)), DataLoader(data, 80)
+        for _ in team.epochs(6):
+            for batch in loader:
+                for _phase in range(2):
+                    for x, y in batch.shards:
+                        loss = functional.cross_entropy(model(x), y)
+                        team.backward(loss)
+                        batch.add(loss=loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                schedule.step()
+                team.log(loss=batch["loss"])
+                if team.step % 5 == 0:
+                    with team.evaluate(model, held_out) as evaluation:
+                        for part in evaluation:
+                            for x, y in part.shards:
+                                part.add(loss=functional.cross_entropy(model(x), y))
+                    team.best(team.step)
+                if team.step in LOOKS:
+                    looks.append(kept())
+    assert len(looks) == len(LOOKS)
+    first, last = looks[0] | looks[1], looks[2] & looks[3]
+    return {name: (first[name], last[name]) for name in last - first}
