@@ -5,11 +5,13 @@ import re
 import pytest
 import sync_scripts
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from lockstep._sync.buffers import ShardBuffers, add_changes
 
-NUM_SHARDS, NUM_SAMPLES, STEPS = 4, 3, 6
+STEPS = 6
 
 
 class Buffer(nn.Module):
@@ -28,12 +30,13 @@ class Buffer(nn.Module):
             self.buffer = changed
 
 
-def train(module, sizes=(NUM_SAMPLES,) * NUM_SHARDS, steps=STEPS):
+def train(start, change, sizes):
     """Steps of shards of these sizes. Samples have positive and negative features."""
+    module = Buffer(start.clone(), change)
     buffers = ShardBuffers()
     buffers.attach(module)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
+    for _ in range(STEPS):
         buffers.begin_step(len(sizes))
         order = torch.randperm(30, generator=generator)
         changes = {}
@@ -71,6 +74,7 @@ LOSSY = {
     "integer counter": (torch.tensor(0), lambda b, x, i: b.add_(len(x))),
     "float counter": (torch.tensor(1e-4, dtype=torch.float64), lambda b, x, i: b.add_(len(x))),
     "class counts": (torch.zeros(10, dtype=torch.long), lambda b, x, i: b.add_((i % 10).bincount(minlength=10))),
+    "numbers of the newest": (torch.arange(98, 100), lambda b, x, i: b.copy_(i[:2])),
     "flags by sample": (torch.zeros(30, dtype=torch.bool), set_flags),
     "memory bank": (torch.randn(30, 5), write_rows),
     "queue with a pointer": (torch.randn(30, 5), fill_queue),
@@ -84,6 +88,7 @@ HARMLESS = {
     "running mean": (torch.zeros(5), lambda b, x, i: b.lerp_(x.mean(0), 0.1)),
     "running variance": (torch.ones(5), lambda b, x, i: b.lerp_(x.square().mean(0), 0.1)),
     "frequencies from zero": (torch.zeros(10), lambda b, x, i: b.lerp_((i % 10).bincount(minlength=10) / len(i), 0.1)),
+    "share of a rare class": (torch.zeros(()), lambda b, x, i: b.lerp_((i % 7 == 0).float().mean(), 0.1)),
     "moving range": (torch.zeros(2), lambda b, x, i: b.lerp_(torch.stack([x.min(), x.max()]), 0.1)),
     "integer that counts steps": (torch.tensor(0), lambda b, x, i: b.add_(1)),
     "flag": (torch.tensor(False), lambda b, x, i: b.fill_(True)),
@@ -92,33 +97,46 @@ HARMLESS = {
 }
 
 
+few = settings(
+    deadline=None,
+    max_examples=5,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it is empty after each kind
+)
+
+
 def told(capfd):
     return [line for line in capfd.readouterr().err.splitlines() if "WARNING" in line]
 
 
-@pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (3, 3, 2, 2)])
-@pytest.mark.parametrize("kind", LOSSY)
-def test_a_buffer_of_which_something_is_lost_is_told_of_once(capfd, kind, sizes):
-    start, change = LOSSY[kind]
-    train(Buffer(start.clone(), change), sizes)
-    (line,) = told(capfd)
-    assert "'buffer' of Buffer" in line
-    assert "docs/contract.md#buffers" in line
+def told_of(capfd, table, sizes):
+    """What is told of each kind of buffer, of those of which something is."""
+    said = {}
+    for kind, (start, change) in table.items():
+        train(start, change, sizes)
+        said[kind] = told(capfd)
+    return {kind: lines for kind, lines in said.items() if lines}
 
 
-@pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (3, 3, 2, 2), (1, 1, 1, 1)])
-@pytest.mark.parametrize("kind", HARMLESS)
-def test_nothing_is_told_of_statistics_and_of_what_all_shards_change_alike(capfd, kind, sizes):
-    start, change = HARMLESS[kind]
-    train(Buffer(start.clone(), change), sizes)
-    assert told(capfd) == []
+@few
+@given(st.lists(st.integers(2, 3), min_size=4, max_size=6))
+def test_a_buffer_of_which_something_is_lost_is_told_of_once(capfd, sizes):
+    said = told_of(capfd, LOSSY, sizes)
+    assert {kind: len(lines) for kind, lines in said.items()} == dict.fromkeys(LOSSY, 1)
+    for (line,) in said.values():
+        assert "'buffer' of Buffer" in line
+        assert "docs/contract.md#buffers" in line
 
 
-@pytest.mark.parametrize("kind", LOSSY)
-def test_nothing_is_told_where_a_step_has_a_single_shard_since_nothing_is_lost(capfd, kind):
-    start, change = LOSSY[kind]
-    train(Buffer(start.clone(), change), (12,))
-    assert told(capfd) == []
+@few
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_nothing_is_told_of_statistics_and_of_what_all_shards_change_alike(capfd, sizes):
+    assert told_of(capfd, HARMLESS, sizes) == {}
+
+
+def test_nothing_is_told_where_a_step_has_a_single_shard_since_nothing_is_lost(capfd):
+    assert told_of(capfd, LOSSY, [12]) == {}
 
 
 def test_normalization_layers_are_not_looked_at():
