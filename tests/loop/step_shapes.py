@@ -56,6 +56,8 @@ class Step:
         num_phases = dice.choice((1, 2, 3) if self.way_out else (0, 1, 1, 2, 3))
         self.weightings = [dice.choice(("samples", "weight", "tensor", "sum")) for _ in range(num_phases)]
         """Of each phase."""
+        self.are_paired = [dice.random() < 0.3 for _ in self.weightings]
+        """Whether the phase is over the shards of two batches, side by side."""
         self.names = [dice.sample(NAMES, 3) for _ in self.weightings]
         self.evaluates, self.updates, self.leaves_pass = (dice.random() < p for p in (0.2, 0.6, 0.1))
         self.left_out = {number for number in range(4) if dice.random() < 0.3}
@@ -105,8 +107,9 @@ class Script:
         nn.init.constant_(model.weight, 1.0)
         data = TensorDataset(torch.randn(NUM_SAMPLES, 2, generator=dice, dtype=torch.float64))
         self.test_data = DataLoader(data, 15)
-        self.model, self.optimizer, self.loader = team.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, BATCH_SIZE, shuffle=True)
+        loaders = [DataLoader(data, BATCH_SIZE, shuffle=True) for _ in range(2)]
+        self.model, self.optimizer, *self.loaders = team.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), *loaders
         )
         self.turn = 0
         """The steps that have begun. (``team.step`` goes back after one that is discarded.)"""
@@ -121,43 +124,40 @@ class Script:
     def train(self, num_turns):
         for _ in range(4 * num_turns):
             try:
-                for batch in self.loader:
+                for batch, other in zip(*self.loaders, strict=True):
                     self.turn += 1
-                    leaves_pass = self.take_step(batch, self.step_of(self.turn))
+                    leaves_pass = self.take_step(batch, other, self.step_of(self.turn))
                     if leaves_pass or self.turn == num_turns:
                         break
             except ScriptError:
                 self.note("error")
             except lockstep.LockstepError as error:
                 self.note("refused", error.code)
-            self.note("end of pass", self.team.step, torch.rand(()).item())
+            self.note("end of pass", self.team.step, numbers_of(self.model.weight.grad), torch.rand(()).item())
             if self.turn >= num_turns:
                 return
         raise AssertionError(f"no progress: {self.seen[-8:]}")
 
-    def take_step(self, batch, step):
+    def take_step(self, batch, other, step):
         """A step. Returns whether the loop over the batches is left."""
         for phase in range(len(step.weightings)):
             is_last = phase == len(step.weightings) - 1
             # each rank must have a shard in which it leaves the loop
             way_out = step.way_out if is_last and batch.num_samples >= self.team.num_shards else None
             mine = {}
+            if way_out is not None:
+                self.note("leaves", way_out, step.next)
+            batches = (batch, other) if step.are_paired[phase] else (batch,)
             try:
-                self.run_shards(batch, step, phase, way_out, mine)
+                self.run_shards(batches, step, phase, way_out, mine)
             except ScriptError:
                 if way_out == "error":
                     raise
             if way_out is not None:
                 return self.go_on(batch, step.next)
             self.shards.update(mine)
-            self.note(
-                "phase",
-                phase,
-                batch.num_samples,
-                spelled(batch.values),
-                numbers_of(self.model.weight.grad),
-                torch.rand(()).item(),
-            )
+            values = [spelled(each.values) for each in batches]
+            self.note("phase", phase, batch.num_samples, values, numbers_of(self.model.weight.grad), torch.rand(()).item())
         if step.evaluates:
             self.evaluate(step.left_out)
         if step.updates:
@@ -166,9 +166,10 @@ class Script:
         self.note("step", self.team.step, step.updates, numbers_of(self.model.weight))
         return step.leaves_pass
 
-    def run_shards(self, batch, step, phase, way_out, mine):
-        visits = Counter()
-        for (x,) in batch.shards:
+    def run_shards(self, batches, step, phase, way_out, mine):
+        batch, visits = batches[0], Counter()
+        for parts in zip(*(each.shards for each in batches), strict=True):
+            x = sum(part for (part,) in parts)
             shard = self.team.shard
             does = step.shard(phase, shard, visits[shard])
             mine[self.turn, phase, shard, visits[shard]] = (x.tolist(), step.weightings[phase], does, torch.rand(()).item())

@@ -37,7 +37,7 @@ def check_plain(seen, shards):
     for now, what, *found in seen:
         values, turn = ({} if now != turn else values), now
         if what == "phase":
-            phase, num_samples, seen_values, seen_gradient, _ = found
+            phase, num_samples, (seen_values, *followed), seen_gradient, _ = found
             micros = [did for (of_turn, of_phase, *_), did in shards.items() if (of_turn, of_phase) == (now, phase)]
             assert sum(len(samples) for samples, *_ in micros) == num_samples
             gradient, new = expected_of(micros, num_samples)
@@ -47,11 +47,34 @@ def check_plain(seen, shards):
             assert seen_values.keys() == values.keys()
             for name in values:
                 check_near(seen_values[name], values[name])
+            for other in followed:
+                check_equal([(name, seen_values[name]) for name in new], [(name, other[name]) for name in new])
         elif what == "step":
             _, updates, seen_weight = found
             if updates:
                 weight, carried = weight - 0.1 * carried, torch.zeros(2)
             check_near(seen_weight, weight)
+        elif what == "end of pass":
+            _, seen_gradient, _ = found
+            check_near(seen_gradient or (0.0, 0.0), carried)
+    check_refusals(seen)
+
+
+def check_refusals(seen):
+    """Compares what is refused with how loops over shards were left."""
+    expected = []
+    for _, what, *found in seen:
+        if what == "leaves":
+            match found:
+                case ["error", _]:
+                    expected += ["shards-left-early"]
+                case ["interrupted", _]:
+                    expected += ["backward-interrupted", "shards-left-early"]
+                case [_, "break"]:
+                    expected += ["shards-left-early"]
+                case _:
+                    expected += ["inside-shards"]
+    assert [code for _, what, *found in seen if what == "refused" for code in found] == expected
 
 
 def check_near(found, expected):

@@ -204,7 +204,7 @@ class Phases(PhaseDriver):
         Raises:
             UsageError: like ``check_outside``.
         """
-        if self._batch is not None or self.was_left:
+        if self._batch is not None:
             self.check_outside("the next step")
         plan, self._plan = self._plan, None
         assert plan is not None
@@ -337,7 +337,7 @@ class Phases(PhaseDriver):
             if batch.plan.blocks.sizes != self._batch.plan.blocks.sizes:
                 raise refusals.moved_side_by_side()
             return self._batch
-        if self._batch is not None or self.was_left:
+        if self._batch is not None:
             self.check_outside("another loop over batch.shards")
         if self._plan is None or batch.plan.was_passed_over:
             raise refusals.step_is_over(batch.plan.number)
