@@ -22,6 +22,8 @@ EQUAL_SHAPES = ("backward, add", "add, backward")
 """The same, for strategies that must run as many backward passes for each shard."""
 NEXT = ("phase", "step", "value", "zero_grad", "update", "barrier", "log", "evaluation", "best", "break")
 """The first thing that the script does after a loop that it has left."""
+AFTERWARDS = ("pass", "zero_grad", "update", "barrier", "log", "evaluation", "best")
+"""The same after the loop over the batches, which was left too."""
 WAYS_OUT = [("error", ""), ("interrupted", ""), *itertools.product(("break", "caught error"), NEXT)]
 """How a loop over the shards is left, on each rank in its first shard, and what is done next."""
 NAMES = ("mean", "vector", "sum", "count", "large", "table")
@@ -56,6 +58,7 @@ class Step:
         num_phases = dice.choice((1, 2, 3) if self.way_out else (0, 1, 1, 2, 3))
         self.weightings = [dice.choice(("samples", "weight", "tensor", "sum")) for _ in range(num_phases)]
         """Of each phase."""
+        self.afterwards = dice.choice(AFTERWARDS)
         self.are_paired = [dice.random() < 0.3 for _ in self.weightings]
         """Whether the phase is over the shards of two batches, side by side."""
         self.names = [dice.sample(NAMES, 3) for _ in self.weightings]
@@ -115,6 +118,7 @@ class Script:
         """The steps that have begun. (``team.step`` goes back after one that is discarded.)"""
         self.seen = []
         """What every rank saw outside of the shards: of each turn and phase."""
+        self.afterwards = "pass"
         self.shards = {}
         """What the shards of complete phases did and saw, by turn, phase, shard and part."""
 
@@ -133,6 +137,11 @@ class Script:
                 self.note("error")
             except lockstep.LockstepError as error:
                 self.note("refused", error.code)
+            try:
+                self.go_on(None, self.afterwards)
+            except lockstep.LockstepError as error:
+                self.note("refused", error.code)
+            self.afterwards = "pass"
             self.note("end of pass", self.team.step, numbers_of(self.model.weight.grad), torch.rand(()).item())
             if self.turn >= num_turns:
                 return
@@ -147,6 +156,8 @@ class Script:
             mine = {}
             if way_out is not None:
                 self.note("leaves", way_out, step.next)
+                if way_out in ("error", "interrupted") or step.next == "break":
+                    self.afterwards = step.afterwards
             batches = (batch, other) if step.are_paired[phase] else (batch,)
             try:
                 self.run_shards(batches, step, phase, way_out, mine)
@@ -243,6 +254,9 @@ class Script:
                     continue
                 for (x,) in batch.shards:
                     batch.add(mean=x.mean(), output=self.model(x).mean())
+                    for call in (self.optimizer.step, self.optimizer.zero_grad, self.model.zero_grad, self.team.barrier):
+                        kind, code, _ = refusal_of(call)
+                        assert (kind, code) == ("UsageError", "call-inside-evaluation-shards")
         self.note("evaluated", tuple(left_out), spelled(evaluation.results))
 
 

@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
+from lockstep._world.comm.dtensors import full_tensor
 
 PACKAGE = f"{Path(lockstep.__file__).parent}{os.sep}"
 
@@ -88,6 +89,19 @@ def gradients_of_phases(zero_at):
             if zero_at == "model":
                 model.zero_grad()
         return inside, behind, weights
+
+
+def made_of_own_numbers():
+    """What is in a model, and in its average, that each rank has filled with a number of its
+    own."""
+    with lockstep.join() as team:
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        for tensor in model.state_dict().values():
+            tensor.fill_(7 + team.rank)
+        average = AveragedModel(model)
+        parts = team.prepare(model, average)
+        tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
+        return [number for tensor in tensors for number in full_tensor(tensor.detach()).flatten().tolist()]
 
 
 SCHEDULES = {

@@ -81,6 +81,13 @@ def test_state_dicts_are_those_of_plain_objects(standing_crew):
     assert standing_crew(2, team_scripts.plain_states, shards=4) == [(True, True, 2)] * 2
 
 
+@pytest.mark.parametrize("strategy", ["exact", "ddp", "fsdp"])
+def test_every_rank_begins_with_the_weights_and_buffers_of_rank_0(standing_crew, strategy):
+    first, second = standing_crew(2, team_scripts.made_of_own_numbers, strategy=strategy, shards=2)
+    # AveragedModel counts its updates in a buffer that it makes itself
+    assert {*first} == {*second} == {7.0, 0.0}
+
+
 @pytest.mark.parametrize("length", [16, 9])
 def test_any_answers_at_once_on_every_rank_with_samples_or_without(standing_crew, length):
     for answers, one, none in standing_crew(2, team_scripts.any_in_every_step, length, {(1, 2)}, shards=4):
