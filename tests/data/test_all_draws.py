@@ -125,9 +125,10 @@ def phase(team, model, number, epoch, kinds, batches):
             rows = note_samples(samples, kind, epoch, *place)
         note("shard", *place, number)
         team.backward(model(rows).mean())
-        batches[0].share(place[::-1])
-    shared = batches[0].shared()
-    assert shared == sorted(shared), "not in the order of samples"
+        batches[0].share((parts[team.shard] - 1, team.shard, team.step))
+    num_parts = batches[0].num_samples // SIZE
+    in_order = [(part, shard, team.step) for part in range(num_parts) for shard in range(team.num_shards)]
+    assert batches[0].shared() == in_order
 
 
 def evaluate(team, model, num_workers, at):

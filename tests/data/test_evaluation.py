@@ -260,24 +260,29 @@ def test_loaders_that_are_made_for_one_evaluation_each_draw_the_same_everywhere(
     assert standing_crew(2, evaluate_many_loaders, shards=2) == [expected] * 2
 
 
-def evaluate_pairs():
-    team = lockstep.join()
+def evaluate_pairs(share):
+    team, shared = lockstep.join(), []
     model = team.prepare(nn.Linear(1, 1))
     left, right = (DataLoader(TensorDataset(torch.arange(first, first + 10.0)), 2) for first in (0, 100))
-    with team.evaluate(model, left) as one, team.evaluate(model, right) as other:
+    with team.evaluate(model, left, share=share) as one, team.evaluate(model, right, share=share) as other:
         for a, b in zip(one, other, strict=True):
             for (x,), (y,) in zip(a.shards, b.shards, strict=False):
                 a.add(difference=y - x)
                 b.add(noise=draw()[0])
+                if share:
+                    a.share(x), b.share(y)
+            shared += [value.tolist() for batch in (b, a) if share for value in batch.shared()]
             team.barrier()
-    return dict(one.results), dict(other.results), draw()
+    return dict(one.results), dict(other.results), draw(), shared
 
 
-def test_two_loaders_are_evaluated_side_by_side(standing_crew):
-    [expected] = standing_crew(1, evaluate_pairs, shards=3)
+@pytest.mark.parametrize("share", [False, True])
+def test_two_loaders_are_evaluated_side_by_side(standing_crew, share):
+    [expected] = standing_crew(1, evaluate_pairs, share, shards=3)
     assert expected[0] == {"difference": 100}
+    assert len(expected[3]) == 10 * share
     for nproc in (2, 3):
-        assert standing_crew(nproc, evaluate_pairs, shards=3) == [expected] * nproc
+        assert standing_crew(nproc, evaluate_pairs, share, shards=3) == [expected] * nproc
 
 
 def test_batches_and_averages_are_those_of_a_plain_loop():

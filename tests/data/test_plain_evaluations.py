@@ -63,14 +63,11 @@ class Guard:
         assert not self.evaluated, call
 
 
-class Order:
-    """A metric whose value shows the order of its updates."""
-
-    def __init__(self):
-        self.seen = []
+class Order(list):
+    """A metric whose value shows the order of its updates. Two of them may be equal."""
 
     def update(self, number, value):
-        self.seen.append((int(number), value))
+        self.append((int(number), value))
 
 
 LOADERS = {
@@ -94,10 +91,9 @@ def add_all(add, number, turn, value, weight):
 
 
 def evaluate(rank, group, make_loader, plan, together, shares):
-    source, guard, metric = EvaluationSource(make_loader(), assignment(rank, group.size, 3)), Guard(), Order()
-    over = EvaluationPass(
-        source, EvaluationKey(step=0, number=0), group.on(rank), CPU, guard, [metric], together=together, shares=shares
-    )
+    source, guard, metrics = EvaluationSource(make_loader(), assignment(rank, group.size, 3)), Guard(), (Order(), Order())
+    key, member = EvaluationKey(step=0, number=0), group.on(rank)
+    over = EvaluationPass(source, key, member, CPU, guard, metrics, together=together, shares=shares)
     shared = []
     with Evaluation([nn.Linear(1, 1)], over, lambda results: None) as evaluation:
         for outer, batch in enumerate(evaluation):
@@ -106,20 +102,22 @@ def evaluate(rank, group, make_loader, plan, together, shares):
             turns, value, weight = plan[outer]
             for turn in range(turns):
                 for samples in batch.shards:
+                    if together:
+                        member.all_gather_object("a forward pass")
                     # where ranks run their batches at the same time, it may be another batch
                     number, rows = batch.number, samples[0] if isinstance(samples, list) else samples
                     _, value, weight = plan[min(number, len(plan) - 1)]
-                    batch.update(metric, rows[0], turn)
+                    batch.update(metrics[turn], rows[0], turn)
                     add_all(batch.add, number, turn, value, weight)
                     if shares:
                         batch.share((number, turn))
                 if shares:
                     shared += batch.shared()
-    return dict(evaluation.results), metric.seen, shared
+    return dict(evaluation.results), metrics, shared
 
 
 def plain_loop(batches, plan, shares):
-    totals, weights, seen, shared = {}, {}, [], []
+    totals, weights, seen, shared = {}, {}, (Order(), Order()), []
 
     def add(*, weight=None, reduction=None, **values):
         for name, value in values.items():
@@ -132,7 +130,7 @@ def plain_loop(batches, plan, shares):
     for number, (turns, value, weight) in zip(range(len(batches)), plan, strict=False):
         for turn in range(turns):
             add_all(add, number, turn, value, weight)
-            seen.append((batches[number][0], turn))
+            seen[turn].update(batches[number][0], turn)
             shared += [(number, turn)] * shares
     results = {}
     for name, values in totals.items():
