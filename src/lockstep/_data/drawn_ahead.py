@@ -44,8 +44,8 @@ class DrawnAhead:
 
     Args:
         before: the draws of the pass before.
-        warns: a function that is called once with a description of what the script has changed
-            while indices were drawn ahead.
+        warns: a function that is called with a description of what the script has changed while
+            indices were drawn ahead.
     """
 
     def __init__(self, memory: Memory, before: DrawnAhead | None = None, warns: Callable[[str], None] | None = None) -> None:
@@ -170,7 +170,6 @@ class DrawnAhead:
         has_indices_ahead = self._shown < (self.count if self._num_items is None else self._num_items)
         if changed and has_indices_ahead and self._warns is not None:
             self._warns(" and ".join(changed))
-            self._warns = None
 
     def _end(self) -> _Left | None:
         """Returns the draws ahead that cannot be undone; None: the loop has taken all draws."""
