@@ -38,8 +38,8 @@ class Evaluations:
 
         Args:
             loader: the loader to evaluate on.
-            place: the section of the script and the epoch. (A run that resumes between two epochs, or
-                after the last one, does not repeat the evaluations of the epoch before.)
+            place: the section of the script, and the epoch. (A run that resumes between two epochs
+                or after the last one does not repeat the evaluations of the epoch before.)
             step: steps taken so far.
             in_step: whether the evaluation is inside the body of a loop over a training loader.
         """
