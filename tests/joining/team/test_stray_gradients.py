@@ -61,7 +61,7 @@ def test_a_gradient_that_nobody_uses_is_no_error(standing_crew, script):
     assert standing_crew(2, stray_scripts.told, *script, shards=4) == [None, None]
 
 
-@pytest.mark.parametrize(("step", "how"), [(3, "exchanged"), (1, "in place")])
+@pytest.mark.parametrize(("step", "how"), [(3, "exchanged"), pytest.param(1, "in place", marks=pytest.mark.quick)])
 def test_weights_written_through_data_inside_are_found(standing_crew, step, how):
     for code, message in standing_crew(2, stray_scripts.told, stray_scripts.write_through_data, step, how, shards=4):
         assert code == "weights-changed-inside"
