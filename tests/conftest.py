@@ -199,7 +199,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
     for item in items:
         is_marked = item.get_closest_marker("lockstep") is not None
         starts = item.path.parent.name == "cluster" or is_marked or START_PROCESSES.intersection(item.fixturenames)
-        if starts and not item.get_closest_marker("quick"):
+        if item.get_closest_marker("longest") or (starts and not item.get_closest_marker("quick")):
             item.add_marker(pytest.mark.long)
         limit = item.get_closest_marker("timeout")
         limit_s = limit.args[0] if limit else float(item.config.getini("timeout") or 0)

@@ -1,6 +1,7 @@
 """The watch of conftest.py sees what it is there for."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,8 @@ SOURCE = CONFTEST.parents[1] / "src" / "lockstep"
 def _pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a file of tests under our conftest.py, in a pytest of its own."""
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("GRACE_S = 10.0", "GRACE_S = 0.2"))
-    (tmp_path / "pytest.ini").write_text(
-        "[pytest]\ntestpaths = .\nmarkers =\n    cuda: needs a GPU\n    long: not in make test\n    quick: in it\n"
-    )
+    marks = "\n    ".join(["cuda: needs a GPU", "long: not in make test", "quick: in it", "longest: not in CI"])
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = .\nmarkers =\n    {marks}\n")
     (tmp_path / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
@@ -121,3 +121,38 @@ def test_the_harness_uses_what_lockstep_has_without_an_underscore():
 )
 def test_a_private_use_is_seen(line):
     assert private_uses(f"{line}\nself._kept, lockstep._launch.server.kept, os._exit") == ["_kept"]
+
+
+MARKED = """
+import pytest
+
+@pytest.fixture
+def nursery():
+    pass
+
+def test_quick():
+    pass
+
+@pytest.mark.quick
+def test_quick_with_processes(nursery):
+    pass
+
+def test_long(nursery):
+    pass
+
+@pytest.mark.longest
+def test_longest():
+    pass
+
+@pytest.mark.longest
+@pytest.mark.quick
+def test_longest_case_of_a_quick_one():
+    pass
+"""
+
+
+@pytest.mark.long
+def test_quick_tests_start_no_processes_unless_they_are_marked_and_none_is_of_the_longest(tmp_path):
+    run = _pytest(tmp_path, MARKED, "-m", "not long", "-vv")
+    assert run.returncode == 0, run.stdout
+    assert re.findall(r"::(\w+) PASSED", run.stdout) == ["test_quick", "test_quick_with_processes"]
