@@ -62,7 +62,7 @@ def test_a_dropped_step_is_forgotten_and_those_before_it_are_not(alone):
     log, rows = alone
     log.add(0, 1, {"loss": 1.0})
     log.end_step(1, 4)
-    log.add(0, 2, {"loss": 99.0})
+    log.add(0, 2, {"loss": 99.0, "of the dropped step": 1.0})
     log.drop()
     log.add(0, 2, {"loss": 2.0})
     log.flush()

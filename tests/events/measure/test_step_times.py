@@ -1,0 +1,95 @@
+"""Each second of a pass is in one part, and each rank's work in one row: drawn steps of any times,
+by a clock that is moved by hand."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from lockstep._events.measure import step_clock
+from lockstep._events.measure.split import PARTS
+from lockstep._events.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, LOADING, StepClock
+
+pytestmark = pytest.mark.timeout(60)
+seconds = st.integers(0, 9).map(float)  # sums of whole numbers are exact
+ACTIVITIES = ("data", "script", "copy", "forward", "backward", "exchange", "optimizer", "logging")
+steps = st.fixed_dictionaries(
+    {**dict.fromkeys(ACTIVITIES, seconds), "excess": st.integers(-9, 9).map(float), "is_dropped": st.booleans()}
+)
+
+
+class Run:
+    """A rank of two that takes the steps, and what it should find."""
+
+    def __init__(self, now):
+        self.now = now
+        self.clock = StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu"))
+        self.parts, self.rows, self.told = dict.fromkeys(PARTS, 0.0), [], []
+        self.clock.tell = lambda rows, busy: self.told.append(busy)
+        self.clock.begin_pass(0, 1, None, 0)
+
+    def spend(self, part, seconds):
+        self.now[0] += seconds
+        self.parts[part] += seconds
+
+    def take(self, number, step):
+        clock, began_s = self.clock, self.now[0]
+        self.spend("data", step["data"])
+        clock.begin_step(number)
+        self.spend("script", step["script"])
+        for activity, part in ((BEGINNING, "copy"), (IN_FORWARD, "forward"), (IN_BACKWARD, "backward")):
+            clock.mark((activity, self.now[0]))
+            self.spend(part, step[part])
+        clock.mark((ENDING, self.now[0]))
+        if step["is_dropped"]:
+            clock.drop()
+            clock.mark((LOADING, self.now[0]))
+            return None
+        row = clock.report(8)
+        other = max(0.0, row[-1] + step["excess"])
+        clock.receive([row, [8.0, 0.0, 0.0, 0.0, other, other]])
+        waited = min(step["exchange"], max(0.0, other - row[-1]))
+        self.spend("communication", step["exchange"] - waited)
+        self.spend("waiting", waited)
+        clock.end_phase(0)
+        self.rows.append((row, [row[-1], other]))
+        clock.before_optimizer()
+        self.spend("optimizer", step["optimizer"])
+        clock.after_optimizer()
+        clock.end_step(number, 16)
+        took = self.now[0] - began_s
+        self.spend("logging", step["logging"])
+        clock.mark((LOADING, self.now[0]))
+        return took
+
+
+@settings(deadline=None, max_examples=25, derandomize=True, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.lists(steps, min_size=1, max_size=10))
+def test_parts_add_up_to_the_pass_and_rows_have_what_a_rank_did_since_the_last_exchange(drawn):
+    now = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_clock, "perf_counter", lambda: now[0])
+        run, took, expected = Run(now), [], []
+        since = dict.fromkeys(("data", "forward", "backward", "script"), 0.0)
+        logged = carried = 0.0
+        for number, step in enumerate(drawn):
+            since["data"] += step["data"]
+            since["forward"] += step["copy"] + step["forward"]
+            since["backward"] += step["backward"]
+            since["script"] += step["script"]
+            one = run.take(number, step)
+            if one is None:
+                since = dict.fromkeys(since, 0.0)
+                carried += sum(step[name] for name in ("data", "script", "copy", "forward", "backward"))
+                continue
+            expected.append([8.0, *since.values(), math.fsum(since.values())])
+            since = {**dict.fromkeys(since, 0.0), "script": step["optimizer"]}
+            took.append(one + logged + carried)
+            logged, carried = step["logging"], 0.0
+        assert run.clock.take() == run.parts
+        assert [row for row, _ in run.rows] == expected
+        assert run.told == [busy for _, busy in run.rows]
+        assert run.clock.step_s == pytest.approx(math.fsum(took) / len(took) if took else 0.0)
