@@ -92,8 +92,8 @@ def gradients_of_phases(zero_at):
 
 
 def made_of_own_numbers():
-    """What is in a model, and in its average, that each rank has filled with a number of its
-    own."""
+    """The numbers of a model and of its average, which each rank has filled with other
+    numbers."""
     with lockstep.join() as team:
         model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
         for tensor in model.state_dict().values():
@@ -102,6 +102,17 @@ def made_of_own_numbers():
         parts = team.prepare(model, average)
         tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
         return [number for tensor in tensors for number in full_tensor(tensor.detach()).flatten().tolist()]
+
+
+def epochs_again(left_at):
+    """The epochs of three loops over one ``team.epochs(4)``, the first of which is left."""
+    with lockstep.join() as team:
+        epochs, first = team.epochs(4), []
+        for epoch in epochs:
+            first.append(epoch)
+            if epoch == left_at:
+                break
+        return [first, list(epochs), list(epochs)]
 
 
 SCHEDULES = {

@@ -88,6 +88,12 @@ def test_every_rank_begins_with_the_weights_and_buffers_of_rank_0(standing_crew,
     assert {*first} == {*second} == {7.0, 0.0}
 
 
+@pytest.mark.parametrize("left_at", range(4))
+def test_each_loop_over_the_same_epochs_goes_through_those_that_are_left(standing_crew, left_at):
+    first, then = list(range(left_at + 1)), list(range(left_at + 1, 4))
+    assert standing_crew(1, team_scripts.epochs_again, left_at) == [[first, then, []]]
+
+
 @pytest.mark.parametrize("length", [16, 9])
 def test_any_answers_at_once_on_every_rank_with_samples_or_without(standing_crew, length):
     for answers, one, none in standing_crew(2, team_scripts.any_in_every_step, length, {(1, 2)}, shards=4):
