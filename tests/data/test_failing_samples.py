@@ -10,6 +10,7 @@ import numpy
 import psutil
 import pytest
 import torch
+from codes import raises
 from data_helpers import Numbers, assignment
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
@@ -316,3 +317,15 @@ def test_the_command_reports_the_sample(run_here):
     assert blames(message, f"sample {bad} of Pictures ", "FileNotFoundError: ", f"'picture-{bad}.png'. ")
     assert 'raise FileNotFoundError(2, "no such file"' in done.stderr
     assert "not reached" not in done.stdout
+
+
+class Ragged(Numbers):
+    """Every second sample has a part more."""
+
+    def __getitem__(self, index):
+        return (torch.tensor(super().__getitem__(index)),) * (1 + index % 2)
+
+
+def test_samples_with_different_numbers_of_parts_are_refused():
+    with raises(DataError, "sample-failed"):
+        list(choose_source(DataLoader(Ragged(4), 4), assignment()).steps(1, 0))

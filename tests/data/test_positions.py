@@ -126,7 +126,9 @@ class RefilledTensor:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("make", [lambda: DataLoader(Numbers(8), batch_sampler=RefilledList()), RefilledTensor])
+@pytest.mark.parametrize(
+    "make", [lambda: DataLoader(Numbers(8), batch_sampler=RefilledList()), RefilledTensor], ids=["list", "tensor"]
+)
 def test_what_is_filled_again_and_again_is_used_each_time(make, accumulate):
     place = ShardAssignment(rank=0, world_size=1, num_shards=1, seed=0, loader=1, accumulate=accumulate)
     steps = choose_source(make(), place).steps(1, 0)

@@ -2,13 +2,14 @@
 named in an error."""
 
 import dataclasses
+import itertools
 import random
 import time
 
 import pytest
 import torch
 from data_helpers import Numbers, assignment
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 from lockstep._base.errors import MismatchError
 from lockstep._data.sources import choose_source
@@ -16,6 +17,7 @@ from lockstep._data.sources import choose_source
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 LENGTH = 12
 AT_BIRTH = list(range(LENGTH))
+LAUNCHES = itertools.count()
 
 
 class Own(Sampler):
@@ -53,6 +55,20 @@ class Batches(BatchSampler):
 
     def __init__(self):
         super().__init__(ByTheClock(), 3, drop_last=False)
+
+
+class Weighted:
+    """PyTorch's own, with other weights in each launch."""
+
+    def __new__(cls):
+        return WeightedRandomSampler([random.Random(next(LAUNCHES) + i).random() for i in range(LENGTH)], LENGTH)
+
+
+class SubsetRandom:
+    """PyTorch's own, of other indices in each launch."""
+
+    def __new__(cls):
+        return SubsetRandomSampler(random.Random(next(LAUNCHES)).sample(range(LENGTH), LENGTH))
 
 
 class AsItGoes(Own):
@@ -111,7 +127,7 @@ def test_a_sampler_whose_order_comes_back_with_the_run_goes_on(kind, num_workers
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", [ShufflesAListElsewhere, ByTheClock, Batches])
+@pytest.mark.parametrize("kind", [ShufflesAListElsewhere, ByTheClock, Batches, Weighted, SubsetRandom])
 def test_one_whose_order_does_not_come_back_is_refused_by_name(kind, num_workers):
     with pytest.raises(MismatchError) as refusal:
         resumed(kind, num_workers)

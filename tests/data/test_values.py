@@ -1,6 +1,7 @@
 """What becomes of the values of ``add``: which are taken as what, and how those of all shards are
 combined."""
 
+import itertools
 import math
 
 import pytest
@@ -64,6 +65,11 @@ def test_what_is_no_number_is_refused():
 def test_a_sum_of_integers_is_an_integer_and_a_sum_of_floats_a_float(value, kind, of):
     assert (taken(value, SUM)[0], type(taken(value, SUM)[1])) == (kind, of)
     assert type(combined(value, value, reduction=SUM)) is of
+
+
+@pytest.mark.parametrize("values", [[1e308, 1e308, -1e308], [math.inf, 1.0, -math.inf], [1e16, 1.0, -1e16]])
+def test_numbers_have_one_sum_in_any_order(values):
+    assert len({repr(combined(*order, reduction=SUM)) for order in itertools.permutations(values)}) == 1
 
 
 def test_integers_are_added_exactly():
