@@ -48,3 +48,32 @@ def test_one_that_is_due_while_the_last_is_written_is_saved_after_it(run_here, t
     assert then >= HELD_UNTIL
     steps = [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "checkpoint"]
     assert steps[:2] == [first, then]
+
+
+# The disk of the first checkpoint is slow, and the best weights are to be saved meanwhile.
+BEST_MEANWHILE = """
+import os, time
+import torch, lockstep
+sync = os.fsync
+os.fsync = lambda file: (time.sleep(0.2), sync(file))
+team = lockstep.join()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(24, 4))
+model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, 8))
+for batch in loader:
+    if team.step == 2:
+        os.fsync = sync
+        assert team.best(1.0)
+    for (x,) in batch.shards:
+        team.backward(model(x).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_best_weights_are_saved_after_the_checkpoint_that_is_being_written(run_here, tmp_path):
+    ended = run_here(BEST_MEANWHILE, "--checkpoint-every", "1", "--run-dir", "run")
+    assert ended.returncode == 0, ended.stderr
+    saved = [(event["kind"], event["step"]) for event in read_events(tmp_path / "run") if event["event"] == "checkpoint"]
+    assert saved[:2] == [("checkpoint", 1), ("weights", 2)]

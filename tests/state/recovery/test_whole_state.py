@@ -93,3 +93,12 @@ def test_it_is_from_every_step_at_any_number_of_processes(standing_crew, name):
 def test_a_finished_run_that_goes_on_is_one_that_was_longer_from_the_beginning(standing_crew, name):
     [(short, again, long)] = standing_crew(1, longer, name, SETTINGS)
     check(again, short.saved[-1], long, name)
+
+
+@pytest.mark.quick
+def test_a_checkpoint_due_where_it_cannot_be_saved_is_saved_after_the_next_step(standing_crew):
+    settings = {**SETTINGS, "checkpoint_every": 3}
+    course, _ = standing_crew(
+        2, functools.partial(trained, "a second loader that goes round by itself", "whole", **settings)
+    )
+    assert [*dict.fromkeys(steps(course.saved))] == [4, 6]

@@ -126,7 +126,7 @@ def registered_state(team, num_epochs=2):
     numpy_numbers = team.register("numpy", np.random.default_rng(2))
     plain_numbers = team.register("python", random.Random(3))
     counter, hidden = team.register("counter", Counter()), team.per_shard("hidden", torch.zeros(2))
-    clock = team.register("clock", [0.0], compare=False)
+    clock = team.register("clock", torch.zeros(1), compare=False)
     state = team.state(count=0, best=None, latest=torch.zeros(2))
     for _ in team.epochs(num_epochs):
         for batch in loader:
@@ -185,6 +185,7 @@ def passes_counted_by_the_script(team, num_epochs=2):
         for batch in loader:
             seen.append(learn(team, model, optimizer, batch))
         schedule.step()
+        seen.append(drawn())
 
 
 def a_tail_after_the_last_epoch(team, num_epochs=2):
@@ -230,6 +231,21 @@ def a_second_loader_that_goes_round_by_itself(team, num_epochs=2):
             seen.append(other["certain"])
 
 
+def a_second_loader_in_passes_counted_by_the_script(team, num_epochs=2):
+    model, optimizer, loader = begin(team)
+    more = team.prepare(samples(12))
+    others = None
+    for _ in range(num_epochs):
+        for batch in loader:
+            others = others or iter(more)
+            other = next(others, None)
+            if other is None:
+                others = None
+            else:
+                learn(team, model, optimizer, other)
+            learn(team, model, optimizer, batch)
+
+
 def a_second_loader_that_is_made_again(team, num_epochs=2):
     """It is longer than the pass, and made anew in each."""
     model, optimizer, loader = begin(team)
@@ -265,12 +281,24 @@ def a_loop_within_the_loop(team, num_epochs=2):
         seen.append([outer.averages["loss"], inner.averages["loss"]])
 
 
+class Warming(torch.optim.RMSprop):
+    """It counts its steps in an attribute."""
+
+    num_steps = 0
+
+    def step(self, closure=None):
+        self.num_steps = self.num_steps + 1
+        for group in self.param_groups:
+            group["lr"] = 0.01 * min(1.0, self.num_steps / 5)
+        return super().step(closure)
+
+
 def two_phases_a_step(team, num_epochs=2):
     """As adversarial networks have them, with a third optimizer that steps after every second
     step, so that gradients stay between steps."""
     model, optimizer, loader = begin(team, samples(36, batch_size=2 * BATCH))
     critic, late = nn.Linear(2, 1), nn.Linear(FEATURES, 2)
-    of_critic, of_late = torch.optim.Adagrad(critic.parameters()), torch.optim.RMSprop(late.parameters())
+    of_critic, of_late = torch.optim.Adagrad(critic.parameters()), Warming(late.parameters())
     critic, of_critic, late, of_late = team.prepare(critic, of_critic, late, of_late)
     for _ in team.epochs(num_epochs):
         for batch in loader:
@@ -337,6 +365,7 @@ SCRIPTS = {
         a_tail_after_the_last_epoch,
         a_tail_of_registered_state,
         a_second_loader_that_goes_round_by_itself,
+        a_second_loader_in_passes_counted_by_the_script,
         a_second_loader_that_is_made_again,
         two_passes_an_epoch,
         a_loop_within_the_loop,

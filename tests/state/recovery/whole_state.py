@@ -46,7 +46,7 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
     run_dir, course = Path(f"{kept}.run"), Course()
     if source is not None and os.environ.get("RANK", "0") == "0":
         shutil.copytree(source, run_dir)
-    with lockstep.join(run_dir=str(run_dir), checkpoint_every=1, **settings) as team:
+    with lockstep.join(run_dir=str(run_dir), **{"checkpoint_every": 1, **settings}) as team:
         engine = team._engine
         save, restorer = engine.saver.save, engine.restorer
 

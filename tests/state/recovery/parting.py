@@ -1,0 +1,91 @@
+"""A training in which one rank changes a part of its state after the first step, for each part that
+the ranks compare."""
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+import lockstep
+
+
+class Counter:
+    def __init__(self):
+        self.count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class Things:
+    """All that the training has."""
+
+    def __init__(self, team):
+        data = TensorDataset(torch.arange(16.0).reshape(8, 2))
+        self.own = torch.Generator().manual_seed(1)
+        loader = DataLoader(data, 4, sampler=RandomSampler(data, generator=self.own))
+        self.model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.average = AveragedModel(self.model)
+        prepared = team.prepare(self.model, self.optimizer, self.schedule, self.average, loader)
+        self.trained, self.loader = prepared[0], prepared[-1]
+        self.tensor = team.register("tensor", torch.zeros(2))
+        self.table = team.register("table", {"nested": [{"deep": (1, 2)}], "tensor": torch.zeros(1)})
+        self.torch_numbers = team.register("torch", torch.Generator().manual_seed(1))
+        self.numpy_numbers = team.register("numpy", np.random.default_rng(1))
+        self.plain_numbers = team.register("python", random.Random(1))
+        self.counter = team.register("counter", Counter())
+        self.state = team.state(value=0)
+
+
+PARTS = {
+    "Python's random": lambda things: random.random(),
+    "NumPy's random": lambda things: np.random.rand(),
+    "torch's random": lambda things: torch.rand(()),
+    "a weight": lambda things: things.model[0].weight.data.view(-1)[3:].add_(1),
+    "a buffer": lambda things: things.model[1].running_mean.add_(1),
+    "a counter in a buffer": lambda things: things.model[1].num_batches_tracked.add_(1),
+    "a learning rate": lambda things: things.optimizer.param_groups[0].update(lr=0.2),
+    "a momentum": lambda things: next(iter(things.optimizer.state.values()))["momentum_buffer"].add_(1),
+    "a schedule": lambda things: setattr(things.schedule, "last_epoch", 5),
+    "an average": lambda things: things.average.module[0].bias.data.add_(1),
+    "a registered tensor": lambda things: things.tensor.add_(1),
+    "a registered value": lambda things: things.table["nested"][0].update(deep=(1, 3)),
+    "a tensor in a registered table": lambda things: things.table["tensor"].add_(1),
+    "a generator of torch": lambda things: torch.rand((), generator=things.torch_numbers),
+    "a generator of NumPy": lambda things: things.numpy_numbers.random(),
+    "a generator of Python": lambda things: things.plain_numbers.random(),
+    "an object of the script": lambda things: setattr(things.counter, "count", 1),
+    "a value of team.state": lambda things: setattr(things.state, "value", 1),
+    "the generator of a sampler": lambda things: torch.rand((), generator=things.own),
+}
+
+
+def codes():
+    """The code of the error on this rank, for each part; "": none."""
+    return {name: code_of(change) for name, change in {"nothing": lambda things: None, **PARTS}.items()}
+
+
+def code_of(change):
+    try:
+        with lockstep.join(shards=2, checkpoint_every="off", fresh=True) as team:
+            things = Things(team)
+            for batch in things.loader:
+                for (inputs,) in batch.shards:
+                    team.backward(things.trained(inputs).square().mean())
+                things.optimizer.step()
+                things.optimizer.zero_grad()
+                things.schedule.step()
+                things.average.update_parameters(things.model)
+                if team.step == 1 and team.rank == 1:
+                    change(things)
+    except lockstep.MismatchError as error:
+        return error.code
+    return ""
