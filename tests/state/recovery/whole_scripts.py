@@ -34,7 +34,7 @@ class Samples(Dataset):
 
 
 class Bookmarked(IterableDataset):
-    """A stream that has the place at which it stands."""
+    """A stream whose state is its position."""
 
     position = 0
 
@@ -106,7 +106,7 @@ def schedules_averages_and_random_numbers(team, num_epochs=2):
 
 
 class Counter:
-    """An object of the script's own that has a state."""
+    """An object of the script with a state."""
 
     def __init__(self):
         self.count, self.last = 0, torch.zeros(2, dtype=torch.bfloat16)
@@ -149,13 +149,15 @@ def registered_state(team, num_epochs=2):
 
 
 def the_best_weights_and_early_stopping(team, num_epochs=5):
-    """The best epoch is the second, so whoever has forgotten it takes a worse one for the best."""
+    """The second epoch is the best: a run that has forgotten it takes a worse one for the best."""
     model, optimizer, loader = begin(team, samples(12))
     seen = team.register("seen", [])
     for epoch in team.epochs(num_epochs):
         for batch in loader:
             learn(team, model, optimizer, batch)
-        seen.append((team.best([3.0, 1.0, 2.0, 1.5, 2.5][epoch], mode="min"), team.best_metric, team.best_epoch))
+        team.best([3.0, 1.0, 2.0, 1.5, 2.5][epoch], mode="min")
+        seen.append((team.best_metric, team.best_epoch))
+        assert seen[-1] == ((3.0, 0) if epoch == 0 else (1.0, 1))
         if epoch - team.best_epoch == 2:
             break
 
@@ -247,7 +249,7 @@ def a_second_loader_in_passes_counted_by_the_script(team, num_epochs=2):
 
 
 def a_second_loader_that_is_made_again(team, num_epochs=2):
-    """It is longer than the pass, and made anew in each."""
+    """It is longer than the pass, and made again in each."""
     model, optimizer, loader = begin(team)
     more, seen = team.prepare(samples(30)), team.register("seen", [])
     for _ in team.epochs(num_epochs):

@@ -1,7 +1,7 @@
-"""Runs that save themselves after every step, and what their checkpoints hold.
+"""Runs that save themselves after every step, and what their checkpoints contain.
 
-``trained`` runs in the processes of a crew, and keeps a copy of each checkpoint as a run directory
-of its own, ``KEPT/0``, ``KEPT/1``, ...: a run that was killed has left just that. So it takes no
+``trained`` runs in the processes of a crew, and keeps a copy of each checkpoint as a separate run
+directory, ``KEPT/0``, ``KEPT/1``, ...: a run that was killed has left just that. So it takes no
 kill to resume a run after any step, and one launch."""
 
 import hashlib
@@ -22,7 +22,7 @@ from lockstep._state.checkpoint.manifest import Manifest
 from lockstep._state.checkpoint.store import Store
 
 State = dict[str, str]
-"""What a checkpoint holds: each value as text, by its place, and the digest of each tensor."""
+"""What a checkpoint contains: each value as text, by its place, and the digest of each tensor."""
 
 
 @dataclass
@@ -30,9 +30,9 @@ class Course:
     """What a launch restored and saved, on rank 0."""
 
     restored: list[State] = field(default_factory=list)
-    """What a checkpoint would hold right after each time that the state was restored."""
+    """What a checkpoint would contain right after each time that the state was restored."""
     saved: list[State] = field(default_factory=list)
-    """What each checkpoint held that was written, and the last one when the script had ended."""
+    """What each written checkpoint contained, and the last one after the end of the script."""
 
 
 def trained(name: str, kept: str, source: str | None = None, num_epochs: int | None = None, **settings: Any) -> Course:
@@ -41,7 +41,7 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
     Args:
         source: a copy of an earlier run, to resume.
         num_epochs: None: as many as the script has by itself.
-        settings: those of ``join``.
+        settings: settings for ``join``.
     """
     run_dir, course = Path(f"{kept}.run"), Course()
     if source is not None and os.environ.get("RANK", "0") == "0":
@@ -77,7 +77,7 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
 
 
 def on_disk(run_dir: Path) -> State:
-    """Returns what the newest checkpoint and the best weights of a run hold."""
+    """Returns what the newest checkpoint and the best weights of a run contain."""
     newest = Store(run_dir).newest()
     assert newest is not None
     best = run_dir / "best"
