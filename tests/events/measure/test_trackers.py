@@ -1,6 +1,8 @@
 """Promises of trackers: each value once and in order, also of a resumed run; and nothing that goes
 wrong in one matters."""
 
+import contextlib
+import importlib
 import json
 import sys
 import textwrap
@@ -11,7 +13,7 @@ from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError
 from lockstep._base.trackers import without_services
 from lockstep._events.history import read_history
-from lockstep._events.measure.trackers import TensorBoard, Tracker, Trackers
+from lockstep._events.measure.trackers import RunInfo, TensorBoard, Tracker, Trackers, trackers_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -51,6 +53,7 @@ SCRIPT = """
                         for batch in evaluation:
                             for (x,) in batch.shards:
                                 batch.add(early=x.mean(1))
+                    team.log(drawn=random.random())  # which must be the same on all ranks
                 if team.step == 16 and "fail" in sys.argv and os.environ["RANK"] == "0" and not os.path.exists("failed"):
                     open("failed", "w").close()
                     raise SystemExit(3)
@@ -152,7 +155,7 @@ def test_a_tracker_is_finished_before_its_library_ends(train, package, tmp_path)
     assert [call["what"] for call in recorded(tmp_path)][-3:] == ["log", "finish", "exit"]
 
 
-def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
+def test_tensorboard_gets_training_and_evaluation_apart_and_each_step_of_a_resumed_run_once(tmp_path, run_here):
     done = run_here(
         """
         import sys
@@ -161,8 +164,13 @@ def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
 
         trackers = Trackers([TensorBoard(Path(sys.argv[1]), None)])
         assert "tensorboard" not in sys.modules, "it takes a second, and nothing was logged yet"
-        trackers.write("step", 1, {"loss": 0.5})
-        trackers.write("evaluate", 1, {"loss": 0.25})
+        for step in (1, 2):
+            trackers.write("step", step, {"loss": 0.5})
+        trackers.write("evaluate", 2, {"loss": 0.25})
+        trackers.write("step", 3, {"loss": 0.5})
+        trackers.close(failed=True)
+        trackers = Trackers([TensorBoard(Path(sys.argv[1]), 2)])
+        trackers.write("step", 3, {"loss": 0.75})
         trackers.close(failed=False)
 
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -170,12 +178,12 @@ def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
         board = EventAccumulator(sys.argv[1])
         board.Reload()
         for tag in sorted(board.Tags()["scalars"]):
-            print("tag", tag, board.Scalars(tag)[0].step, board.Scalars(tag)[0].value)
+            print("tag", tag, *(f"{each.step}: {each.value}" for each in board.Scalars(tag)))
         """,
         args=[str(tmp_path)],
     )
     tags = [line for line in done.stdout.splitlines() if line.startswith("tag")]
-    assert tags == ["tag evaluation/loss 1 0.25", "tag training/loss 1 0.5"], done.stderr
+    assert tags == ["tag evaluation/loss 2: 0.25", "tag training/loss 1: 0.5 2: 0.5 3: 0.75"], done.stderr
 
 
 def test_a_tensorboard_that_cannot_be_imported_does_not_stop_the_run(tmp_path, monkeypatch):
@@ -183,6 +191,23 @@ def test_a_tensorboard_that_cannot_be_imported_does_not_stop_the_run(tmp_path, m
     trackers = Trackers([TensorBoard(tmp_path, None)])
     trackers.write("step", 1, {"loss": 0.5})
     trackers.close(failed=False)
+
+
+def test_each_tracker_of_a_run_goes_on_in_its_own_run(tmp_path, package, monkeypatch):
+    site = package("runs = []\ndef init(id):\n    runs.append(id)\ndef log(*_, **__): pass\ndef finish(): pass\n")
+    (site / "other_recorder.py").write_text((site / "recorder.py").read_text())
+    monkeypatch.syspath_prepend(site)
+    names = ("recorder", "other_recorder")
+    for is_again in (False, True):
+        about = RunInfo(
+            run_dir=tmp_path, project="p", settings={}, hyperparameters={}, is_again=is_again, aside=contextlib.nullcontext
+        )
+        for tracker in trackers_for(names, about, None):
+            tracker.open()
+            tracker.close(failed=False)
+    ids = [importlib.import_module(name).runs for name in names]
+    assert [len(set(of_one)) for of_one in ids] == [1, 1]
+    assert ids[0] != ids[1]
 
 
 def test_what_is_logged_only_apart_from_training_steps_is_in_no_training_curve():

@@ -61,7 +61,7 @@ print(json.dumps({"cpu_s": used.cpu_s, "wall_s": used.wall_s, "spent_s": spent_s
     assert used.wall_s >= 0.69
 
 
-def test_counts_a_living_child_and_its_ended_self_only_once():
+def test_counts_a_child_that_lives_or_has_ended_and_each_only_once():
     used = measured("""
 process = child()
 process.stdout.readline()
@@ -69,9 +69,14 @@ living = SimpleNamespace(**meter.end())
 meter = Usage()
 process.communicate()
 ended = SimpleNamespace(**meter.end())
-print(json.dumps({"living_s": living.cpu_s, "ended_s": ended.cpu_s}))
+meter = Usage()
+process = child()
+process.communicate()
+short = SimpleNamespace(**meter.end())
+print(json.dumps({"living_s": living.cpu_s, "ended_s": ended.cpu_s, "short_s": short.cpu_s}))
 """)
     assert used.living_s >= 0.28
+    assert used.short_s >= 0.28
     assert used.ended_s < 0.28, "the child's earlier work was counted again when it ended"
 
 
