@@ -71,6 +71,22 @@ def test_what_ranks_do_once_a_step_counts():
     assert best_blocks(8, pace_of([1.0, 1.0], once_s=[4.0, 0.0])).sizes == (2, 6)
 
 
+def first_move(unit_s):
+    """The sizes of the first blocks that are proposed for two ranks, of which the first does as
+    much once a step as for four shards."""
+    balancer = Balancer(even_blocks(2, 8))
+    while True:
+        rows = [[16.0, 0, 2, 2, 4 - waits, 8 - waits, 4, waits, 1] for waits in (0, 4)]
+        balancer.add([[row[0], *(unit_s * seconds for seconds in row[1:-1]), row[-1]] for row in rows])
+        proposal = balancer.end_step()
+        if proposal is not None:
+            return proposal.blocks.sizes
+
+
+def test_short_steps_are_measured_as_long_ones():
+    assert first_move(1.0) == first_move(0.005) == (2, 6)
+
+
 def test_there_must_be_two_shards_a_process():
     for world_size in range(1, 9):
         for num_shards in range(world_size, 3 * world_size):

@@ -75,5 +75,6 @@ def test_a_host_sends_as_much_as_in_a_ring_or_a_hierarchical_all_reduce(num_mach
 def test_hosts_with_different_numbers_of_ranks_count_as_none():
     assert equal_machines(["a", "a", "b", "b"]) == 2
     assert equal_machines(["a", "a", "b"]) == 1
+    assert equal_machines(["a", "a", "b", "b", "b", "b"]) == 1
     assert equal_machines(["a", "b", "a", "b"]) == 1
     assert equal_machines(["a"]) == 1

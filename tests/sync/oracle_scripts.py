@@ -31,6 +31,7 @@ class Case:
         in_buckets: whether gradients are exchanged in buckets, as those of large models are.
         frozen: the steps in which a layer does not learn.
         mixed: whether parameters are of several dtypes, so in several buckets.
+        uses_all: whether every shard uses all parameters.
     """
 
     shards: int
@@ -42,13 +43,15 @@ class Case:
     in_buckets: bool
     frozen: frozenset[int]
     mixed: bool
+    uses_all: bool = False
 
 
 class Model(nn.Module):
-    """One parameter is used by some shards only, and one by none."""
+    """One parameter is used by some shards only and one by none, unless all are."""
 
     def __init__(self, case):
         super().__init__()
+        self.uses_all = case.uses_all
         draw = torch.Generator().manual_seed(7)
         self.norm = NORMS[case.norm]()
         self.first = nn.Parameter(torch.randn(3, 5, generator=draw))
@@ -69,7 +72,9 @@ class Model(nn.Module):
             self.count += len(x)
         y = (self.norm(x) @ self.first).tanh()
         y = y * self.wide * self.narrow * self.waves.abs()
-        return (y + self.sometimes if x[-1, 0, 0] > 0 else y).sum((1, 2))
+        if self.uses_all:
+            y = y * (1 + self.never.sum())
+        return (y + self.sometimes if self.uses_all or x[-1, 0, 0] > 0 else y).sum((1, 2))
 
 
 def batches(sizes):

@@ -84,6 +84,13 @@ def test_copies_run_in_other_threads_under_the_autocast_of_the_one_that_asked(dt
     assert in_a_thread(lambda: replica(x).dtype) == expected
 
 
+def test_a_forward_pass_runs_under_the_autocast_of_its_caller():
+    forward = DataParallelSync(1, 1, ONE).attach(nn.Linear(2, 2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert forward(torch.ones(1, 2)).dtype == torch.bfloat16
+    assert forward(torch.ones(1, 2)).dtype == torch.float32
+
+
 def test_batch_statistics_of_parts_are_warned_of_where_there_are_parts(recwarn):
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     DataParallelSync(1, 1, ONE).attach(model)
