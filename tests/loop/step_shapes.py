@@ -24,7 +24,12 @@ NEXT = ("phase", "step", "value", "zero_grad", "update", "barrier", "log", "eval
 """The first thing that the script does after a loop that it has left."""
 AFTERWARDS = ("pass", "zero_grad", "update", "barrier", "log", "evaluation", "best")
 """The same after the loop over the batches, which was left too."""
-WAYS_OUT = [("error", ""), ("interrupted", ""), *itertools.product(("break", "caught error"), NEXT)]
+WAYS_OUT = [
+    *itertools.product(("break", "caught error"), NEXT, ("pass",)),
+    *itertools.product(("error", "break"), ("break",), AFTERWARDS[1:]),
+    ("error", "", "pass"),
+    ("interrupted", "", "pass"),
+]
 """How a loop over the shards is left, on each rank in its first shard, and what is done next."""
 NAMES = ("mean", "vector", "sum", "count", "large", "table")
 NUM_SAMPLES, BATCH_SIZE = 55, 13
@@ -53,12 +58,12 @@ class Step:
         self._seed, self._shapes = f"{seed} {turn}", shapes
         dice = random.Random(self._seed)
         ways_out = random.Random(seed).sample(WAYS_OUT, len(WAYS_OUT))
-        self.way_out, self.next = ways_out[turn // 2 % len(ways_out)] if may_leave and turn % 2 else (None, "")
+        leaves = may_leave and turn % 2
+        self.way_out, self.next, self.afterwards = ways_out[turn // 2 % len(ways_out)] if leaves else (None, "", "pass")
         """Of the last phase; None: all are whole."""
         num_phases = dice.choice((1, 2, 3) if self.way_out else (0, 1, 1, 2, 3))
         self.weightings = [dice.choice(("samples", "weight", "tensor", "sum")) for _ in range(num_phases)]
         """Of each phase."""
-        self.afterwards = dice.choice(AFTERWARDS)
         self.are_paired = [dice.random() < 0.3 for _ in self.weightings]
         """Whether the phase is over the shards of two batches, side by side."""
         self.names = [dice.sample(NAMES, 3) for _ in self.weightings]

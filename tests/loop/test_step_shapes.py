@@ -84,9 +84,9 @@ def check_near(found, expected):
 
 @pytest.mark.quick
 def test_steps_of_any_shape_with_loops_that_are_left(standing_crew):
-    alone = run(standing_crew, 1, 1, 50, SHAPES, True)
+    alone = run(standing_crew, 1, 1, 70, SHAPES, True)
     check_plain(*alone)
-    check_same(alone, run(standing_crew, 2, 1, 50, SHAPES, True))
+    check_same(alone, run(standing_crew, 2, 1, 70, SHAPES, True))
 
 
 @pytest.mark.quick
