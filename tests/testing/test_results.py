@@ -44,6 +44,8 @@ VALUES = [
     numpy.arange(3),
     numpy.float32(0.5),
     [],
+    [[]],
+    [[], []],
     [1],
     [1, None],
     [None, 1],

@@ -17,6 +17,10 @@ def everything():
         rank, size = team.rank, team.world_size
         last = size - 1
         given = _mine(rank)
+        contiguous = _mine(rank).contiguous()
+        team.all_reduce(contiguous)
+        team.reduce(contiguous, dst=last)
+        team.broadcast(contiguous, src=last)
         rows = torch.arange(2.0 * size).view(size, 2) + rank
         found = {
             **{f"all_reduce {op}": team.all_reduce(given, op) for op in ("sum", "mean", "min", "max")},
@@ -51,7 +55,8 @@ def everything():
         if group is not None:
             found["group"] = (group.size, group.all_gather(torch.tensor(rank)).tolist())
             found["group root"] = group.broadcast(torch.tensor(rank), src=group.size - 1).item()
-        assert torch.equal(given, _mine(rank)), "a collective changed the tensor it was given"
+        for tensor in (given, contiguous):
+            assert torch.equal(tensor, _mine(rank)), "a collective changed the tensor it was given"
         return rank, size, found
 
 

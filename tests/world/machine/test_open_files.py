@@ -20,6 +20,8 @@ def limits():
 def test_a_process_may_have_a_connection_to_every_rank_and_files_of_its_own(limits):
     allow_connections(8)
     assert limits()[0] == 512
+    allow_connections(400)
+    assert 512 < limits()[0] < 1000
     allow_connections(1000)
     assert 1000 < limits()[0] < 1500
 
