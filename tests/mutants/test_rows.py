@@ -35,3 +35,9 @@ def test_a_fault_can_be_planted_and_its_tests_exist(fault: Fault) -> None:
 
 def test_each_fault_has_a_name_of_its_own() -> None:
     assert [name for name, times in Counter(fault.name for fault in FAULTS).items() if times > 1] == []
+
+
+def test_there_are_faults_of_every_room() -> None:
+    packages = {path.name for path in (ROOT / SOURCE).glob("_*") if (path / "__init__.py").exists()}
+    assert packages - {fault.file.partition("/")[0] for fault in FAULTS} == set()
+    assert len(FAULTS) >= 60
