@@ -75,6 +75,7 @@ def assign_inside():
     return state.seen, ""
 
 
+@pytest.mark.quick
 def test_an_assignment_inside_a_shard_is_refused(standing_crew):
     [(seen, message)] = standing_crew(1, assign_inside)
     assert seen == 0

@@ -150,3 +150,22 @@ def test_where_no_step_ends_they_can_be_asked_too():
     schedule = CheckpointSchedule("off", lambda numbers: [max(numbers[0], 3)], is_alone=False)
     assert schedule.exchange_stop(0)
     assert schedule.stop_request == 3
+
+
+def alone_among_many(every):
+    """The schedule of a rank whose exchange has no news, and whose steps take no time."""
+    return CheckpointSchedule(every, list, is_alone=False, clock=lambda: 0.0)
+
+
+def test_one_that_is_late_is_saved_in_the_very_next_step_in_which_it_can_be():
+    schedule = alone_among_many(10)
+    seen = [schedule.tick(step, is_busy=step in (10, 11))[0] for step in range(1, 14)]
+    assert [step for step, is_saved in enumerate(seen, 1) if is_saved] == [12]
+
+
+def test_a_failure_is_told_also_if_a_later_write_went_well():
+    schedule = alone_among_many(10)
+    schedule.written(well=False)
+    schedule.written(well=True)
+    assert schedule.tick(10, is_busy=False) == (True, True)
+    assert schedule.tick(20, is_busy=False) == (True, False)

@@ -338,3 +338,17 @@ def test_the_number_of_a_device_in_its_process_is_kept():
     value, _ = take_apart([cpu, other], "x", [other, cpu])
     assert value == [{"$device": "cpu"}, {"$device": "meta"}]
     assert take_apart(other, "x", [cpu, other])[0] == {"$device": "meta", "place": 1}
+
+
+def test_a_restored_tensor_has_memory_of_its_own_and_learns_as_before():
+    value, stored = take_apart({"leaf": torch.ones(2, requires_grad=True), "other": torch.ones(2)}, "state")
+    restored = put_together(value, stored)
+    assert all(restored[name].data_ptr() != stored[f"state.{name}"].data_ptr() for name in restored)
+    assert [restored[name].requires_grad for name in ("leaf", "other")] == [True, False]
+
+
+def test_an_integer_of_more_than_64_bits_is_no_number_of_json():
+    for number, is_plain in ((2**64 - 1, True), (2**64, False), (-(2**63), True), (-(2**63) - 1, False)):
+        value, _ = take_apart(number, "state")
+        assert (value == number) == is_plain
+        assert put_together(value, {}) == number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,23 @@ def test_a_tensor_larger_than_a_block_is_whole_with_the_right_checksum(tmp_path:
 def test_a_dtype_that_the_format_does_not_have_is_named_with_its_tensor(tmp_path: Path) -> None:
     with raises(CheckpointError, "dtype-unsupported"):
         write_tensors(tmp_path / "ours", {"moments": torch.ones(2, dtype=torch.complex128)})
+
+
+def test_every_tensor_of_a_mixed_file_is_aligned(tmp_path: Path) -> None:
+    tensors = {
+        "a": some(torch.bool, 3),
+        "b": some(torch.float64, 2),
+        "c": some(torch.bfloat16, 3),
+        "d": some(torch.float32, 1),
+    }
+
+    write_tensors(tmp_path / "ours", tensors)
+
+    content = (tmp_path / "ours").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert all((8 + length + header[name]["data_offsets"][0]) % each.element_size() == 0 for name, each in tensors.items())
+    found = load_file(tmp_path / "ours")
+    assert all(
+        found[name].numpy(force=True).tobytes() == each.numpy().tobytes() for name, each in tensors.items() if name != "c"
+    )

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -141,3 +142,9 @@ def test_the_same_command_is_the_same_script_and_arguments_from_anywhere(tmp_pat
 def test_what_is_no_program_has_no_script(monkeypatch, argv, is_program):
     monkeypatch.setattr(sys, "argv", argv)
     assert Command.of_this_process(0, is_program=is_program, explicit={}).script == ""
+
+
+def test_settings_differ_if_either_command_has_one():
+    with_seed, without = replace(COMMAND, settings={"seed": 3}), replace(COMMAND, settings={})
+    assert with_seed.differing(without) == without.differing(with_seed) == ["seed"]
+    assert without.differing(with_seed, allow=["seed"]) == with_seed.differing(with_seed) == []

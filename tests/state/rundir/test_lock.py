@@ -10,7 +10,7 @@ import time
 import pytest
 
 from lockstep._base.errors import ConfigError
-from lockstep._state.rundir.lock import RunLock, holder_of, last_launch
+from lockstep._state.rundir.lock import RunLock, holder_of, last_job, last_launch
 from lockstep._state.rundir.names import rename_old_run
 
 pytestmark = pytest.mark.timeout(30)
@@ -129,3 +129,9 @@ def test_a_directory_that_is_set_aside_at_the_worst_moment_does_not_lead_to_its_
 def test_a_directory_where_no_run_was_has_no_holder(tmp_path):
     assert (holder_of(tmp_path), holder_of(tmp_path / "none"), last_launch(tmp_path)) == (None, None, "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_of_the_name_of_an_earlier_launch_is_left(tmp_path):
+    RunLock(tmp_path, "a launch with a long name", "its job").release()
+    RunLock(tmp_path, "b").release()
+    assert (last_launch(tmp_path), last_job(tmp_path)) == ("b", "")
