@@ -90,8 +90,8 @@ def test_what_a_single_shard_leaves_alone_stays():
 def test_integers_become_those_of_the_lowest_shard_exactly_also_beyond_2_to_53():
     big = 2**62 + 1
     model = Buffers(count=torch.tensor([2**53 + 1, -big]))
-    run(model, lambda: model.count.add_(2), lambda: model.count.add_(7))
-    assert model.count.tolist() == [2**53 + 3, 2 - big]
+    run(model, lambda: model.count.add_(torch.tensor([2, -(2**40) - 1])), lambda: model.count.add_(7))
+    assert model.count.tolist() == [2**53 + 3, -big - 2**40 - 1]
 
 
 def test_values_without_a_measurable_change_stay_and_can_become_zero():

@@ -127,4 +127,6 @@ def _difference(after: Tensor, before: Tensor) -> Tensor:
     """Returns the change, with -0.0 where there is none (and nowhere else): adding that changes
     nothing, not even a sign."""
     after, start, base = _wide(after), _wide(before), _base(before)
+    # add(0): measured from 0, as if the start was NaN, a value that became -0.0 would be "no
+    # change".
     return torch.where((after == base) & (start == base), torch.full_like(after, -0.0), (after - base).add(0))

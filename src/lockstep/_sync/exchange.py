@@ -67,7 +67,9 @@ _LAG = 2  # exchanges started before the oldest is waited for
 # Lower tags are left to the user, and ``world.comm.short`` uses those from 2**30 + 2**28 on. Two
 # phases alternate between two ranges: a rank that has finished a phase may post messages of the
 # next one while another still waits in the first. It cannot be two phases ahead, because a phase
-# ends with the weights and values of all ranks. Tags are C ints: 2**30 + 2 * 2**24 < 2**31.
+# ends with the weights and values of all ranks. (Today's Gloo delivers messages of one tag in the
+# order in which they were sent, so that one range would do; nothing promises that.) Tags are C
+# ints: 2**30 + 2 * 2**24 < 2**31.
 _FIRST_TAG = 1 << 30
 _TAGS_PER_PHASE = 1 << 24
 
