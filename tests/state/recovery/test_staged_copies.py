@@ -1,4 +1,4 @@
-"""The memory of a copy is made while training goes on; the copy waits for it."""
+"""The memory of a copy is made while training continues; the copy waits for it."""
 
 import time
 

@@ -135,3 +135,4 @@ def test_nothing_of_the_name_of_an_earlier_launch_is_left(tmp_path):
     RunLock(tmp_path, "a launch with a long name", "its job").release()
     RunLock(tmp_path, "b").release()
     assert (last_launch(tmp_path), last_job(tmp_path)) == ("b", "")
+    assert (tmp_path / "lock").read_text().endswith("\nb\n\n")  # as people read it
