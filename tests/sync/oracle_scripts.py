@@ -28,7 +28,7 @@ class Case:
         phases: for each phase of a step, the kind of each backward call: how a shard counts.
         norm: one of ``NORMS``.
         keeps: whether gradients are kept from step to step.
-        in_buckets: whether gradients are exchanged in buckets, as those of large models are.
+        in_buckets: whether gradients are exchanged in buckets, as in large models.
         frozen: the steps in which a layer does not learn.
         mixed: whether parameters are of several dtypes, so in several buckets.
         uses_all: whether every shard uses all parameters.
@@ -97,7 +97,7 @@ def loss_of(model, x, call, kind):
 
 
 def state_of(model):
-    """The parameters, buffers and gradients (those that there are) of a model."""
+    """The parameters, buffers and present gradients of a model."""
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     found = {"parameters": dict(model.named_parameters()), "buffers": dict(model.named_buffers()), "gradients": gradients}
     return {

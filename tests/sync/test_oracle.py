@@ -1,8 +1,8 @@
-"""A phase is what the reproducibility contract says, computed here by hand: for each shard the
+"""A phase is what the reproducibility contract defines, computed here by hand: for each shard the
 passes of its micro-batches, gradients times weights, added in the fixed tree and divided by the
 weights of all; buffers the weighted mean over shards.
 
-Tests that compare numbers of processes cannot see what is wrong alike on all of them."""
+Tests that compare numbers of processes cannot see what is wrong on all of them."""
 
 import itertools
 from dataclasses import replace
