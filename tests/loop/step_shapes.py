@@ -115,7 +115,8 @@ class Script:
         nn.init.constant_(model.weight, 1.0)
         data = TensorDataset(torch.randn(NUM_SAMPLES, 2, generator=dice, dtype=torch.float64))
         self.test_data = DataLoader(data, 15)
-        loaders = [DataLoader(data, BATCH_SIZE, shuffle=True) for _ in range(2)]
+        is_fsdp = team.config.strategy == "fsdp"  # which refuses batches of fewer samples than shards
+        loaders = [DataLoader(data, BATCH_SIZE, shuffle=True, drop_last=is_fsdp) for _ in range(2)]
         self.model, self.optimizer, *self.loaders = team.prepare(
             model, torch.optim.SGD(model.parameters(), lr=0.1), *loaders
         )
