@@ -364,6 +364,12 @@ def test_a_run_of_other_settings_is_not_gone_on_with_by_leaving_them_out():
     assert start(seed=3).run_dir == other == Path("runs/train-2")
 
 
+def test_a_finished_run_of_other_settings_does_not_hide_an_interrupted_one():
+    interrupted(20)
+    save(start(seed=3, fresh=True, born_with=FixedSettings(**{**BORN.__dict__, "seed": 3})).run_dir, 30, finished=True)
+    assert step_of(start()) == 20
+
+
 def test_a_run_that_was_abandoned_for_one_that_has_finished_stays_abandoned():
     interrupted(20)
     save(start(fresh=True).run_dir, 30, finished=True)

@@ -14,13 +14,13 @@ import lockstep
 
 class Counter:
     def __init__(self):
-        self.count = 0
+        self.count, self.last = 0, torch.zeros(1)
 
     def state_dict(self):
-        return {"count": self.count}
+        return {"count": self.count, "last": self.last}
 
     def load_state_dict(self, state):
-        self.count = state["count"]
+        self.count, self.last = state["count"], state["last"]
 
 
 class Things:
@@ -63,6 +63,7 @@ PARTS = {
     "a generator of NumPy": lambda things: things.numpy_numbers.random(),
     "a generator of Python": lambda things: things.plain_numbers.random(),
     "an object of the script": lambda things: setattr(things.counter, "count", 1),
+    "a tensor in an object of the script": lambda things: things.counter.last.add_(1),
     "a value of team.state": lambda things: setattr(things.state, "value", 1),
     "the generator of a sampler": lambda things: torch.rand((), generator=things.own),
 }

@@ -12,8 +12,15 @@ from whole_state import differences, restored_part, trained
 
 pytestmark = pytest.mark.timeout(60)
 SETTINGS = {"shards": 3, "threads": 1, "progress": "off"}
-OF_A_SCRIPT = {"two phases a step": {"accumulate": 2, "precision": "16-mixed"}, "samplers with generators": {"workers": 1}}
-UNSAVED = {"a second loader that goes round by itself": [3]}
+OF_A_SCRIPT = {
+    "two phases a step": {"accumulate": 2},
+    "two passes an epoch": {"precision": "16-mixed"},
+    "samplers with generators": {"workers": 1},
+}
+UNSAVED = {
+    "a second loader that goes round by itself": [3],
+    "a second loader in passes counted by the script": [3],
+}
 """The steps after which a run cannot be saved, since it is unknown whether the second loader
 begins again."""
 GO_ON = [

@@ -234,8 +234,9 @@ def a_second_loader_that_goes_round_by_itself(team, num_epochs=2):
 
 
 def a_second_loader_in_passes_counted_by_the_script(team, num_epochs=2):
+    """Its pass of five steps is open when the first of three ends."""
     model, optimizer, loader = begin(team)
-    more = team.prepare(samples(12))
+    more = team.prepare(samples(30))
     others = None
     for _ in range(num_epochs):
         for batch in loader:
@@ -286,7 +287,9 @@ def a_loop_within_the_loop(team, num_epochs=2):
 class Warming(torch.optim.RMSprop):
     """It counts its steps in an attribute."""
 
-    num_steps = 0
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.num_steps = 0
 
     def step(self, closure=None):
         self.num_steps = self.num_steps + 1
@@ -298,7 +301,7 @@ class Warming(torch.optim.RMSprop):
 def two_phases_a_step(team, num_epochs=2):
     """As adversarial networks have them, with a third optimizer that steps after every second
     step, so that gradients stay between steps."""
-    model, optimizer, loader = begin(team, samples(36, batch_size=2 * BATCH))
+    model, optimizer, loader = begin(team, samples(36))
     critic, late = nn.Linear(2, 1), nn.Linear(FEATURES, 2)
     of_critic, of_late = torch.optim.Adagrad(critic.parameters()), Warming(late.parameters())
     critic, of_critic, late, of_late = team.prepare(critic, of_critic, late, of_late)
