@@ -75,12 +75,13 @@ def first_move(unit_s):
     """The sizes of the first blocks that are proposed for two ranks, of which the first does as
     much once a step as for four shards."""
     balancer = Balancer(even_blocks(2, 8))
-    while True:
+    for _ in range(2000):
         rows = [[16.0, 0, 2, 2, 4 - waits, 8 - waits, 4, waits, 1] for waits in (0, 4)]
         balancer.add([[row[0], *(unit_s * seconds for seconds in row[1:-1]), row[-1]] for row in rows])
         proposal = balancer.end_step()
         if proposal is not None:
             return proposal.blocks.sizes
+    return None
 
 
 def test_short_steps_are_measured_as_long_ones():
