@@ -34,6 +34,9 @@ from lockstep._data.uploads import Uploads, fetches_ahead
 from lockstep._data.worker_copies import WorkerCopies
 from lockstep._plan.shards import StepPlan
 
+_NEXT_BATCH = "the next batch of another loader"
+"""A call that a shard must not make: each rank would take as many batches as it has shards."""
+
 
 class Driver(Protocol):
     """The part of the loop that a prepared loader uses."""
@@ -325,6 +328,7 @@ class PreparedLoader:
 
     def _iterate_following(self, *, made_inside: bool) -> Iterator[Batch]:
         """Iterates within the pass of a leading loader (``zip(a, b)``, or a nested loop)."""
+        self._driver.phases.check_outside(_NEXT_BATCH)
         if self._skip and self.is_idle and made_inside and not self.made_inside:
             self.abandon()  # the saved iterator was made before the pass, so this is a new one
         self.made_inside, self.is_idle = made_inside, False
@@ -345,6 +349,7 @@ class PreparedLoader:
                     self._refuse_older()
                 if before is not None:
                     self._changed.compare(before, calling_line)
+                driver.phases.check_outside(_NEXT_BATCH)
                 if self._uploads is not None:
                     self._uploads.settle()
                 self._add(batch)

@@ -185,7 +185,8 @@ class Ledger:
 
     def __init__(self, collectives: Collectives, accumulate: int, clock: Clock) -> None:
         self._weight: Weight | None = None
-        """The weight of the micro-batch's last backward call; None: it had none."""
+        """The weight that the script last gave a backward call of the micro-batch; None: it gave
+        none."""
         self.num_calls = 0
         """The number of backward calls of the micro-batch so far."""
         self._collectives = collectives
@@ -235,8 +236,8 @@ class Ledger:
         self.num_calls, self._weight = 0, None
 
     def weight_of(self, micro: MicroBatch) -> Weight:
-        """Returns the current micro-batch's weight so far: the weight of its last backward call, or
-        its number of samples if that call had no weight."""
+        """Returns the current micro-batch's weight so far: the one that the script last gave a
+        backward call, or the number of samples if it gave none."""
         return float(micro.num_samples) if self._weight is None else self._weight
 
     def call(self, weight: Weight | None, reduction: str | None, micro: MicroBatch) -> Weight:

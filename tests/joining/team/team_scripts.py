@@ -408,9 +408,8 @@ def refused_in_the_shards():
             lambda: next(iter(batch.shards)),
             lambda: batch["value"],
             lambda: batch.shared(),
+            lambda: next(iter(beside)),
         ]
-        if team.world_size > 1:  # ranks compare it
-            calls.append(lambda: next(iter(beside)))
         said = []
         for batch in loader:
             for (inputs,) in batch.shards:
@@ -432,6 +431,17 @@ def refused_in_the_shards():
             schedule.last_epoch,
             team.step,
         )
+
+
+def another_loader_in_the_shards():
+    """What is said, in its second pass, of the next batch of another loader."""
+    with lockstep.join() as team:
+        loader, beside = team.prepare(DataLoader(numbers(12), 4), DataLoader(numbers(12), 4))
+        for _ in range(2):
+            for batch, _ in zip(loader, following := iter(beside), strict=True):
+                for _ in batch.shards:
+                    if team.step == 5:
+                        return refusal_of(lambda: next(following)), refusal_of(lambda: next(iter(beside)))
 
 
 LEFT_EARLY = ["optimizer.step()", "zero_grad()", "value", "phase", "step", "pass", "collective", "clipping", "evaluation"]
