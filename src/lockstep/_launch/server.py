@@ -60,13 +60,13 @@ class Process(Protocol):
         """Process id."""
 
     def poll(self) -> int | None:
-        """Returns its exit status, or minus the signal that ended it; None: it has not ended."""
+        """Returns its exit status, or minus the signal that ended it; None: it is running."""
 
     def wait(self) -> int:
-        """Waits until it has ended; returns the same."""
+        """Waits until it exits; returns the same."""
 
     def kill(self) -> None:
-        """Sends SIGKILL if it has not ended."""
+        """Sends SIGKILL if it is running."""
 
 
 class ForkServer:
