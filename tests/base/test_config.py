@@ -43,6 +43,11 @@ def test_a_setting_of_another_kind_or_beyond_its_limits_is_refused_by_name(name,
         RunConfig(**{name: value})
 
 
+def test_a_setting_may_be_at_its_limits():
+    for name, value in (("seed", 0), ("seed", 2**63 - 1), ("shards", 1), ("shards", 2**20)):
+        assert getattr(RunConfig(**{name: value}), name) == value
+
+
 def test_settings_of_the_command_line_and_the_script_are_joined():
     merged = RunConfig.merge({"shards": 4, "seed": 2}, {"precision": "bf16-mixed", "seed": 2})
     assert (merged.shards, merged.seed, merged.precision) == (4, 2, "bf16-mixed")

@@ -1,5 +1,7 @@
 """Promises of digests: equal where values are equal to the bit, and nowhere else."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +10,24 @@ from lockstep._base.digest import bit_sum_of_part, bit_sums, digest, sketch, squ
 
 pytestmark = pytest.mark.timeout(60)
 
+
+@dataclass(slots=True)
+class Slotted:
+    number: int
+
+
+def repeated(*values):
+    """One element of a sparse tensor, of which these values are the summands."""
+    return torch.sparse_coo_tensor([[0] * len(values)], values, (1,), check_invariants=True)
+
+
 SAME = {
     "layout": (torch.arange(24.0).reshape(1, 2, 3, 4), torch.arange(24.0).reshape(1, 2, 3, 4)),
     "not a number": (torch.tensor([float("nan")]), torch.tensor([float("nan")])),
     "conjugate view": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
     "a view": (torch.arange(6.0)[::2], torch.tensor([0.0, 2.0, 4.0])),
     "a column of one row": (torch.ones(1, 5)[:, 0], torch.ones(1)),
-    "sets of another order": ({"a", "b", "c"}, {"c", "b", "a"}),
+    "sets of another order": ({0, 8}, {8, 0}),
     "containers": ({"x": [1, 2.0, None, "a"]}, {"x": [1, 2.0, None, "a"]}),
 }
 OTHERS = {
@@ -27,6 +40,9 @@ OTHERS = {
     "arrays": (np.zeros(2), np.zeros(2, dtype=np.float32)),
     "numbers": (1, 1.0),
     "key": ({"a": 1}, {"b": 1}),
+    "nesting": ([[1], 2], [[1, 2]]),
+    "slots": (Slotted(1), Slotted(2)),
+    "sparse elements added in another order": (repeated(1.0, 2.0), repeated(2.0, 1.0)),
     "bfloat16": (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
 }
 SAME["layout"] = (SAME["layout"][0], SAME["layout"][1].to(memory_format=torch.channels_last))

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from lockstep._base.atomic import write_atomic
-from lockstep._base.nofollow import check_named, make_directory, remove, rename
+from lockstep._base.nofollow import check_named, make_directory, open_to_write, remove, rename
 from lockstep._base.regular_files import MOST_LINE_BYTES, open_to_read, read_bytes, read_lines, size_of
 from lockstep._events.history import Tail
 from lockstep._events.writer import EventWriter
@@ -70,6 +70,27 @@ def test_nothing_waits_for_the_reader_of_a_fifo(tmp_path, name):
     os.mkfifo(path)
     with pytest.raises(OSError, match=str(path)):
         WRITERS[name](tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_takes_the_place_of_a_checked_file_is_not_written(tmp_path, monkeypatch, kind):
+    victim, path, system_open = _victim(tmp_path), tmp_path / "file", os.open
+    path.touch()
+
+    def opened(name, *args, **options):
+        if name == path.name:
+            path.unlink()
+            path.symlink_to(victim) if kind == "link" else os.mkfifo(path)
+            monkeypatch.undo()
+            readers.append(system_open(path, os.O_RDONLY | os.O_NONBLOCK))  # with a reader a FIFO opens
+        return system_open(name, *args, **options)
+
+    readers: list[int] = []
+    monkeypatch.setattr(os, "open", opened)
+    with pytest.raises(OSError, match=str(path)):
+        open_to_write(path, os.O_WRONLY | os.O_TRUNC)
+    os.close(readers[0])
+    assert victim.read_text() == "precious"
 
 
 def test_what_is_written_blocks_as_any_other_file(tmp_path):

@@ -41,9 +41,10 @@ def test_numbers_are_finite_and_fit_into_64_bits_or_null():
         18446744073709551615,
     ]
     assert parse("[1" + "0" * 100_000 + "]") == [None]
+    assert parse("[" * 64 + "]" * 64) != []
 
 
-@pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "\0" * 100, b"\xff", "word"])
+@pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "[" * 65 + "]" * 65, "\0" * 100, b"\xff", "word"])
 def test_what_is_no_json_is_a_value_error(text):
     with pytest.raises(ValueError, match=r"."):
         parse(text)

@@ -87,9 +87,10 @@ def test_tensors_are_added_and_averaged_elementwise_in_float64():
     assert (mean.dtype, mean.tolist()) == (torch.float64, [[2.0, 1.5]])
 
 
-def test_what_is_kept_is_a_copy():
+@pytest.mark.parametrize("reduction", [SUM, MEAN])
+def test_what_is_kept_is_a_copy(reduction):
     value = torch.zeros(3, dtype=torch.float64)
-    _, kept = taken(value, SUM)
+    _, kept = taken(value, reduction)
     value += 1
     assert kept.tolist() == [0.0, 0.0, 0.0]
 

@@ -84,6 +84,16 @@ def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoint):
         verify(checkpoint)
 
 
+def test_damage_is_not_said_to_be_another_format(checkpoint):
+    path = checkpoint / FILE_NAME
+    before, after = (f'"format": {version}' for version in (FORMAT, FORMAT + 1))
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with raises(CheckpointError, "checkpoint-damaged"):
+        verify(checkpoint)
+
+
 @pytest.mark.parametrize(
     ("version", "code"),
     [(FORMAT + 1, "checkpoint-format-newer"), (0, "checkpoint-format"), ("1", "checkpoint-format")],

@@ -163,6 +163,17 @@ def test_wherever_the_disk_fails_the_run_has_the_old_or_the_new_one(tmp_path, si
     assert number > 8
 
 
+def test_a_checkpoint_that_could_not_get_its_name_back_is_no_failed_attempt(tmp_path):
+    store = prepare(tmp_path, [10])
+    unfinished = store.unfinished(10, "token")
+    (store.directory / "step-00000010").rename(f"{unfinished}-old")
+    unfinished.mkdir()
+    store.clear_failed(store.unfinished(20, "token-2"))
+    assert not unfinished.exists()
+    store.clean()
+    assert newest(store) == (10, False)
+
+
 # Damage
 
 

@@ -2,14 +2,19 @@
 can load them."""
 
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed as dist
 from checkpoint_files import flip
 from codes import raises
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lockstep
 from lockstep._base.errors import CheckpointError
@@ -129,3 +134,33 @@ def test_tensors_of_several_files_are_one_mapping_with_all_their_rows(tmp_path):
         tensors["d"]
     with raises(CheckpointError, "safetensors-unreadable"):
         Tensors([tmp_path / "4"])
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 3, 5])
+def test_a_rank_reads_its_rows_from_the_files_of_any_number_of_ranks(tmp_path, num_files):
+    whole = torch.arange(14).view(7, 2)
+    files = [tmp_path / str(number) for number in range(num_files)]
+    for file, part in zip(files, cut(whole, num_files), strict=True):
+        save_file({"rows": part.clone()}, file)
+    for world_size in (1, 2, 3, 5):
+        for rank, part in enumerate(cut(whole, world_size)):
+            with as_rank(rank, world_size) as mesh:
+                form = DTensor.from_local(part.float(), mesh, [Shard(0)], shape=whole.shape, stride=whole.stride())
+                found = Tensors(files).formed(lambda _, form=form: form)["rows"]
+                assert torch.equal(found.to_local(), part), (rank, world_size)
+
+
+def cut(whole, num_parts):
+    """The rows of each rank, as ``fully_shard`` deals them out."""
+    parts = list(whole.chunk(num_parts))
+    return parts + [whole[:0]] * (num_parts - len(parts))
+
+
+@contextmanager
+def as_rank(rank, world_size):
+    """A mesh of as many ranks, of which this process is one, without the others."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield init_device_mesh("cpu", (world_size,))
+    finally:
+        dist.destroy_process_group()

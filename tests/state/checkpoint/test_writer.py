@@ -4,6 +4,8 @@ fails holds up no other."""
 import json
 import resource
 import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -98,6 +100,16 @@ def test_it_is_busy_until_the_checkpoint_is_there_and_waits_for_a_copy_from_a_gp
     assert (writer.is_busy, writer.results()[0].error, writer.results()) == (False, "", [])
 
 
+def test_tensors_of_a_job_that_is_done_are_let_go(tmp_path):
+    writer, one = Writer(Store(tmp_path)), job()
+    left = [weakref.ref(tensor) for file in one.tensors.values() for tensor in file.values()]
+    write(writer, one)
+    del one
+    while not writer._changed._waiters:  # for the next job
+        time.sleep(0.001)
+    assert all(tensor() is None for tensor in left)
+
+
 # Failures
 
 
@@ -118,10 +130,11 @@ def test_a_rank_that_cannot_write_says_so_and_rank_0_does_not_wait_for_it_for_ev
     # that one.
     third = Writer(Store(tmp_path))
     assert write(third, job(2, 3)).error == ""
-    again = Writer(Store(tmp_path))
-    again.submit(job(1, 2, step=20, token="token-2"))
-    assert write(main, job(0, 2, step=20, token="token-2")).error == ""
-    assert again.wait(30)
+    main.submit(job(0, 2, step=20, token="token-2"))
+    assert not main.wait(0.3)
+    assert write(Writer(Store(tmp_path)), job(1, 2, step=20, token="token-2")).error == ""
+    assert main.wait(30)
+    assert main.results()[0].error == ""
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"newest", "step-00000020"}
 
 
