@@ -5,6 +5,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def start(*, script="/a/train.py", args=(), number=0, part="", born_with=BORN, w
             args=args,
             number=number,
             part=part,
-            settings={k: v for k, v in explicit.items() if k == "seed"},
+            settings={k: v for k, v in explicit.items() if k in ("seed", "threads")},
         ),
         world=World(**(world or {})),
     )
@@ -70,6 +71,10 @@ def interrupted(step=10, **launch):
     run = start(**launch)
     save(run.run_dir, step)
     return run.run_dir
+
+
+def interrupt(_):
+    raise KeyboardInterrupt
 
 
 def step_of(run):
@@ -133,16 +138,18 @@ def test_a_later_launch_goes_on_with_the_birth_and_the_newest_checkpoint(tmp_pat
 
 def test_a_run_without_a_checkpoint_begins_again_in_its_directory():
     start(run_dir="run")
+    with raises(ConfigError, "fixed-setting-changed"):
+        start(run_dir="run", threads=1, born_with=replace(BORN, threads=1))
     run = start(run_dir="run")
     assert (step_of(run), run.is_new) == (None, False)
     (notice,) = run.notices
     assert notice.code == "no-checkpoint"
 
 
-def test_the_older_checkpoint_is_taken_and_named_where_the_newest_was_damaged():
-    interrupted(20, run_dir="run")
-    (save("run", 30) / "state.json").unlink()
-    run = start(run_dir="run")
+@pytest.mark.parametrize("run_dir", ["run", None])
+def test_the_older_checkpoint_is_taken_and_named_where_the_newest_was_damaged(run_dir):
+    (save(interrupted(20, run_dir=run_dir), 30) / "state.json").unlink()
+    run = start(run_dir=run_dir)
     assert step_of(run) == 20
     assert run.notices[0].code == "checkpoint-damaged"
     assert "state.json" in run.notices[0].text
@@ -160,7 +167,7 @@ def test_what_a_killed_launch_left_is_cleared_up_before():
 def test_a_launch_that_is_refused_changes_nothing_and_holds_nothing():
     interrupted(20, run_dir="run", seed=3)
     with pytest.raises(ConfigError, match="seed"):
-        start(run_dir="run", seed=4, born_with=FixedSettings(**{**BORN.__dict__, "seed": 4}))
+        start(run_dir="run", seed=4, born_with=replace(BORN, seed=4))
     assert_no_lock_is_held()
     with pytest.raises(ConfigError, match="5 processes"):
         start(run_dir="run", world={"world_size": 5})
@@ -178,7 +185,7 @@ def test_the_checkpoint_counts_where_birth_is_lost_damaged_or_edited(text):
     if text == "edited":
         text = json.dumps({**json.loads(file.read_text()), "seed": 4})
     file.unlink() if text is None else file.write_text(text)
-    run = start(run_dir="run", born_with=FixedSettings(**{**BORN.__dict__, "seed": 4}))
+    run = start(run_dir="run", born_with=replace(BORN, seed=4))
     assert (run.birth, step_of(run), run.is_new) == (BORN, 20, False)
 
 
@@ -275,8 +282,11 @@ def test_tasks_of_a_job_array_do_not_take_each_others_runs():
     assert step_of(start(part="array task 1")) == 10, "the same array, submitted again"
 
 
-def test_a_fresh_launch_killed_before_it_began_is_fresh_when_restarted():
+def test_a_fresh_launch_killed_before_it_began_is_fresh_when_restarted(monkeypatch):
     interrupted(20, run_dir="run", world={"launch": "first"})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("lockstep._joining.opening.rename_old_run", interrupt)
+        start(run_dir="run", world={"launch": "second"}, fresh=True)
     assert step_of(start(run_dir="run", world={"launch": "second", "restart": 1}, fresh=True)) is None
     interrupted(20, world={"launch": "first"})
     assert step_of(start(world={"launch": "second", "restart": 1}, fresh=True)) is None
@@ -352,7 +362,7 @@ def test_a_run_in_use_or_born_otherwise_is_left_alone():
     assert run.run_dir == Path("runs/train-2")
     assert run.notices[0].code == "run-not-resumable"
     assert "runs/train-1" in run.notices[0].text
-    run = start(seed=4, born_with=FixedSettings(**{**BORN.__dict__, "seed": 4}))
+    run = start(seed=4, born_with=replace(BORN, seed=4))
     assert run.run_dir == Path("runs/train-3")
     assert any(notice.code == "other-settings" and "seed: 4 now" in notice.text for notice in run.notices)
 
@@ -364,9 +374,17 @@ def test_a_run_of_other_settings_is_not_gone_on_with_by_leaving_them_out():
     assert start(seed=3).run_dir == other == Path("runs/train-2")
 
 
+def test_an_interrupted_run_goes_on_if_what_differs_is_allowed():
+    interrupted(20, threads=2)
+    now = {"threads": 1, "born_with": replace(BORN, threads=1)}
+    assert step_of(start(**now)) is None
+    again = start(**now, allow=["threads"])
+    assert (step_of(again), again.birth.threads) == (20, 1)
+
+
 def test_a_finished_run_of_other_settings_does_not_hide_an_interrupted_one():
     interrupted(20)
-    save(start(seed=3, fresh=True, born_with=FixedSettings(**{**BORN.__dict__, "seed": 3})).run_dir, 30, finished=True)
+    save(start(seed=3, fresh=True, born_with=replace(BORN, seed=3)).run_dir, 30, finished=True)
     assert step_of(start()) == 20
 
 

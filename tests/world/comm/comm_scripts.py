@@ -3,6 +3,7 @@
 import torch
 
 import lockstep
+from lockstep._world.comm.group import default_group
 
 
 def _mine(rank, dtype=torch.float32):
@@ -132,3 +133,10 @@ def ask_for_a_rank_that_never_comes():
             import time
 
             time.sleep(30)
+
+
+def timeouts(timeout_s):
+    """How long the run's group, and one of some ranks, wait for a rank, in seconds."""
+    with lockstep.join(timeout_s=timeout_s) as team:
+        groups = [default_group(), team.new_group([0]).group]
+        return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]

@@ -39,6 +39,18 @@ def join_with_another_secret():
     return "joined", ""
 
 
+def open_a_group_with_another_secret():
+    """Rank 1 does not know the secret by which the ranks have found each other."""
+    with lockstep.join() as team:
+        if team.rank == 1:
+            group._key = b"a guess of somebody else"
+        try:
+            team.new_group([1, 0])
+        except lockstep.LockstepError as error:
+            return type(error).__name__
+    return "opened"
+
+
 def send_a_trap(mark):
     """Rank 1 sends a pickle where the ranks of a run exchange plain values."""
     if os.environ["RANK"] == "1":

@@ -110,3 +110,8 @@ def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):
     # (Who waits for whom is reported besides, if the machine is quick enough: tests/tools/explain.)
     with pytest.raises(LaunchError, match=r"(?m)rank 0 of 2"):
         crew(2, comm_scripts.ask_for_a_rank_that_never_comes)
+
+
+@pytest.mark.quick
+def test_all_groups_have_the_timeout_of_the_run(standing_crew):
+    assert standing_crew(1, comm_scripts.timeouts, 77.0) == [[77.0, 77.0]]

@@ -1,9 +1,11 @@
 """Processes meet wherever they are told to, in any order, whatever earlier runs have left there, or
 say why they cannot."""
 
+import itertools
 import os
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -13,7 +15,7 @@ from codes import raises
 
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError, LaunchError, PeerError
-from lockstep._world.comm import tcp
+from lockstep._world.comm import store, tcp
 from lockstep._world.comm.machines import placed
 from lockstep._world.comm.store import rendezvous_url
 from lockstep._world.comm.waiter import Waiter
@@ -139,6 +141,27 @@ def test_without_rank_0_the_others_say_so_and_leave_nothing(crew, place):
     assert "PeerError" in told
     assert "for rank 0" in told
     assert left_at(url) == []
+
+
+def test_a_rank_that_has_given_up_is_not_among_those_that_are_there(place, monkeypatch):
+    monkeypatch.setattr(store, "_openings", itertools.repeat(0))  # as if each were a process of its own
+    url = place("file")
+
+    def come(rank, timeout_s):
+        try:
+            return store.open_store(
+                RunConfig(init_method=url, timeout_s=timeout_s), World(rank=rank, world_size=3, launcher="hand")
+            ).world.rank
+        except (PeerError, ConfigError) as error:
+            return error.code
+
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(come, 0, 20.0)
+        for rank in (1, 1, 2):
+            assert come(rank, 0.2) == "rendezvous-timeout"
+        others = list(threads.map(come, (1, 2), (20.0, 20.0)))
+        assert [first.result(), *others] == [0, 1, 2]
+    store.leave_store()
 
 
 def test_two_processes_of_one_rank_are_told(crew, place):

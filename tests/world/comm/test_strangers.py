@@ -15,6 +15,10 @@ def test_a_rank_without_the_runs_secret_is_not_let_in(crew):
         assert "LOCKSTEP_SECRET" in message
 
 
+def test_nor_into_a_group_of_some_ranks(standing_crew):
+    assert standing_crew(2, strangers.open_a_group_with_another_secret) == ["StrangerError"] * 2
+
+
 def test_a_rank_that_goes_away_meanwhile_is_not_called_a_stranger(crew):
     (kind, message), _ = crew(2, strangers.leave_before_the_proof)
     assert kind == "PeerError"
