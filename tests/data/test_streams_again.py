@@ -17,6 +17,15 @@ from lockstep._data.sources import choose_source
 # WebDataset's
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
 SHARDS = 3
+WITH_WORKERS = ("a generator of its own", "a state without the buffer", "ready", "WebDataset, random")
+"""Of these kinds, `make test` fetches with workers too."""
+
+
+def long_unless_with_workers(kind, *args):
+    return pytest.param(kind, *args, marks=() if kind in WITH_WORKERS else pytest.mark.long)
+
+
+KINDS = [(kind, 0) for kind in REPEATING] + [long_unless_with_workers(kind, 2) for kind in REPEATING]
 
 
 class Launch:
@@ -76,8 +85,7 @@ def samples(taken):
     return sorted(int(sample) for shards in taken.values() for batch in shards.values() for sample in batch)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", REPEATING)
+@pytest.mark.parametrize(("kind", "num_workers"), KINDS)
 def test_what_follows_a_resume_is_what_would_have_followed(kind, make, num_workers):
     undisturbed = Launch(make, 1, 0)
     first = undisturbed.take(1, 0)
@@ -94,15 +102,13 @@ def test_what_follows_a_resume_is_what_would_have_followed(kind, make, num_worke
         assert same(before | again.take(len(first) + 1, 1, num_taken), second)
 
 
-@pytest.mark.parametrize("kind", REPEATING)
-def test_a_pass_begins_alike_after_a_resume(kind, make):
+@pytest.mark.parametrize(("kind", "num_workers"), KINDS)
+def test_a_pass_begins_alike_after_a_resume(kind, make, num_workers):
     undisturbed = Launch(make, 1, 0)
     num_steps = len(undisturbed.take(1, 0))
     state = undisturbed.state(None)
     second = undisturbed.take(num_steps + 1, 1)
-    for num_workers in (0, 2):
-        resumed = Launch(make, 1, num_workers, state)
-        assert same(resumed.take(num_steps + 1, 1), second)
+    assert same(Launch(make, 1, num_workers, state).take(num_steps + 1, 1), second)
 
 
 @pytest.mark.parametrize("kind", REPEATING)
@@ -114,17 +120,15 @@ def test_a_line_says_so_if_a_state_was_not_enough(kind, make, capfd):
     assert ["state_dict" in line for line in said] == [True] * (kind in INCOMPLETE)
 
 
-@pytest.mark.parametrize("num_left", [1, 4])
-@pytest.mark.parametrize("kind", REPEATING)
-def test_behind_a_pass_that_was_left_the_next_is_the_same_after_a_resume(kind, make, num_left):
+@pytest.mark.parametrize("num_left", [pytest.param(1, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize(("kind", "num_workers"), KINDS)
+def test_behind_a_pass_that_was_left_the_next_is_the_same_after_a_resume(kind, make, num_workers, num_left):
     undisturbed = Launch(make, 1, 0)
     undisturbed.take(1, 0, most=num_left)
     state = undisturbed.state(None)
     second = undisturbed.take(num_left + 1, 1)
-    for num_workers in (0, 2):
-        resumed = Launch(make, 1, num_workers, state)
-        assert same(resumed.take(num_left + 1, 1), second)
-    for num_taken in (1, 2):
+    assert same(Launch(make, 1, num_workers, state).take(num_left + 1, 1), second)
+    for num_taken in () if num_workers else (1, 2):
         resumed = Launch(make, 1, 0, state)
         before = resumed.take(num_left + 1, 1, most=num_taken)
         again = Launch(make, 2, 0, resumed.state(num_left + num_taken))
@@ -132,7 +136,7 @@ def test_behind_a_pass_that_was_left_the_next_is_the_same_after_a_resume(kind, m
 
 
 # in a worker it starts over
-@pytest.mark.parametrize("kind", sorted(REPEATING.keys() - {"a state, goes on"}))
+@pytest.mark.parametrize("kind", [long_unless_with_workers(kind) for kind in REPEATING if kind != "a state, goes on"])
 def test_behind_a_pass_that_was_left_the_next_is_the_same_with_workers(kind, make):
     alone, with_workers = Launch(make, 1, 0), Launch(make, 1, 2)
     for launch in (alone, with_workers):
