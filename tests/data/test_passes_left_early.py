@@ -369,17 +369,31 @@ BLOCKS = [(1,), (1, 2), (3, 1), (4, 1, 1), (1, 1, 4)]
 sampler does not bear."""
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_the_next_pass_begins_where_that_of_a_plain_loop_does(name, monkeypatch):
+def check_passes(name, numbers, monkeypatch):
+    """Of every fetching ahead x way out of a loop x step at which it is left, those with one of
+    these numbers."""
     in_process, is_endless = FetchPool.run, name == "endless"
     whole = 3 if is_endless else None
     most = 6 if is_endless else min(6, len(plain_passes(name, [None])[0]))
-    for number, (ahead, way, end) in enumerate(itertools.product((0, 1, 2), WAYS, range(1, most + 1))):
+    for number, (end, ahead, way) in enumerate(itertools.product(range(1, most + 1), (0, 1, 2), WAYS)):
+        if number not in numbers:
+            continue
         monkeypatch.setattr(FetchPool, "run", run_ahead if ahead else in_process)
         monkeypatch.setattr("lockstep._data.loader.fetches_ahead", lambda _, ahead=ahead: ahead == 2)
         ends = [end, whole, end, 2]
         blocks = BLOCKS[number % (3 if is_endless else 5)]
         assert passes(name, ends, way, blocks, uploads=ahead == 2) == plain_passes(name, ends), (ahead, way, end, blocks)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_next_pass_begins_where_that_of_a_plain_loop_does(name, monkeypatch):
+    check_passes(name, range(0, 54, 4), monkeypatch)  # each of what draws ahead with each way, at every step
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_it_begins_there_however_the_one_before_ended(name, monkeypatch):
+    check_passes(name, range(54), monkeypatch)
 
 
 @pytest.mark.parametrize("name", OF_PROCESS)
