@@ -3,6 +3,7 @@ signal ends them."""
 
 import contextlib
 import json
+import math
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from launch_helpers import is_running, read_pids, until
 
 from lockstep._base.stopping import SAME_S
+from lockstep._launch.lingering import LINGERS_S, Lingering
 from lockstep._tools.explain import command as stacks
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
@@ -127,6 +129,36 @@ def test_a_second_signal_ends_a_run_that_a_thread_keeps_and_its_status_is_that_o
         patience_s = 60.0
     assert launcher.returncode == status
     assert ("is saved after step" in (tmp_path / "said").read_text()) == bool(status)
+
+
+class Reporter:
+    """Reports workers of which it ``knows`` what keeps them."""
+
+    def __init__(self):
+        self.asked, self.knows = [], set()
+
+    def ask(self, question):
+        return question(self)
+
+    def linger(self, ranks):
+        self.asked.append(ranks)
+        return self.knows & set(ranks)
+
+
+def test_a_process_is_reported_once_when_it_has_been_there_long_enough_and_it_is_known_what_keeps_it():
+    reporter = Reporter()
+    lingering = Lingering(reporter)
+    for rank, over_at in enumerate((100.0, 100.0, 104.0)):
+        lingering.begin(rank, over_at)
+    lingering.end(0)
+    lingering.look(lingering.next_look)
+    assert lingering.next_look < 100 + LINGERS_S + 2
+    reporter.knows = {1, 2}
+    lingering.look(100 + LINGERS_S + 1)
+    lingering.look(100 + LINGERS_S + 2)
+    lingering.look(104 + LINGERS_S)
+    assert reporter.asked == [[1], [1], [], [2]]
+    assert lingering.next_look == math.inf
 
 
 def test_a_process_that_holds_the_output_of_a_run_that_is_over_keeps_it_from_nothing(start, tmp_path):

@@ -1,0 +1,139 @@
+"""One process of lockstep's Accelerator trains as accelerate's own does, whatever is asked of both;
+and what a script registers with it comes back in a resumed run."""
+
+import warnings
+
+import accelerate
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lockstep.integrations.accelerate import Accelerator
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(100)]
+ASKED = {
+    "nothing": dict,
+    "accumulation": lambda: {"gradient_accumulation_steps": 3},
+    "a schedule of batches": lambda: {"gradient_accumulation_steps": 3, "step_scheduler_with_optimizer": False},
+    "accumulation over epochs": lambda: {
+        "gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=4, sync_with_dataloader=False)
+    },
+    "bfloat16": lambda: {"mixed_precision": "bf16"},
+}
+"""Arguments of both Accelerators. (Of plugins a new one each: they hold states.)"""
+
+
+class Counted:
+    """What a script registers."""
+
+    number = 0
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """``own(**arguments)``: lockstep's Accelerator of a run in ``tmp_path``."""
+    made = []
+
+    def make(**arguments):
+        forget()
+        made.append(Accelerator(cpu=True, shards=3, threads=1, run_dir=str(tmp_path / "run"), progress="off", **arguments))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.team.close()
+    forget()
+
+
+def forget():
+    """Ends accelerate's state of this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def prepared(accelerator):
+    torch.manual_seed(3)
+    x = torch.randn(26, 6)
+    data = TensorDataset(x, x[:, :3].argmax(1))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+    return accelerator.prepare(model, optimizer, schedule, DataLoader(data, 5), DataLoader(data, 8, drop_last=True))
+
+
+def train(accelerator, folder):
+    """Returns the numbers that a loop has seen, the weights, and the folders that it saves."""
+    accelerator.project_configuration.set_directories(str(folder))
+    model, optimizer, schedule, loader, test = prepared(accelerator)
+    accelerator.register_for_checkpointing(Counted())
+    told = []
+    for _ in range(2):
+        model.train()
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                distance = nn.functional.mse_loss(model(x)[:, 0], x[:, 1])
+                loss = nn.functional.cross_entropy(model(x), y) - 0.1 * distance
+                accelerator.backward(loss)
+                told += [loss.item(), distance.item(), accelerator.sync_gradients]
+                optimizer.step()
+                with warnings.catch_warnings():  # accelerate's schedules step before its optimizers
+                    warnings.simplefilter("ignore")
+                    schedule.step()
+                optimizer.zero_grad()
+            told.append(schedule.get_last_lr()[0])
+        model.eval()
+        for x, y in test:
+            with torch.no_grad():
+                loss = nn.functional.cross_entropy(model(x), y)
+            losses = accelerator.gather_for_metrics(loss.repeat(8))
+            told += [len(losses), losses.mean().item()]
+        accelerator.save_state()
+    told += torch.cat([each.detach().flatten() for each in model.parameters()]).tolist()
+    saved = {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
+    return told, {path for path in saved if not path.endswith(("sampler.bin", "random_states_0.pkl"))}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_training_has_the_numbers_and_files_of_plain_accelerate(own, tmp_path, asked):
+    def project():
+        return ProjectConfiguration(automatic_checkpoint_naming=True, total_limit=1)
+
+    plain, with_plugin = tmp_path / "plain", ASKED[asked]
+    forget()
+    expected, files = train(accelerate.Accelerator(cpu=True, project_config=project(), **with_plugin()), plain)
+    found, saved = train(own(project_config=project(), checkpoint_every="off", **with_plugin()), tmp_path / "own")
+    is_rounded = asked == "bfloat16"
+    assert found == pytest.approx(expected, rel=1e-2, abs=1e-2)
+    assert (found == pytest.approx(expected, rel=1e-4, abs=1e-5)) != is_rounded  # by other shards
+    assert saved == {path.replace("model.safetensors", "pytorch_model.bin") for path in files}
+
+
+def test_what_is_registered_comes_back_in_a_resumed_run(own):
+    def epochs(accelerator, until):
+        model, optimizer, _, loader, _ = prepared(accelerator)
+        counted = Counted()
+        accelerator.register_for_checkpointing(counted)
+        for epoch in accelerator.epochs(3):
+            if epoch == until:
+                raise InterruptedError
+            for x, y in loader:
+                counted.number += 1
+                accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        return counted.number
+
+    first = own()
+    with pytest.raises(InterruptedError):
+        epochs(first, until=1)
+    first.team.close()
+    assert epochs(own(), until=None) == 18
