@@ -2,13 +2,22 @@
 does wrong by itself."""
 
 import copy
+import dataclasses
+import types
+from pathlib import Path
 
 import pytest
 from codes import raises
 
 from lockstep._base.errors import UsageError
+from lockstep._tools.trials.machine import look
+from lockstep._tools.trials.study import Task
+from lockstep._tools.trials.trial import Record
+from lockstep._tools.verify import verify
+from lockstep._tools.verify.diagnosis.setting import Setting
 from lockstep._tools.verify.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
 from lockstep._tools.verify.trace.traced_run import gather
+from lockstep._tools.verify.verification import SettingResult, Verification
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -244,3 +253,27 @@ def test_weights_that_never_moved_are_nothing_learned():
 def test_a_script_that_took_no_step_is_told_what_it_lacks():
     with raises(UsageError, "verify-no-step"):
         gather([[line for line in trace(1)[0] if line["event"] in ("start", "end")]])
+
+
+@pytest.mark.parametrize("first", [1, 3], ids=["started over", "resumed"])
+def test_a_run_that_started_over_is_skipped_and_not_taken_for_one_that_resumed(first, tmp_path, monkeypatch):
+    def read_run(run_dir):
+        run = gather([[*trace(num_steps=4)[0]]])
+        is_resumed = "after" in run_dir.name
+        steps = {step: lines for step, lines in run.steps.items() if not is_resumed or step >= first}
+        return dataclasses.replace(run, start={**run.start, "chosen": []}, steps=steps)
+
+    monkeypatch.setattr(verify, "run_trial", lambda trial, observer: Record(status="ok"))
+    monkeypatch.setattr(verify, "read_run", read_run)
+    settings = (Setting(number=1, world_size=1), Setting(number=2, world_size=1, killed_at=1))
+    planned = Verification(
+        task=Task(script=Path("train.py")),
+        machine=look(num_cores=1, num_gpus=0),
+        shards=2,
+        threads=1,
+        directory=tmp_path,
+        results=tuple(SettingResult(setting=setting) for setting in settings),
+        with_one_device=False,
+    )
+    found = verify.run(planned, types.SimpleNamespace(started=print, ended=print))
+    assert [result.status for result in found.results] == ["ok", "skipped" if first == 1 else "ok"]
