@@ -284,9 +284,10 @@ def test_tasks_of_a_job_array_do_not_take_each_others_runs():
 
 def test_a_fresh_launch_killed_before_it_began_is_fresh_when_restarted(monkeypatch):
     interrupted(20, run_dir="run", world={"launch": "first"})
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("lockstep._joining.opening.rename_old_run", interrupt)
-        start(run_dir="run", world={"launch": "second"}, fresh=True)
+        with pytest.raises(KeyboardInterrupt):
+            start(run_dir="run", world={"launch": "second"}, fresh=True)
     assert step_of(start(run_dir="run", world={"launch": "second", "restart": 1}, fresh=True)) is None
     interrupted(20, world={"launch": "first"})
     assert step_of(start(world={"launch": "second", "restart": 1}, fresh=True)) is None
@@ -370,7 +371,8 @@ def test_a_run_in_use_or_born_otherwise_is_left_alone():
 def test_a_run_of_other_settings_is_not_gone_on_with_by_leaving_them_out():
     interrupted(20)
     other = interrupted(30, seed=3)
-    assert start().run_dir == Path("runs/train-1")
+    run = start()
+    assert (run.run_dir, [notice.code for notice in run.notices]) == (Path("runs/train-1"), ["resumes"])
     assert start(seed=3).run_dir == other == Path("runs/train-2")
 
 

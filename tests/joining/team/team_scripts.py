@@ -442,6 +442,7 @@ def another_loader_in_the_shards():
                 for _ in batch.shards:
                     if team.step == 5:
                         return refusal_of(lambda: next(following)), refusal_of(lambda: next(iter(beside)))
+        return None
 
 
 LEFT_EARLY = ["optimizer.step()", "zero_grad()", "value", "phase", "step", "pass", "collective", "clipping", "evaluation"]
