@@ -47,14 +47,6 @@ def test_a_later_phase_adds_to_what_an_earlier_one_has_left(strategy):
     assert process.phases.position() == (1, 2, None)
 
 
-@STRATEGIES
-def test_weights_decide_how_much_a_shard_counts(strategy):
-    process = Process(strategy=strategy)
-    for number, x in enumerate(process.batch(4).shards):  # of means 0.5 and 2.5
-        process.backward(x, weight=[3.0, 1.0][number])
-    assert process.gradient == pytest.approx((3 * 0.5 + 2.5) / 4)
-
-
 def test_values_of_a_phase_are_read_from_its_batch():
     process = Process()
     batch = process.batch(4)

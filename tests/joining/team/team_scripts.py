@@ -260,77 +260,6 @@ def leave(when):
         return found
 
 
-def add_values(length, batch_size, weighted):
-    """What was added in each shard, in each step, and what became of it: by the weight of
-    backward(), and by its own."""
-    with lockstep.join() as team:
-        model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
-        added, means, averages = [], [], []
-        for _ in team.epochs(2):
-            for batch in loader:
-                for (inputs,) in batch.shards:
-                    weight = float(inputs.sum()) + 0.1 if weighted else float(len(inputs))
-                    team.backward(model(inputs).mean(), weight=weight if weighted else None)
-                    value = float(inputs.mean()) / 7 + 1e-3
-                    tensor = torch.tensor([value / 3])
-                    batch.add(number=value, tensor=tensor, whole=len(inputs), holds=bool(inputs[0] > 2))
-                    batch.add(own=value, weight=2.0 + float(inputs[0]))
-                    added.append((team.step, weight, value, tensor.item(), len(inputs), bool(inputs[0] > 2)))
-                    added[-1] += (2.0 + float(inputs[0]),)
-                means.append({name: batch[name] for name in ("number", "tensor", "whole", "holds", "own")})
-            averages.append(dict(loader.averages))
-        return added, means, averages
-
-
-def add_tensors(length, batch_size):
-    """What became of tensors and sums in each step, and what it is; some are added in some steps or
-    shards only."""
-    with lockstep.join() as team:
-        model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
-        found = []
-        for batch in loader:
-            for (inputs,) in batch.shards:
-                weight = float(inputs.sum()) + 0.1
-                team.backward(model(inputs).mean(), weight=weight)
-                classes = inputs.flatten().long() % 3
-                batch.add(counts=classes.bincount(minlength=3), num=len(inputs), total=inputs.sum() / 7, reduction="sum")
-                batch.add(shares=torch.stack([inputs.mean() / 3, inputs.max() / 7]), reduction="mean")
-                batch.add(loss=inputs.flatten() / 7)
-                if team.step % 2:
-                    batch.add(seldom=2**60 + len(inputs), reduction="sum")
-                batch.add(large=2**53, reduction="sum")
-                batch.add(large=1, reduction="sum")
-                if float(inputs[0]) < 2:
-                    batch.add(first=torch.eye(2), reduction="sum")
-            found.append({name: _spelled(value) for name, value in batch.values.items()})
-        return found, loader.averages
-
-
-def _spelled(value):
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), str(value.device), value.tolist()
-    return type(value).__name__, value
-
-
-def add_again():
-    """A value that a later phase adds too, one that it does not add, and one that only some shards
-    add."""
-    with lockstep.join() as team:
-        model, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
-        for batch in loader:
-            for (inputs,) in batch.shards:
-                team.backward(model(inputs).mean())
-                batch.add(first=1.0, both=1.0)
-                if float(inputs[0]) < 2:
-                    batch.add(seldom=inputs.mean())
-            found = [{name: batch[name] for name in ("first", "both", "seldom")}]
-            for (inputs,) in batch.shards:
-                team.backward(model(inputs).mean())
-                batch.add(both=2.0, second=3.0)
-            found.append({name: batch[name] for name in ("first", "both", "second")})
-        return found, loader.averages
-
-
 def names_by_step(num_steps):
     """The values of a training with a name for each step, one for each of seven tasks and one that
     comes seldom; and the lengths of the rows that the ranks have exchanged."""
@@ -442,18 +371,16 @@ def another_loader_in_the_shards():
                 for _ in batch.shards:
                     if team.step == 5:
                         return refusal_of(lambda: next(following)), refusal_of(lambda: next(iter(beside)))
-        return None
+    return None
 
 
-LEFT_EARLY = ["optimizer.step()", "zero_grad()", "value", "phase", "step", "pass", "collective", "clipping", "evaluation"]
+LEFT_EARLY = ["pass", "collective", "clipping"]
 
 
 def left_early(then):
     """What is said when the shards of a step are left early, and the script goes on like this."""
     with lockstep.join() as team:
-        model = linear()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers(12), 4))
+        model, loader = team.prepare(linear(), DataLoader(numbers(12), 4))
         try:
             for batch in loader:
                 for (inputs,) in batch.shards:
@@ -461,21 +388,10 @@ def left_early(then):
                     batch.add(loss=1.0)
                     break
                 match then:
-                    case "optimizer.step()":
-                        optimizer.step()
-                    case "zero_grad()":
-                        optimizer.zero_grad()
-                    case "value":
-                        _ = batch["loss"]
-                    case "phase":
-                        next(iter(batch.shards))
                     case "collective":
                         team.barrier()
                     case "clipping":
                         team.clip_grad_norm_(model.parameters(), 1.0)
-                    case "evaluation":
-                        with team.evaluate(model, DataLoader(numbers(4), 4)):
-                            pass
                     case "pass":
                         break
             if then == "pass":
