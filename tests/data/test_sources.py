@@ -37,7 +37,6 @@ from torch.utils.data import (
 )
 
 from lockstep._base.errors import DataError
-from lockstep._data.assignment import ShardAssignment
 from lockstep._data.sources import choose_source
 
 pytestmark = pytest.mark.timeout(60)
@@ -132,13 +131,6 @@ def test_any_sampler_gives_the_same_shards_on_every_world_size_and_with_workers(
     assert all(same(alone[key], other[key]) for key in alone)
 
 
-@pytest.mark.parametrize("make", LAZY.values(), ids=LAZY)
-def test_lazy_draws_of_a_sampler_do_not_repeat(make):
-    seen, _ = deal_all(lambda: DataLoader(Numbers(23), 4, sampler=make(), collate_fn=list), 1, 1, epochs=2)
-    batches = [tuple(batch) for batch in seen.values()]
-    assert len(set(batches)) == 10
-
-
 class Buckets:
     """A batch sampler of batches of different sizes, some of them empty, with an order of its
     own."""
@@ -215,27 +207,6 @@ def test_a_distributed_sampler_is_refused_with_the_remedy_wherever_it_hides():
 
 
 # Random numbers in user code
-
-
-@pytest.mark.parametrize(("num_workers", "world_size"), [(0, 4), (2, 1)])
-def test_augmentation_depends_neither_on_workers_nor_on_the_rank(num_workers, world_size):
-    def build(workers):
-        return DataLoader(Noisy(14), 4, shuffle=True, collate_fn=noisy_collate, num_workers=workers)
-
-    expected, _ = deal_all(lambda: build(0), 1, 4, epochs=2)
-    if world_size == 4 and num_workers:
-        seen, _ = {}, None
-        for rank in (0, 3):  # few processes: these two have the first and the last shard
-            source = choose_source(build(num_workers), assignment(rank, 4, 4))
-            for plan, data in itertools.chain(source.steps(1, 0), source.steps(5, 1)):
-                seen.update({(plan.number, micro.shard): b for micro, b in zip(plan.micro_batches, data, strict=True)})
-        expected = {key: batch for key, batch in expected.items() if key[1] in (0, 3)}
-    else:
-        seen, _ = deal_all(lambda: build(num_workers), world_size, 4, epochs=2)
-    assert seen.keys() == expected.keys()
-    assert all(same(seen[key], expected[key]) for key in seen)
-    noise = [batch[1][0].item() for batch in expected.values()]
-    assert len(set(noise)) == len(noise), "two shards or two epochs drew alike"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -326,16 +297,6 @@ def ready(sizes=(5, 1, 0, 8)):
     return [torch.tensor([next(numbers) for _ in range(size)], dtype=torch.int64) for size in sizes]
 
 
-class ReadyStream(IterableDataset):
-    def __iter__(self):
-        return (torch.rand(4) for _ in range(3))
-
-
-class ReadyItems(Numbers):
-    def __getitem__(self, index):
-        return torch.rand(4) + super().__getitem__(index)
-
-
 class Prefetching(DataLoader):
     """A subclass that makes its batches in its own way."""
 
@@ -351,21 +312,6 @@ def test_ready_batches_are_cut_into_shards_and_empty_ones_are_no_step(world_size
     assert torch.equal(torch.cat(epoch_of(seen, 4, 3)), torch.arange(14))
     sizes = [[len(seen[step, shard]) for shard in range(5) if (step, shard) in seen] for step in (1, 2, 3)]
     assert sizes == [[1] * 5, [1], [2, 2, 2, 1, 1]]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("dataset", [ReadyItems(6), ReadyStream()])
-def test_a_loader_of_ready_batches_draws_alike_for_every_world_and_number_of_workers(dataset, num_workers):
-    def build(workers=0):
-        options = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
-        return DataLoader(dataset, batch_size=None, num_workers=workers, **options)
-
-    alone, counted = deal_all(build, 1, 2, epochs=2)
-    assert counted == ([3, 3] if isinstance(dataset, IterableDataset) else [6, 6])
-    seen, _ = deal_all(lambda: build(num_workers), 1 if num_workers else 2, 2, epochs=2)
-    assert seen.keys() == alone.keys()
-    assert all(same(seen[key], alone[key]) for key in alone)
-    assert len({batch[0].item() for batch in alone.values()}) == len(alone)
 
 
 def test_a_loader_that_iterates_in_its_own_way_is_taken_at_its_word():
@@ -448,34 +394,6 @@ def test_what_must_be_equal_on_all_ranks_is_described():
 
 
 # Accumulated
-
-
-class DrawnBatches:
-    """Six ready batches, in each of the ways that they can come."""
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        return torch.rand(4)
-
-    def __iter__(self):
-        return (self[index] for index in range(len(self)))
-
-
-class DrawnStream(DrawnBatches, IterableDataset):
-    pass
-
-
-@pytest.mark.parametrize("kind", ["iterable", "map", "stream"])
-def test_ready_batches_are_drawn_anew_in_every_step_also_if_accumulated(kind):
-    batches = DrawnStream() if kind == "stream" else DrawnBatches()
-    if kind != "iterable":
-        batches = DataLoader(batches, batch_size=None)
-    share_of_all = ShardAssignment(rank=0, world_size=1, num_shards=1, seed=0, loader=1, accumulate=2)
-    source = choose_source(batches, share_of_all)
-    drawn = [batch for epoch in range(2) for _, data in source.steps(1 + 3 * epoch, epoch) for batch in data]
-    assert len({tuple(batch.tolist()) for batch in drawn}) == len(drawn) == 12
 
 
 def test_a_subset_tells_which_samples_it_has_so_that_no_other_split_resumes_the_run():
