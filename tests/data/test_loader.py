@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from codes import raises
-from data_helpers import CPU, FakeDriver, Noisy, Numbers, Stream, assignment, draw, noisy_collate, prepared, same
+from data_helpers import CPU, FakeDriver, Numbers, Stream, assignment, prepared, same
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -82,25 +82,6 @@ def test_a_rank_without_samples_has_the_step_and_its_phases_too():
 # Random numbers
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_what_is_drawn_for_a_shard_depends_on_the_shard_alone(world_size, num_workers):
-    def drawn_by(size, workers):
-        found = {}
-        for rank in range(size) if not workers else (size - 1,):
-            driver = FakeDriver()
-            batches = DataLoader(Noisy(12), 4, collate_fn=noisy_collate, num_workers=workers)
-            for batch in prepared(batches, rank, size, 4, driver):
-                for _ in batch.shards:
-                    found[driver.step, driver.micro.shard] = draw()
-        return found
-
-    expected, found = drawn_by(1, 0), drawn_by(world_size, num_workers)
-    assert found
-    assert all(found[key] == expected[key] for key in found)
-    assert len({tuple(drawn) for drawn in expected.values()}) == 12
-
-
 # Ways to write the loop
 
 
@@ -161,22 +142,6 @@ def test_an_iterator_beside_another_loaders_loop_is_refused_too_after_a_newer_on
             next(old)
         assert list(next(new).shards) == [[4, 5, 6, 7]]
         break
-
-
-def test_two_loaders_go_together_and_draw_from_their_own_streams():
-    def run(workers=0):
-        driver = FakeDriver()
-        one, two = (
-            prepared(DataLoader(Noisy(8), 4, shuffle=True, num_workers=workers), 0, 1, 2, driver, loader=number)
-            for number in (1, 2)
-        )
-        pairs = zip(one, two, strict=False)
-        return [(x, y, draw()) for a, b in pairs for x, y in zip(a.shards, b.shards, strict=False)]
-
-    found = run()
-    assert len(found) == 4
-    assert not any(same(a, b) for a, b, _ in found)
-    assert same(found, run(1))
 
 
 def test_the_first_loader_of_two_moves_the_steps():
