@@ -2,7 +2,6 @@
 disturbed."""
 
 import itertools
-import math
 import random
 
 import numpy
@@ -283,30 +282,6 @@ def test_two_loaders_are_evaluated_side_by_side(standing_crew, share):
     assert len(expected[3]) == 10 * share
     for nproc in (2, 3):
         assert standing_crew(nproc, evaluate_pairs, share, shards=3) == [expected] * nproc
-
-
-def test_batches_and_averages_are_those_of_a_plain_loop():
-    loader = DataLoader(table(), 4)
-    with evaluate(loader) as evaluation:
-        for batch in evaluation:
-            for (values,) in batch.shards:
-                batch.add(mean=values.mean(), vector=values, array=values.numpy(), number=float(values[0]))
-    plain = [values for (values,) in loader]
-    assert [len(values) for values in plain] == [4, 4, 2]
-    for name in ("mean", "vector", "array"):
-        assert evaluation[name] == pytest.approx(0.5)
-    assert evaluation["number"] == pytest.approx(sum(float(values[0]) * len(values) for values in plain) / 10)
-
-
-def test_weights_replace_sample_counts_and_no_weight_is_absence():
-    with evaluate(DataLoader(table(3), 1)) as evaluation:
-        for number, batch in enumerate(evaluation):
-            for _ in batch.shards:
-                # The mean over the tokens of a batch without tokens is not a number.
-                batch.add(weight=number, loss=[math.nan, 2.0, 5.0][number])
-                batch.add(weight=0, never=1.0)
-    assert evaluation["loss"] == 4.0
-    assert math.isnan(evaluation["never"])
 
 
 @pytest.mark.parametrize("value", [None, "0.5", [1, 2]])
