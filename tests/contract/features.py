@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 from toy_models import ChannelsLast, CodeBook, HandNorm, Net, Plain, Points, SometimesUnused, Tied
 
 import lockstep
@@ -680,64 +680,6 @@ def train_wide(delayed, length=64):
 
 
 # Beside plain PyTorch
-
-
-def plain_table(length):
-    generator = torch.Generator().manual_seed(7)
-    return TensorDataset(torch.randn(length, 6, generator=generator), torch.arange(length) % 3)
-
-
-class Even(nn.Module):
-    """No dropout; with BatchNorm if asked for."""
-
-    def __init__(self, normalised):
-        super().__init__()
-        self.first = nn.Linear(6, 8, bias=not normalised)
-        self.norm = nn.BatchNorm1d(8) if normalised else nn.Identity()
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.norm(self.first(x))))
-
-
-def token_weight(targets):
-    return float(targets.sum() + 1)
-
-
-def accumulate_by_hand(k, normalised, weighted, length=44, batch_size=8, epochs=2):
-    """The loop that people write: k batches, then a step, with the last few batches of a pass as a
-    step too."""
-    torch.manual_seed(1)
-    model = Even(normalised)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    batches = list(DataLoader(plain_table(length), batch_size))
-    for _ in range(epochs):
-        for first in range(0, len(batches), k):
-            group = batches[first : first + k]
-            weights = [token_weight(targets) if weighted else len(targets) for _, targets in group]
-            for (inputs, targets), weight in zip(group, weights, strict=True):
-                (functional.cross_entropy(model(inputs), targets) * (weight / sum(weights))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return {name: value.double() for name, value in model.state_dict().items()}
-
-
-def accumulate_with_team(normalised, weighted, length=44, batch_size=8, epochs=2):
-    team = lockstep.join()
-    torch.manual_seed(1)
-    model = Even(normalised)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(plain_table(length), batch_size))
-    for _ in team.epochs(epochs):
-        for batch in loader:
-            for inputs, targets in batch.shards:
-                # Where a shard is a part of a batch, its weight must be one that adds up: its part
-                # of the batch's.
-                loss = functional.cross_entropy(model(inputs), targets)
-                team.backward(loss, weight=token_weight(targets) if weighted else None)
-            optimizer.step()
-            optimizer.zero_grad()
-    return {name: value.double() for name, value in model.state_dict().items()}
 
 
 # Refused, and what is nearly the same

@@ -15,7 +15,6 @@ from functools import partial
 
 import features
 import pytest
-import torch
 import whole_steps
 from bits import Seen, assert_same_bits, differences
 from contract_corpus import CORPUS, SHARDED, short, special, trained
@@ -204,29 +203,6 @@ def test_gradients_that_the_script_keeps_do_not_change_under_its_hands(standing_
     for result in standing_crew(3, features.keep_what_was_given, shards=4, strategy=strategy):
         assert result["num_kept"] == 6 * 5 * len(features.KEEPING)
         assert result["changed"] == []
-
-
-def assert_close(one, other, tolerance):
-    for name, value in one.items():
-        torch.testing.assert_close(other[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_accumulation_is_the_loop_that_people_write(standing_crew, weighted):
-    # One shard: the same batches through the same BatchNorm, one after another.
-    [by_hand] = standing_crew(1, features.accumulate_by_hand, 3, True, weighted)
-    for strategy in ("single", "exact"):
-        settings = {"strategy": strategy, "shards": 1, "accumulate": 3}
-        [state] = standing_crew(1, features.accumulate_with_team, True, weighted, **settings)
-        assert_close(by_hand, state, 5e-6)
-
-
-@pytest.mark.parametrize(("strategy", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 2), ("ddp", 3, 4), ("exact", 3, 4)])
-def test_accumulation_in_shards_is_the_loop_that_people_write(standing_crew, strategy, nproc, shards):
-    [by_hand] = standing_crew(1, features.accumulate_by_hand, 3, False, False)
-    settings = {"strategy": strategy, "shards": shards, "accumulate": 3}
-    for state in standing_crew(nproc, features.accumulate_with_team, False, False, **settings):
-        assert_close(by_hand, state, 5e-6)
 
 
 # Precisions
