@@ -33,18 +33,6 @@ def run(model, *shards, all_reduce=lambda change: change, others=0):
     buffers.apply({number: all_reduce(change) for number, change in changes.items()})
 
 
-def test_every_shard_starts_from_the_same_buffers_and_changes_are_averaged():
-    model, seen = Buffers(mean=torch.tensor([8.0])), []
-
-    def shard(change):
-        seen.append(model.mean.item())
-        model.mean += change
-
-    run(model, lambda: shard(2.0), lambda: shard(4.0))
-    assert seen == [8.0, 8.0]
-    assert model.mean.item() == 11.0
-
-
 def test_a_single_shards_buffers_become_its_own_bit_for_bit():
     model = Buffers(
         wide=torch.tensor([1.0, 1e15, -3.0, float("inf"), 5.0], dtype=torch.float64),
