@@ -260,6 +260,23 @@ def leave(when):
         return found
 
 
+def average_values(length, batch_size):
+    """The epochs, weights and values of this rank's shards, and the averages of each epoch."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
+        added, averages = [], []
+        for epoch in team.epochs(2):
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    weight, loss = float(inputs.sum()) + 0.1, float(inputs.mean()) / 7 + epoch
+                    team.backward(model(inputs).mean(), weight=weight)
+                    batch.add(loss=loss)
+                    batch.add(num=len(inputs), reduction="sum")
+                    added.append((epoch, weight, loss))
+            averages.append(dict(loader.averages))
+        return added, averages
+
+
 def names_by_step(num_steps):
     """The values of a training with a name for each step, one for each of seven tasks and one that
     comes seldom; and the lengths of the rows that the ranks have exchanged."""

@@ -114,6 +114,19 @@ def test_a_step_that_is_left_counts_if_a_phase_of_it_was_completed(standing_crew
         assert found == [(2, 2.0), (4, 4.0), (6, 6.0)]
 
 
+def test_averages_of_a_pass_are_the_weighted_means_over_its_shards_on_any_number_of_processes(standing_crew):
+    told = []
+    for nproc in (1, 3):
+        by_rank = standing_crew(nproc, team_scripts.average_values, 13, 6, shards=4)
+        told += [averages for _, averages in by_rank]
+        added = [row for rows, _ in by_rank for row in rows]
+        for epoch in range(2):
+            weights, values = zip(*(pair for at, *pair in added if at == epoch), strict=True)
+            mean = sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+            assert told[-1][epoch] == {"loss": pytest.approx(mean, rel=1e-14)}, "sums are in no average"
+    assert all(averages == told[0] for averages in told)
+
+
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_names_of_values_that_are_used_no_more_take_no_room(standing_crew, nproc):
     num_steps = 130
