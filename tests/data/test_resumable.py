@@ -208,7 +208,7 @@ def test_the_random_numbers_of_the_script_are_left_alone():
 
 def test_weights_make_of_the_ranks_means_the_mean_over_the_global_batch():
     values = torch.randn(23, dtype=torch.float64)
-    for world_size in (1, 3, 4, 5):
+    for world_size in (1, 3, 4, 9):
         loaders = world_of(lambda: DataLoader(TensorDataset(values), 8), world_size)
         for number, parts in enumerate(zip(*loaders, strict=True)):
             mean = sum(part[0].mean() * loader.weight for part, loader in zip(parts, loaders, strict=True)) / world_size

@@ -17,6 +17,7 @@ GENERATORS = {
     "numpy": lambda: numpy.random.default_rng(1),
     "numpy, another": lambda: numpy.random.Generator(numpy.random.MT19937(1)),
     "numpy, old": lambda: numpy.random.RandomState(1),
+    "numpy, old and new": lambda: numpy.random.RandomState(numpy.random.PCG64(1)),
 }
 
 

@@ -115,6 +115,8 @@ class Indices:
             elif self._changed is not None:
                 memory.load_state(resumed)
         if hasattr(self._loader.dataset, "set_epoch"):
+            # Without the loader: two loaders may share the dataset, which must not depend on whose
+            # pass began last.
             reseed(assignment.seed, Purpose.SET_EPOCH, epoch)
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
         self._drawn = drawn = DrawnAhead(memory, self._drawn, self._warn) if self.is_told else None
