@@ -25,6 +25,18 @@ def die(accelerator):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Counted:
+    """What a script registers."""
+
+    number = 0
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
 def train(kill_at=0):
     torch.set_num_threads(1)
     accelerator = Accelerator(
@@ -38,7 +50,8 @@ def train(kill_at=0):
     data = TensorDataset(x, x[:, :3].argmax(1))
     loader, test = DataLoader(data, 8, shuffle=True), DataLoader(data, 9)
     model, optimizer, loader, test, schedule = accelerator.prepare(model, optimizer, loader, test, schedule)
-    kept = accelerator.team.state(total=0.0, lines=[])
+    kept, counted = accelerator.team.state(total=0.0, lines=[]), Counted()
+    accelerator.register_for_checkpointing(counted)
     for _ in accelerator.epochs(3):
         model.train()
         for inputs, labels in loader:
@@ -51,6 +64,7 @@ def train(kill_at=0):
                 schedule.step()
                 optimizer.zero_grad()
             kept.total += loss.item()
+            counted.number += 1
             if accelerator.team.step == kill_at:
                 die(accelerator)
         model.eval()
@@ -58,7 +72,7 @@ def train(kill_at=0):
         for inputs, labels in test:
             found, labels = accelerator.gather_for_metrics((model(inputs).argmax(1), labels))
             right += (found == labels).sum().item()
-        kept.lines = [*kept.lines, [kept.total, right, schedule.get_last_lr()[0]]]
+        kept.lines = [*kept.lines, [kept.total, right, schedule.get_last_lr()[0], counted.number]]
         kept.total = 0.0
     weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
     return kept.lines, hashlib.sha256(weights).hexdigest()[:16]
