@@ -220,15 +220,15 @@ def test_scripts_of_others_get_the_whole_environment_and_only_one_address_listen
 @pytest.mark.long
 def test_a_failure_is_shown_whole_once_and_starts_all_nodes_again_as_often_as_they_may(numbered):
     source = FAILS.replace('raise ValueError(f"boom {start}")', "sys.exit(7 + start)")
-    first = numbered(source, 0, "--nproc", "1", "--max-restarts", "1", args=(2, 9))
-    second = numbered(source, 1, "--nproc", "2", "--max-restarts", "1", args=(2, 9))
-    both(first, second, 8)
+    first = numbered(source, 0, "--nproc", "1", "--max-restarts", "2", args=(2, 9))
+    second = numbered(source, 1, "--nproc", "2", "--max-restarts", "2", args=(2, 9))
+    both(first, second, 9)
     failed = f"rank 2 of 3 on {os.uname().nodename} failed: SystemExit: the script ended itself with sys.exit"
-    for start in (7, 8):
+    for start in (7, 8, 9):
         assert first.err.count(f"{failed}({start})") == 1, first.err
         assert second.err.count(f"{failed}({start})") == 1, second.err
     assert "shows all" in second.err
-    assert "restart 1 of 1: " in first.err
+    assert "restart 2 of 2: " in first.err
     assert first.codes == second.codes == ["restarts-used"]
 
 

@@ -18,18 +18,18 @@ ASKED = {
 
 
 @pytest.fixture
-def lightning(require):
+def lightning(require, monkeypatch):
     require("lightning", None if importlib.util.find_spec("lightning") else "lightning is not installed")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning does
     import lightning
 
     return lightning
 
 
 @pytest.fixture
-def strategy(lightning, tmp_path, monkeypatch):
+def strategy(lightning, tmp_path):
     from lockstep.integrations.lightning import LockstepStrategy
 
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning does
     made = LockstepStrategy(4, threads=1, run_dir=str(tmp_path / "run"), checkpoint_every="off", progress="off")
     yield made
     made.close()

@@ -444,7 +444,9 @@ FEATURES = {
     "plateau": Feature({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}),
     "greedy schedule": Feature({"lr_scheduler_type": "greedy", "eval_strategy": "epoch"}),
     "auto_find_batch_size": Feature({"auto_find_batch_size": True, "eval_strategy": "epoch"}),
-    "tokens seen": Feature({"include_num_input_tokens_seen": "non_padding", "gradient_accumulation_steps": 2}, **_text()),
+    "tokens seen": Feature(
+        _sequential(include_num_input_tokens_seen="non_padding", gradient_accumulation_steps=2), **_fixed()
+    ),
     "LoRA": Feature(
         {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True},
         model=lambda: with_lora(classifier()),
