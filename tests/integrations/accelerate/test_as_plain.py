@@ -23,7 +23,7 @@ ASKED = {
     },
     "bfloat16": lambda: {"mixed_precision": "bf16"},
 }
-"""Arguments of both Accelerators. (Of plugins a new one each: they hold states.)"""
+"""Arguments of both Accelerators. (Of plugins a new one each: they contain states.)"""
 
 
 class Counted:
