@@ -33,6 +33,7 @@ from lockstep._base.atomic import write_atomic
 from lockstep._base.digest import digest
 from lockstep._base.errors import CheckpointError
 from lockstep._state.checkpoint.kinds import IN_NUMPY, TAGS
+from lockstep._state.checkpoint.tree import put_together, take_apart
 
 _OF_PROCESS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history", "trial_params")
 MOST_ITEMS = 1000
@@ -209,7 +210,8 @@ class Outcome:
     def keep(self) -> None:
         """Writes the file."""
         content = io.BytesIO()
-        torch.save([part.state_dict() for part in self._parts], content)
+        # In the form of checkpoints: a safe torch.load reads neither a deque nor a defaultdict.
+        torch.save(take_apart([part.state_dict() for part in self._parts], "result"), content)
         write_atomic(self._path, content.getvalue(), durable=True)
 
     def recall(self) -> None:
@@ -219,15 +221,15 @@ class Outcome:
             CheckpointError: the file cannot be read.
         """
         try:
-            states = torch.load(self._path, weights_only=True)
+            state, tensors = torch.load(self._path, weights_only=True)
         except (OSError, RuntimeError, UnpicklingError) as error:
             raise CheckpointError(
                 f"cannot read {self._path}, the result of a finished training of this run: {error}. Without it, train() "
                 "would return different numbers. Start over with --fresh (fresh=True).",
                 code="unreadable-result",
             ) from error
-        for part, state in zip(self._parts, states, strict=True):
-            part.load_state_dict(state)
+        for part, restored in zip(self._parts, put_together(state, tensors), strict=True):
+            part.load_state_dict(restored)
 
 
 class _Values:
