@@ -517,7 +517,7 @@ def test_of_two_loaders_side_by_side_the_second_is_not_run_out(ahead, monkeypatc
         for number in (1, 2)
     ]
     for _ in range(2):
-        pairs = [[next(iter(batch.shards)) for batch in pair] for pair in zip(*loaders, strict=False)]
+        pairs = [[list(batch.shards) for batch in pair] for pair in zip(*loaders, strict=False)]
         assert len(pairs) == 5
     first, second = (loader.wrapped.generator.get_state() for loader in loaders)
     plain = seeded()
