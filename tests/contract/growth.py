@@ -76,9 +76,9 @@ def train():
                 if team.step in LOOKS:
                     looks.append(kept())
     first, last = looks
-    # Less than of one small tensor a step: of a tensor that a variable happened to have then.
+    # Less than one small tensor a step: a variable may have held one more at the second look.
     first["bytes of tensors"] += 1000
-    first["tensors"] += 2  # of a step that another thread still sums; twenty steps would keep twenty
+    first["tensors"] += 2
     return {name: (first[name], last[name]) for name in last - first}
 
 

@@ -211,7 +211,8 @@ class Outcome:
         """Writes the file."""
         content = io.BytesIO()
         # In the form of checkpoints: a safe torch.load reads neither a deque nor a defaultdict.
-        torch.save(take_apart([part.state_dict() for part in self._parts], "result"), content)
+        state, tensors = take_apart([part.state_dict() for part in self._parts], "result")
+        torch.save({"state": state, "tensors": {name: tensor.cpu() for name, tensor in tensors.items()}}, content)
         write_atomic(self._path, content.getvalue(), durable=True)
 
     def recall(self) -> None:
@@ -221,15 +222,16 @@ class Outcome:
             CheckpointError: the file cannot be read.
         """
         try:
-            state, tensors = torch.load(self._path, weights_only=True)
-        except (OSError, RuntimeError, UnpicklingError) as error:
+            saved = torch.load(self._path, weights_only=True)
+            states = put_together(saved["state"], saved["tensors"])
+        except (OSError, RuntimeError, UnpicklingError, TypeError, KeyError) as error:
             raise CheckpointError(
                 f"cannot read {self._path}, the result of a finished training of this run: {error}. Without it, train() "
                 "would return different numbers. Start over with --fresh (fresh=True).",
                 code="unreadable-result",
             ) from error
-        for part, restored in zip(self._parts, put_together(state, tensors), strict=True):
-            part.load_state_dict(restored)
+        for part, state in zip(self._parts, states, strict=True):
+            part.load_state_dict(state)
 
 
 class _Values:
