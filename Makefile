@@ -15,7 +15,7 @@ CLUSTER_ARGS ?=#          other options of make cluster: make cluster SLURM=1 CL
 BENCH ?=#                 the only benchmark to run, by name: make bench BENCH=startup
 BENCH_ARGS ?=#            options of the benchmark: make bench BENCH=startup BENCH_ARGS="--nproc 8"
 FAULTS ?=#                the only table of faults: make mutants FAULTS=tests/mutants/sync.toml
-SURVEY ?=#                make mutants SURVEY=1: all tests of CI (TIER=quick: of make test) on groups of faults (GROUP=8); hours
+SURVEY ?=#                make mutants SURVEY=1: all tests of CI (TIER=quick: of make test) on groups of faults (GROUP=8), by hand
 PYTHONS ?= 3.11 3.13#    Python versions of make python
 
 VENV := .venv

@@ -225,3 +225,10 @@ class Tail:
                 return events, is_replaced
         except OSError:  # it has not begun, or the file server does not answer
             return [], False
+
+
+def has_new_checkpoint(event_log: Tail) -> bool:
+    """Returns whether a checkpoint has been written since the log was last read. (Best weights are
+    none.)"""
+    events, _ = event_log.read()
+    return any(event["event"] == "checkpoint" and event.get("kind") == "checkpoint" for event in events)

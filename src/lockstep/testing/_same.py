@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import LaunchError, LockstepError, UsageError
 from lockstep._events.format import FILE_NAME
-from lockstep._events.history import Tail
+from lockstep._events.history import Tail, has_new_checkpoint
 from lockstep._launch.local import check_fit
 from lockstep._tools.check.files import read_function
 from lockstep._tools.check.findings import Finding
@@ -165,7 +165,7 @@ class _Test:
         before = dataclasses.replace(setting, world_size=setting.killed_at, killed_at=None)
         event_log = Tail(run_dir / FILE_NAME)
         label = f"{before.label}, to be killed"
-        kill_when = functools.partial(_has_new_checkpoint, event_log)
+        kill_when = functools.partial(has_new_checkpoint, event_log)
         if self._launch(before, label, run_dir, {"checkpoint_every": step}, kill_when=kill_when) is not None:
             raise UsageError(
                 f"{self._name} finished before its checkpoint of step {step} was on disk. Train for more steps.",
@@ -308,8 +308,3 @@ class _Done:
     run: TracedRun
     returned: list[Returned]
     """The results by rank."""
-
-
-def _has_new_checkpoint(event_log: Tail) -> bool:
-    events, _ = event_log.read()
-    return any(event["event"] == "checkpoint" and event.get("kind") == "checkpoint" for event in events)

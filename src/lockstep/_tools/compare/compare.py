@@ -18,7 +18,7 @@ from lockstep._tools.trials.machine import Machine
 from lockstep._tools.trials.study import Task
 from lockstep._tools.trials.trial import Observer, Trial, run_trial
 
-_NO_JOURNAL = "the script finished but left no event log to measure. It must call lockstep.join(), without run_dir="
+_NO_EVENT_LOG = "the script finished but left no event log to measure. It must call lockstep.join(), without run_dir="
 
 
 def plan(task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine, *, rounds: int = 3) -> Comparison:
@@ -123,7 +123,7 @@ def _figures(trial: Trial) -> Figures:
     try:
         figures = figures_of(read_history(trial.run_dir))
     except FileNotFoundError:
-        raise UsageError(_NO_JOURNAL, code="no-journal") from None
+        raise UsageError(_NO_EVENT_LOG, code="no-journal") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"cannot read the run's event log ({error!r}). It may be from another version of lockstep.",

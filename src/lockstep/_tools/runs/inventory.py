@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._base.errors import CheckpointError, ConfigError
-from lockstep._events.format import FILE_NAME as JOURNAL
+from lockstep._events.format import FILE_NAME as EVENT_LOG
 from lockstep._events.history import Launch, read_launches
 from lockstep._state.checkpoint.manifest import Manifest, NewerFormatError, verify_file
 from lockstep._state.checkpoint.store import BEST, Store
@@ -25,7 +25,7 @@ from lockstep._state.rundir.lock import holder_of
 RUNNING, FINISHED, INTERRUPTED, FAILED, UNREADABLE = "running", "finished", "interrupted", "failed", "unreadable"
 
 _BIRTH = "birth.json"
-_MARKERS = (_BIRTH, JOURNAL, "checkpoints")
+_MARKERS = (_BIRTH, EVENT_LOG, "checkpoints")
 """A directory with any of these is, or was, a run directory."""
 _BAD_FILE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Errors raised on reading a damaged file. (``ConfigError`` is a ``ValueError``.)"""
@@ -240,9 +240,9 @@ def _read_best(path: Path, fields: dict[str, Any], remarks: list[str]) -> None:
 
 def _read_event_log(path: Path, remarks: list[str]) -> list[Launch]:
     try:
-        return read_launches(path) if os.path.lexists(path / JOURNAL) else []
+        return read_launches(path) if os.path.lexists(path / EVENT_LOG) else []
     except OSError as error:
-        remarks.append(f"cannot read {path / JOURNAL}: {error}")
+        remarks.append(f"cannot read {path / EVENT_LOG}: {error}")
         return []
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lockstep._base.errors import UsageError
 from lockstep._events.format import FILE_NAME
-from lockstep._events.history import Tail
+from lockstep._events.history import Tail, has_new_checkpoint
 from lockstep._tools.check.findings import Finding
 from lockstep._tools.trials.machine import Machine
 from lockstep._tools.trials.study import Task
@@ -153,7 +153,7 @@ class _Verifier:
         )
         if is_killed:
             event_log = Tail(trial.run_dir / FILE_NAME)
-            trial = dataclasses.replace(trial, kill_when=functools.partial(_has_new_checkpoint, event_log))
+            trial = dataclasses.replace(trial, kill_when=functools.partial(has_new_checkpoint, event_log))
         return run_trial(trial, self._observer)
 
     def _run_setting(self, setting: Setting) -> tuple[SettingResult, TracedRun | None]:
@@ -254,8 +254,3 @@ def _read_partial_run(run_dir: Path) -> TracedRun | None:
         return read_run(run_dir)
     except UsageError:
         return None
-
-
-def _has_new_checkpoint(event_log: Tail) -> bool:
-    events, _ = event_log.read()
-    return any(event["event"] == "checkpoint" and event.get("kind") == "checkpoint" for event in events)
