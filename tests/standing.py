@@ -27,6 +27,7 @@ from lockstep._base.errors import LaunchError
 from lockstep._base.stopping import SIGNALS
 from lockstep._launch.server import ForkServer
 from lockstep._launch.spec import Call, LaunchSpec, worker_environ
+from lockstep._state.recovery.software import numerics
 from lockstep._sync import exact
 
 
@@ -42,6 +43,7 @@ class StandingCrew:
     def __init__(self, server: ForkServer, nproc: int, directory: Path) -> None:
         directory.mkdir()
         self._log = directory / "log"
+        self._are_changed = False
         call = Call(payload=pickle.dumps((telling(serve), ())), sys_path=tuple(sys.path), sys_argv=tuple(sys.argv))
         path = LaunchSpec(program=call, nproc=nproc, private_dir=str(directory)).save()
         self._ends: list[socket.socket] = []
@@ -52,8 +54,10 @@ class StandingCrew:
                 server.start_worker(path, rank, [theirs.fileno(), log.fileno(), log.fileno(), nowhere.fileno()])
 
     def is_there(self) -> bool:
-        """Whether all processes still wait to be asked: the server may have ended meanwhile, and
-        they with it."""
+        """Whether all processes still wait to be asked, and are as they were: the server may have
+        ended meanwhile, and they with it."""
+        if self._are_changed:
+            return False
         for end in self._ends:
             try:
                 if end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
@@ -82,7 +86,8 @@ class StandingCrew:
                     if answer is None or answer[1]:
                         told = "it has ended" if answer is None else answer[1]
                         raise LaunchError(f"rank {key.data} of {len(self._ends)} failed: {told}\n{self._log.read_text()}")
-                    results[key.data] = answer[0]
+                    results[key.data], _, is_changed = answer
+                    self._are_changed |= is_changed
                     selector.unregister(key.fileobj)
         return [results[rank] for rank in range(len(self._ends))]
 
@@ -94,7 +99,7 @@ class StandingCrew:
 
 def serve() -> None:
     """Run what is asked for, until nobody can ask any more."""
-    num_modules = 0
+    num_modules, at_first = 0, numerics()
     with socket.socket(fileno=os.dup(0)) as end:
         while (asked := _receive(end)) is not None:
             if num_modules < len(sys.modules):
@@ -103,10 +108,12 @@ def serve() -> None:
                 gc.freeze()
                 num_modules = len(sys.modules)
             try:
-                answer: tuple[Any, str] = _run(*asked), ""
+                result, told = _run(*asked), ""
             except BaseException:
-                answer = None, traceback.format_exc()
-            _send(end, answer)
+                result, told = None, traceback.format_exc()
+            # What one function left in PyTorch's settings would be another's, in a test that
+            # compares it with what other processes had.
+            _send(end, (result, told, numerics() != at_first))
 
 
 def _run(spec: LaunchSpec, rank: int, fn: Callable[..., Any], args: Sequence[Any]) -> Any:

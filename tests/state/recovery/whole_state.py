@@ -44,8 +44,6 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
         settings: settings for ``join``.
     """
     run_dir, course = Path(f"{kept}.run"), Course()
-    # A test that ran in this process before may have chosen otherwise, and a resume compares it.
-    torch.use_deterministic_algorithms(False)
     if source is not None and os.environ.get("RANK", "0") == "0":
         shutil.copytree(source, run_dir)
     with lockstep.join(run_dir=str(run_dir), **{"checkpoint_every": 1, **settings}) as team:
