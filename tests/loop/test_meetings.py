@@ -61,12 +61,34 @@ def test_a_rank_that_waits_looks_where_the_others_are_and_ends_if_they_have_part
         if rank == 1:
             return None
         asked = []
-        meetings.look = lambda waited_s: asked.append(waited_s) or Parting("rank 1 is elsewhere", True)
+        meetings.look = lambda waited_s: asked.append(waited_s) or Parting("rank 1 is elsewhere", int)
         with pytest.raises(PartedError, match="rank 1 is elsewhere"):
             meetings.meet("an evaluation", 3)
         return meetings.place.call, len(asked)
 
     assert meet_all(2, work) == [("an evaluation", 1), None]
+
+
+def test_the_first_rank_that_finds_a_parting_reports_it_and_none_exits_before():
+    reported = []
+
+    def work(meetings, rank):
+        if rank == 1:
+            return None
+
+        def report():
+            time.sleep(0.3)
+            reported.append(rank)
+
+        meetings.look = lambda waited_s: Parting("", report)
+        try:
+            meetings.meet("an evaluation", 3)
+        except PartedError as error:
+            return error.is_reported_here, len(reported)
+
+    first, _, second = meet_all(3, work)
+    assert len(reported) == 1
+    assert {first, second} == {(True, 1), (False, 1)}
 
 
 def test_a_meeting_is_due_after_a_pass_that_was_left_early_until_it_is_held():

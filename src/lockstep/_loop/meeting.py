@@ -21,9 +21,11 @@ Sums of different calls are equal by chance once in 65,536 (m has 16 bits of a h
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from collections.abc import Callable
+from datetime import timedelta
 from typing import NamedTuple
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
@@ -34,6 +36,10 @@ from lockstep._loop.departure import Departure
 _ARRIVED, _MET = "lockstep/arrived", "lockstep/met"
 """The keys of the store: the sum of what the ranks have added as they arrived, and the number of
 meetings at which all arrived."""
+_FOUND, _REPORTED = "lockstep/parting found", "lockstep/parting reported"
+"""The keys of the store: the number of ranks that have found that they parted, and whether the
+first of them has reported it."""
+_REPORT_S = timedelta(seconds=5)
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.0001, 0.02
 _MOST_ASKED_PER_S = 2000
 """The most requests a second to the store, by all ranks together that wait for the last: it also
@@ -46,8 +52,8 @@ class Parting(NamedTuple):
 
     text: str
     """The ranks and where they are, and the remedy."""
-    is_reported_here: bool
-    """Whether this rank reports it, where each rank reports its own errors."""
+    report: Callable[[], None]
+    """Reports it, if this rank is the first that finds it."""
 
 
 class Place(NamedTuple):
@@ -145,7 +151,7 @@ class Meetings:
                 # does not count as waiting.
                 look_s = waited_s + min(look_s, _LONGEST_LOOK_S)
                 if (parting := self.look(waited_s)) is not None:
-                    raise PartedError(parting.text, is_reported_here=parting.is_reported_here)
+                    raise PartedError(parting.text, is_reported_here=_reports(store, parting))
             if waited_s > self._timeout_s:
                 raise PeerError(
                     f"timed out after {self._timeout_s:g} s at {self.place.call}: another rank did not get there. It may be "
@@ -154,3 +160,17 @@ class Meetings:
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, most_pause_s)
+
+
+def _reports(store: Store, parting: Parting) -> bool:
+    """Reports that the ranks have parted, if no other rank does, and returns whether this one did.
+
+    The first rank that exits takes the others with it: their launcher ends them. So the report
+    must be there before any of them exits, whichever rank looked first."""
+    if store.add(_FOUND, 1) == 1:
+        parting.report()
+        store.set(_REPORTED, "")
+        return True
+    with contextlib.suppress(DistError):  # it has died, or its host has
+        store.wait([_REPORTED], _REPORT_S)
+    return False

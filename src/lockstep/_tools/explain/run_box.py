@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from dataclasses import asdict
 from typing import Any
@@ -89,12 +90,7 @@ class RunBox(Listener):
         found = None
         with contextlib.suppress(Exception):  # no error here may affect the training
             found = parted(read_reports(self._run.run_dir, time.time()), waited_s)
-        if found is None:
-            return None
-        is_reported_here = self._run.world.rank == min(found.ranks)
-        if is_reported_here:
-            note(found)
-        return Parting(found.text, is_reported_here=is_reported_here)
+        return None if found is None else Parting(found.text, functools.partial(note, found))
 
     def _end_stuck(self, report: str, speaks: bool, is_deadlock: bool) -> None:
         """End this process, from another thread than the one that waits."""
