@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -36,13 +35,16 @@ def test_killed_runs_resume_to_the_same(check_same):
     assert loss == check_same((2, 1), train)
 
 
-def test_the_functions_own_settings_hold_but_where_a_test_must_decide(check_same, tmp_path):
+def test_the_functions_own_settings_hold_but_where_a_test_must_decide(check_same, tmp_path, monkeypatch):
+    # of its own: other tests run at the same time
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
     own = tmp_path / "runs" / "own"
     with_settings = functools.partial(train, shards=4, run_dir=str(own), checkpoint_every=2, seed=3)
     loss = check_same((1, 2), with_settings)
     assert loss != check_same((1, 2), train)
     assert not own.exists()
-    assert not list(Path(tempfile.gettempdir()).glob("lockstep-test-*"))
+    assert not list((tmp_path / "t").glob("lockstep-test-*"))
 
 
 def differs(check_same, *args, worlds=(1, 2), **more):
