@@ -86,6 +86,24 @@ class Step:
         return Shard(shape, tuple(weights), of_values, tuple(names))
 
 
+class Model(nn.Linear):
+    """A model with buffers that each pass in training changes."""
+
+    def __init__(self):
+        super().__init__(2, 1, bias=False, dtype=torch.float64)
+        nn.init.constant_(self.weight, 1.0)
+        self.register_buffer("mean", torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        y = super().forward(x)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.5).add_(x.mean(0))
+                self.calls += 1
+        return y
+
+
 def value_of(name, x):
     """What a micro-batch adds under a name, and how."""
     mean = float(x.mean()) / 7
@@ -111,8 +129,7 @@ class Script:
         dice = torch.Generator().manual_seed(seed)
         self.team = team
         self.step_of = functools.partial(Step, seed, shapes=shapes, may_leave=may_leave)
-        model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
-        nn.init.constant_(model.weight, 1.0)
+        model = Model()
         data = TensorDataset(torch.randn(NUM_SAMPLES, 2, generator=dice, dtype=torch.float64))
         self.test_data = DataLoader(data, 15)
         is_fsdp = team.config.strategy == "fsdp"  # which refuses batches of fewer samples than shards
@@ -131,6 +148,18 @@ class Script:
     def note(self, what, *values):
         self.seen.append((self.turn, what, *values))
 
+    def state(self):
+        """The step, the gradient and the buffers."""
+        return self.team.step, numbers_of(self.model.weight.grad), (*self.model.mean.tolist(), self.model.calls.item())
+
+    def look_at_a_gradient(self):
+        """A backward pass of the script itself, between two passes over the data."""
+        if self.team.config.strategy == "exact":
+            weight = self.model.weight
+            kept, weight.grad = weight.grad, None
+            weight.sum().backward()
+            weight.grad = kept
+
     def train(self, num_turns):
         for _ in range(4 * num_turns):
             try:
@@ -148,7 +177,8 @@ class Script:
             except lockstep.LockstepError as error:
                 self.note("refused", error.code)
             self.afterwards = "pass"
-            self.note("end of pass", self.team.step, numbers_of(self.model.weight.grad), torch.rand(()).item())
+            self.look_at_a_gradient()
+            self.note("end of pass", *self.state(), torch.rand(()).item())
             if self.turn >= num_turns:
                 return
         raise AssertionError(f"no progress: {self.seen[-8:]}")
@@ -174,7 +204,7 @@ class Script:
                 return self.go_on(batch, step.next)
             self.shards.update(mine)
             values = [spelled(each.values) for each in batches]
-            self.note("phase", phase, batch.num_samples, values, numbers_of(self.model.weight.grad), torch.rand(()).item())
+            self.note("phase", phase, batch.num_samples, values, *self.state(), torch.rand(()).item())
         if step.evaluates:
             self.evaluate(step.left_out)
         if step.updates:
@@ -313,6 +343,21 @@ def expected_of(micros, num_samples):
         return None, None
     gradient = sum(sum(g for g, _ in of_call) / total for of_call, total in zip(gradients.values(), totals, strict=True))
     return (gradient if gradients else None), {name: combined(of_name) for name, of_name in entries.items()}
+
+
+def buffers_of(start, micros, num_samples):
+    """The buffers behind a phase in plain Python: of each shard, which all begin alike, the mean by
+    samples; integers are those of the first shard. ``micros``: what its micro-batches did, by shard
+    and part."""
+    by_shard = {}
+    for (shard, _), (samples, _, does, _) in sorted(micros.items()):
+        x = torch.tensor(samples, dtype=torch.float64)
+        mean, calls, size = by_shard.get(shard, (torch.tensor(start[:2], dtype=torch.float64), start[2], 0))
+        for _ in range(does.shape.count("backward")):
+            mean, calls = 0.5 * mean + x.mean(0), calls + 1
+        by_shard[shard] = mean, calls, size + len(x)
+    mean = sum(mean * size for mean, _, size in by_shard.values()) / num_samples
+    return (*mean.tolist(), by_shard[0][1])
 
 
 def combined(entries):

@@ -1,10 +1,10 @@
 """Whatever the shards of a step do, and however its loops are left, a run has the same values,
-gradients, weights, random numbers and refusals on every number of processes. Values, gradients and
-weights are as plain Python computes them."""
+gradients, weights, buffers, random numbers and refusals on every number of processes. All of them
+but the random numbers are as plain Python computes them."""
 
 import pytest
 import torch
-from step_shapes import EQUAL_SHAPES, SHAPES, expected_of, train
+from step_shapes import EQUAL_SHAPES, SHAPES, buffers_of, expected_of, train
 
 pytestmark = pytest.mark.timeout(90)
 NUM_SHARDS = 6
@@ -33,14 +33,16 @@ def check_same(alone, among):
 
 def check_plain(seen, shards):
     """Compares what a run saw with plain Python."""
-    carried, weight, values, turn = torch.zeros(2), torch.ones(2), {}, 0
+    carried, weight, buffers, values, turn = torch.zeros(2), torch.ones(2), (0.0, 0.0, 0), {}, 0
     for now, what, *found in seen:
         values, turn = ({} if now != turn else values), now
         if what == "phase":
-            phase, num_samples, (seen_values, *followed), seen_gradient, _ = found
-            micros = [did for (of_turn, of_phase, *_), did in shards.items() if (of_turn, of_phase) == (now, phase)]
-            assert sum(len(samples) for samples, *_ in micros) == num_samples
-            gradient, new = expected_of(micros, num_samples)
+            phase, num_samples, (seen_values, *followed), _, seen_gradient, seen_buffers, _ = found
+            micros = {at[2:]: did for at, did in shards.items() if at[:2] == (now, phase)}
+            assert sum(len(samples) for samples, *_ in micros.values()) == num_samples
+            gradient, new = expected_of(micros.values(), num_samples)
+            buffers = buffers_of(buffers, micros, num_samples)
+            check_near(seen_buffers, torch.tensor(buffers, dtype=torch.float64))
             carried = carried if gradient is None else carried + gradient
             values |= new
             check_near(seen_gradient or (0.0, 0.0), carried)
@@ -55,9 +57,11 @@ def check_plain(seen, shards):
                 weight, carried = weight - 0.1 * carried, torch.zeros(2)
             check_near(seen_weight, weight)
         elif what == "end of pass":
-            _, seen_gradient, _ = found
+            _, seen_gradient, seen_buffers, _ = found
             check_near(seen_gradient or (0.0, 0.0), carried)
+            check_near(seen_buffers, torch.tensor(buffers, dtype=torch.float64))
     check_refusals(seen)
+    check_draws(seen, shards)
 
 
 def check_refusals(seen):
@@ -77,6 +81,13 @@ def check_refusals(seen):
     assert [code for _, what, *found in seen if what == "refused" for code in found] == expected
 
 
+def check_draws(seen, shards):
+    """Checks that no two places of a step have drawn the same number."""
+    drawn = [(now, found[-1]) for now, what, *found in seen if what == "phase"]
+    drawn += [(at[0], drawn) for at, (*_, drawn) in shards.items()]
+    assert len({*drawn}) == len(drawn)
+
+
 def check_near(found, expected):
     found = torch.tensor(found, dtype=torch.float64)
     torch.testing.assert_close(found, expected.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
@@ -91,9 +102,9 @@ def test_steps_of_any_shape_with_loops_that_are_left(standing_crew):
 
 @pytest.mark.quick
 def test_steps_of_any_shape_of_several_batches_each(standing_crew):
-    alone = run(standing_crew, 1, 2, 40, accumulate=2)
+    alone = run(standing_crew, 1, 2, 40, SHAPES, True, accumulate=2)
     check_plain(*alone)
-    check_same(alone, run(standing_crew, 3, 2, 40, accumulate=2))
+    check_same(alone, run(standing_crew, 3, 2, 40, SHAPES, True, accumulate=2))
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

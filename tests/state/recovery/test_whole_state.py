@@ -2,9 +2,10 @@
 
 Each script saves itself after every step. From each of these checkpoints a run is resumed to its
 end: right after its state is restored it is what was saved, and all that the run saves from then on
-is what the undisturbed run has saved, every checkpoint, value and bit of it."""
+is what the undisturbed run has saved, every checkpoint, value and bit of it. So is what it logs."""
 
 import functools
+from collections import Counter
 
 import pytest
 from whole_scripts import SCRIPTS
@@ -72,6 +73,15 @@ def check(course, source, whole, told):
     assert steps(found) == steps(expected), told
     for one, other in zip(expected, found, strict=True):
         assert not differences(one, other), f"{told}, saved after step {steps([other])}"
+    check_logged(step, course.logged, whole.logged, told)
+
+
+def check_logged(step, found, whole, told):
+    """That a run which resumes after a step logs what comes after it, and nothing else: of the
+    step's own, at most what is logged between it and the next."""
+    assert [each for each in found if each[0] > step] == [each for each in whole if each[0] > step], told
+    again = Counter(each for each in found if each[0] <= step)
+    assert again <= Counter(each for each in whole if each[0] == step), told
 
 
 @pytest.mark.quick

@@ -73,13 +73,16 @@ def learn(team, model, optimizer, batch):
         batch.add(loss=loss)
     optimizer.step()
     optimizer.zero_grad()
+    team.log(loss=batch["loss"])
     return batch["loss"]
 
 
 def evaluated(team, model, loader):
+    """Returns the loss, and logs it beside the result of the evaluation."""
     with team.evaluate(model, loader) as evaluation:
         for features, labels in evaluation.shards:
             evaluation.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
+    team.log(of_evaluation=evaluation["loss"])
     return evaluation["loss"]
 
 
@@ -102,7 +105,9 @@ def schedules_averages_and_random_numbers(team, num_epochs=2):
             average.update_parameters(team.unwrap(model))
             seen.append([*drawn(), warm_up.get_last_lr()])
         seen.append([*drawn(), loader.averages["loss"]])
+        team.log(average=loader.averages["loss"])
     seen.append(drawn())
+    team.log(last=seen[-1][0])
 
 
 class Counter:
@@ -188,6 +193,7 @@ def passes_counted_by_the_script(team, num_epochs=2):
             seen.append(learn(team, model, optimizer, batch))
         schedule.step()
         seen.append(drawn())
+        team.log(rate=optimizer.param_groups[0]["lr"])
 
 
 def a_tail_after_the_last_epoch(team, num_epochs=2):

@@ -33,6 +33,8 @@ class Course:
     """What a checkpoint would contain right after each time that the state was restored."""
     saved: list[State] = field(default_factory=list)
     """What each written checkpoint contained, and the last one after the end of the script."""
+    logged: list[tuple[int, str]] = field(default_factory=list)
+    """What the event log says of steps, evaluations and passes, each with its step."""
 
 
 def trained(name: str, kept: str, source: str | None = None, num_epochs: int | None = None, **settings: Any) -> Course:
@@ -73,7 +75,18 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
             restorer.apply = apply
         whole_scripts.SCRIPTS[name](team, *([] if num_epochs is None else [num_epochs]))
     keep()
+    if os.environ.get("RANK", "0") == "0":
+        course.logged = _logged(run_dir)
     return course
+
+
+def _logged(run_dir: Path) -> list[tuple[int, str]]:
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    return [
+        (event["step"], repr([event.get(name) for name in ("event", "epoch", "values", "apart")]))
+        for event in events
+        if event["event"] in ("step", "evaluate", "epoch")
+    ]
 
 
 def on_disk(run_dir: Path) -> State:
