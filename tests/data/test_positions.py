@@ -1,10 +1,16 @@
-"""Samplers, streams and ready batches that know their position: a run that resumes goes on where it
-was, in any pass. And those that fill one list, or one tensor, again and again."""
+"""The position in the data. Shards have the samples that the contract says and name them, whatever
+sizes batches have, and after a resume on other numbers of processes. Samplers, streams and ready
+batches that know their position: a run that resumes goes on where it was, in any pass. And those
+that fill one list, or one tensor, again and again."""
+
+import itertools
 
 import pytest
 import torch
-from data_helpers import Numbers, assignment
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from data_helpers import Numbers, Stream, assignment
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from lockstep._data.assignment import ShardAssignment
 from lockstep._data.sources import choose_source
@@ -133,3 +139,89 @@ def test_what_is_filled_again_and_again_is_used_each_time(make, accumulate):
     place = ShardAssignment(rank=0, world_size=1, num_shards=1, seed=0, loader=1, accumulate=accumulate)
     steps = choose_source(make(), place).steps(1, 0)
     assert [batch.tolist() for _, data in steps for batch in data] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+class Listed(Dataset):
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+class Streamed(IterableDataset):
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def numbered(sizes):
+    return list(torch.arange(sum(sizes)).split(sizes))
+
+
+def in_lists(sizes):
+    return DataLoader(Numbers(sum(sizes)), batch_sampler=[batch.tolist() for batch in numbered(sizes)])
+
+
+# All have the samples 0, 1, 2, ... in this order.
+NUMBERED = {
+    "a table": in_lists,
+    "a stream": lambda sizes: DataLoader(Stream(sum(sizes)), sizes[0]),  # batches of one size, but the last
+    "ready batches": numbered,
+    "a table of ready batches": lambda sizes: DataLoader(Listed(numbered(sizes)), batch_size=None),
+    "a stream of ready batches": lambda sizes: DataLoader(Streamed(numbered(sizes)), batch_size=None),
+}
+
+
+def take_steps(make, world_size, num_steps, skip=0, state=None, **place):
+    """``{(step, shard, part): (names, samples)}`` of the next steps of a pass on all ranks, and the
+    state after them."""
+    seen = {}
+    for rank in range(world_size):
+        place_of_rank = ShardAssignment(rank=rank, world_size=world_size, seed=0, loader=1, **place)
+        source = choose_source(make(), place_of_rank)
+        if state is not None:
+            source.load_state(state)
+        steps = source.steps(1, 0, skip)
+        for plan, data in itertools.islice(steps, num_steps):
+            source.taken(plan.number)
+            for micro, samples in zip(plan.micro_batches, data, strict=True):
+                seen[plan.number, micro.shard, micro.part] = list(micro.samples), samples.tolist()
+        next(steps, None)  # the next is fetched before the state is saved
+    return seen, source.state(skip + num_steps)
+
+
+def expected_steps(batches, num_shards, accumulate):
+    """As ``take_steps``, by the definition in the contract."""
+    found = {}
+    for number, batch in enumerate(batch for batch in batches if len(batch)):
+        step, part = divmod(number, accumulate)
+        for shard, rows in enumerate(map(torch.Tensor.tolist, batch.tensor_split(num_shards))):
+            if rows:
+                found[step + 1, shard, part] = rows, rows
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from([*NUMBERED]),
+    sizes=st.lists(st.integers(0, 7), max_size=7).map(lambda sizes: [4, *sizes]),  # some may be empty
+    worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    num_shards=st.integers(4, 6),
+    accumulate=st.integers(1, 3),
+    stop=st.integers(1, 8),
+)
+def test_shards_have_and_name_their_samples_also_after_a_resume(kind, sizes, worlds, num_shards, accumulate, stop):
+    batches = numbered(sizes) if kind != "a stream" else list(torch.arange(sum(sizes)).split(sizes[0]))
+    expected = expected_steps(batches, num_shards, accumulate)
+    num_steps = max(step for step, _, _ in expected)
+    stop, place = min(stop, num_steps), {"num_shards": num_shards, "accumulate": accumulate}
+    found, state = take_steps(lambda: NUMBERED[kind](sizes), worlds[0], stop, **place)
+    rest, _ = take_steps(lambda: NUMBERED[kind](sizes), worlds[1], num_steps - stop, stop, state, **place)
+    assert found | rest == expected
+    assert {step for step, _, _ in rest} == set(range(stop + 1, num_steps + 1))

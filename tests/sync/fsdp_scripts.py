@@ -1,15 +1,21 @@
 """Trainings for ``test_fsdp``: the same under every strategy."""
 
+import itertools
 import os
 import time
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.utils import clip_grad
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
+from lockstep._sync import norms
 from lockstep._world.comm.dtensors import full_tensor, is_dtensor, to_local
+from lockstep._world.comm.group import default_group
 
 NUM_STEPS = 8
 
@@ -319,3 +325,41 @@ def change_after_the_last_epoch(whose):
                     to_local(parameter).mul_(0.5)
         weights = {name: full_tensor(parameter).detach() for name, parameter in model.named_parameters()}
         return weights, str(team.run_dir)
+
+
+DTYPES = {
+    "float32": [torch.float32],
+    "bfloat16": [torch.bfloat16],
+    "complex64": [torch.complex64],
+    "two": [torch.float32, torch.float64],
+}
+
+
+def clip(shapes, norm_type, most_bytes):
+    """For each dtype the total norms of sharded gradients and the gradients when they are
+    clipped, and the same of whole gradients. ``most_bytes``: that a rank gathers together."""
+    found = {}
+    functions = nn.utils.get_total_norm, clip_grad._get_total_norm
+    before, norms._MOST_BYTES = norms._MOST_BYTES, most_bytes
+    try:
+        with lockstep.join(strategy="fsdp", checkpoint_every="off") as team:
+            mesh = DeviceMesh.from_group(default_group(), team.device.type)
+            for name, dtypes in DTYPES.items():
+                kinds = list(zip(shapes, itertools.cycle(dtypes), strict=False))
+                draw = torch.Generator().manual_seed(1)
+                wholes = [torch.randn(shape, generator=draw, dtype=dtype) for shape, dtype in kinds]
+                parts = [distribute_tensor(whole.clone(), mesh, [Shard(0)], src_data_rank=None) for whole in wholes]
+                found[name] = [_clipped(gradients, wholes, norm_type) for gradients in (parts, wholes)]
+    finally:
+        norms._MOST_BYTES = before
+    assert (nn.utils.get_total_norm, clip_grad._get_total_norm) == functions, "PyTorch's own are not restored"
+    return found
+
+
+def _clipped(gradients, wholes, norm_type):
+    parameters = [nn.Parameter(torch.empty_like(gradient)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    totals = [nn.utils.get_total_norm(some, norm_type) for some in (gradients, gradients[:1], [*gradients[1:], wholes[0]])]
+    totals.append(nn.utils.clip_grad_norm_(parameters, 0.5, norm_type))
+    return list(map(full_tensor, [*totals, *(parameter.grad for parameter in parameters)]))

@@ -31,6 +31,7 @@ class Case:
         in_buckets: whether gradients are exchanged in buckets, as in large models.
         frozen: the steps in which a layer does not learn.
         mixed: whether parameters are of several dtypes, so in several buckets.
+        dtype: of all parameters, unless they are mixed.
         uses_all: whether every shard uses all parameters.
     """
 
@@ -44,6 +45,7 @@ class Case:
     frozen: frozenset[int]
     mixed: bool
     uses_all: bool = False
+    dtype: torch.dtype = torch.float32
 
 
 class Model(nn.Module):
@@ -52,15 +54,16 @@ class Model(nn.Module):
     def __init__(self, case):
         super().__init__()
         self.uses_all = case.uses_all
+        dtype = case.dtype
         draw = torch.Generator().manual_seed(7)
         self.norm = NORMS[case.norm]()
-        self.first = nn.Parameter(torch.randn(3, 5, generator=draw))
-        wide, narrow, waves = (torch.float64, torch.bfloat16, torch.complex64) if case.mixed else [torch.float32] * 3
+        self.first = nn.Parameter(torch.randn(3, 5, generator=draw).to(dtype))
+        wide, narrow, waves = (torch.float64, torch.bfloat16, torch.complex64) if case.mixed else [dtype] * 3
         self.wide = nn.Parameter(torch.randn(5, generator=draw).to(wide))
         self.narrow = nn.Parameter(torch.randn(5, generator=draw).to(narrow))
         self.waves = nn.Parameter(torch.randn(5, generator=draw).to(waves))
-        self.sometimes = nn.Parameter(torch.randn(5, generator=draw))
-        self.never = nn.Parameter(torch.zeros(2))
+        self.sometimes = nn.Parameter(torch.randn(5, generator=draw).to(dtype))
+        self.never = nn.Parameter(torch.zeros(2, dtype=dtype))
         self.register_buffer("mean", torch.zeros(4))
         self.register_buffer("count", torch.tensor(2**53))
         self.register_buffer("constant", torch.full((2,), 0.1))
@@ -70,11 +73,12 @@ class Model(nn.Module):
         with torch.no_grad():
             self.mean.mul_(0.5).add_(x.mean((0, 2)))
             self.count += len(x)
-        y = (self.norm(x) @ self.first).tanh()
+        y = (self.norm(x).to(self.first.dtype) @ self.first).tanh()
         y = y * self.wide * self.narrow * self.waves.abs()
         if self.uses_all:
             y = y * (1 + self.never.sum())
-        return (y + self.sometimes if self.uses_all or x[-1, 0, 0] > 0 else y).sum((1, 2))
+        y = (y + self.sometimes if self.uses_all or x[-1, 0, 0] > 0 else y).sum((1, 2))
+        return y.real + y.imag if y.is_complex() else y
 
 
 def batches(sizes):
@@ -112,7 +116,8 @@ def train(case, **settings):
     exact.MOST_TOGETHER = 0 if case.in_buckets else 1 << 20
     with lockstep.join(shards=case.shards, accumulate=case.accumulate, checkpoint_every="off", **settings) as team:
         model = Model(case)
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        # which strategies allow for parameters of 16 bits, too
+        optimizer = (torch.optim.AdamW if case.dtype == torch.bfloat16 else torch.optim.SGD)(model.parameters(), 0.01)
         model, optimizer, loader = team.prepare(model, optimizer, batches(case.sizes))
         for batch in loader:
             model.first.requires_grad_(team.step not in case.frozen)

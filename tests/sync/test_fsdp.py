@@ -2,6 +2,7 @@
 bit."""
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -185,6 +186,15 @@ def test_a_leaf_holds_gradients_and_the_neutral_element_and_nothing_else(world_s
         slices.put(leaf, slot, torch.ones(shapes[slot]), 0.5, adds=False)
     expected, found = (leaf.view(torch.int32) for leaf in (leaves[0], slices.complete(leaves[1], slots)))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("norm_type", "most_bytes"), [(2.0, 1 << 20), (1.0, 100), (math.inf, 0)])
+def test_norms_and_clipped_gradients_are_those_of_whole_tensors_to_the_bit(standing_crew, norm_type, most_bytes):
+    shapes = [(7, 5), (1, 3), (6,), (2, 2, 9), (5, 1), (12, 4), (3, 7)]
+    for nproc in (1, 3):
+        for found in standing_crew(nproc, scripts.clip, shapes, norm_type, most_bytes):
+            for dtype, (sharded, whole) in found.items():
+                torch.testing.assert_close(sharded, whole, rtol=0, atol=0, msg=lambda text, dtype=dtype: f"{dtype}: {text}")
 
 
 def test_a_pass_in_which_another_rank_takes_no_part_times_out():

@@ -181,6 +181,12 @@ def test_it_is_where_parameters_are_sharded(standing_crew, case):
     check(case, standing_crew(2, train, case, strategy="fsdp"), is_exact=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16])
+def test_it_is_where_parameters_of_another_dtype_are_sharded(standing_crew, dtype):
+    case = replace(JOINED, shards=4, sizes=(9, 7, 6), norm="none", mixed=False, dtype=dtype)
+    check(case, standing_crew(2, train, case, strategy="fsdp"), is_exact=True)
+
+
 @drawn(10)
 @given(case=cases([1]))
 def test_a_step_of_one_shard_is_that_of_the_plain_loop(standing_crew, case):
