@@ -1,7 +1,9 @@
 """A driver without a team, worlds of many ranks in one process, and data that shows what was drawn
 for it."""
 
+import itertools
 import random
+from collections import deque
 
 import numpy
 import torch
@@ -117,6 +119,15 @@ def assignment(rank=0, world_size=1, num_shards=1, seed=0, loader=1):
 def prepared(batches, rank=0, world_size=1, num_shards=1, driver=None, **place):
     place = assignment(rank, world_size, num_shards, **place)
     return PreparedLoader(batches, place, driver or FakeDriver(place.seed), CPU)
+
+
+def run_ahead(pool, requests):
+    """What workers do, in this process: the next requests are drawn before a batch is given."""
+    waiting = deque(itertools.islice(requests, 4))
+    while waiting:
+        request = waiting.popleft()
+        waiting.extend(itertools.islice(requests, 1))
+        yield pool._fetcher[request]
 
 
 def deal_all(make, world_size, num_shards, epochs=1, **place):

@@ -8,12 +8,11 @@ ahead. What draws ahead is imitated here, in this process; some combinations run
 import itertools
 import random
 import re
-from collections import deque
 
 import numpy
 import pytest
 import torch
-from data_helpers import CPU, FakeDriver, Numbers, assignment
+from data_helpers import CPU, FakeDriver, Numbers, assignment, run_ahead
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -353,15 +352,6 @@ def passes(name, ends, way, blocks=(1,), uploads=False, **options):
     for of_pass in zip(*by_rank, strict=True):
         flat.append([[int(i) for shards in step for shard in shards for i in shard] for step in zip(*of_pass, strict=True)])
     return flat
-
-
-def run_ahead(pool, requests):
-    """What workers do, in this process: the next requests are drawn before a batch is given."""
-    waiting = deque(itertools.islice(requests, 4))
-    while waiting:
-        request = waiting.popleft()
-        waiting.extend(itertools.islice(requests, 1))
-        yield pool._fetcher[request]
 
 
 BLOCKS = [(1,), (1, 2), (3, 1), (4, 1, 1), (1, 1, 4)]

@@ -15,15 +15,7 @@ from data_helpers import Noisy, NoisyStream, Numbers, prepared, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_kinds import NUM_SAMPLES, OTHERWISE, REPEATING, missing
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    Sampler,
-    Subset,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 import lockstep
 
@@ -136,49 +128,6 @@ def test_a_stream_that_does_not_repeat_itself_is_refused(kind, tmp_path):
     assert "--" not in str(refusal.value), "a loader alone has no command line"
 
 
-class Own(Sampler):
-    """A numpy generator that goes on from pass to pass, and a position that is an attribute."""
-
-    def __init__(self, num_samples):
-        self.num_samples, self.generator, self.passes = num_samples, numpy.random.default_rng(5), 0
-
-    def __len__(self):
-        return self.num_samples
-
-    def __iter__(self):
-        self.passes += 1
-        return iter(((self.generator.permutation(self.num_samples) + self.passes) % self.num_samples).tolist())
-
-
-class ByRandom(Own):
-    def __init__(self, num_samples):
-        super().__init__(num_samples)
-        self.generator = random.Random(5)
-
-    def __iter__(self):
-        return iter(self.generator.sample(range(self.num_samples), self.num_samples))
-
-
-SAMPLERS = {
-    "generator": lambda: {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(3)},
-    "weighted": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(torch.arange(1.0, 31), 30)},
-    "numpy": lambda: {"batch_size": 4, "sampler": Own(30)},
-    "random": lambda: {"batch_size": 4, "sampler": ByRandom(30)},
-    "batches": lambda: {"batch_sampler": BatchSampler(Own(30), 4, drop_last=True)},
-}
-
-
-@pytest.mark.parametrize("kind", SAMPLERS)
-def test_what_samplers_remember_is_in_the_state(kind):
-    def make():
-        return DataLoader(Numbers(30), **SAMPLERS[kind]())
-
-    expected, _ = train(make, 1, 3)
-    found, state = train(make, 2, 3, stop=11)
-    taken, state = train(make, 4, 3, stop=4, state=state)
-    assert found + taken + train(make, 1, 3, state=state)[0] == expected
-
-
 def noisy(loaders):
     """The samples of a pass, by their numbers, with what was drawn for each."""
     rows = [row for parts in zip(*loaders, strict=True) for part in parts for row in part.tolist()]
@@ -255,19 +204,6 @@ def test_a_state_behind_the_last_batch_leaves_an_empty_pass_and_then_the_next_ep
         assert [(1, numbers(batch)) for batch in loader] == expected[8:]
 
 
-@pytest.mark.parametrize("kind", ["generator", "numpy", "batches"])
-def test_a_host_that_counts_epochs_goes_on_with_what_samplers_remember(kind):
-    def make():
-        return DataLoader(Numbers(30), **SAMPLERS[kind]())
-
-    expected, _ = train(make, 1, 2)
-    half = len(expected) // 2
-    _, state = train(make, 2, 2, stop=half)
-    [loader] = world_of(make, 1, state)
-    loader.set_epoch(1)
-    assert [(1, numbers(batch)) for batch in loader] == expected[half:]
-
-
 def test_epochs_can_be_told():
     expected, _ = train(shuffled(), 1, 5)
     [loader] = world_of(shuffled(), 1)
@@ -341,20 +277,6 @@ def test_the_state_of_another_seed_or_kind_is_refused():
     for other, options in ((state, {"seed": 1}), ({"_snapshot": 3}, {})):
         with pytest.raises(lockstep.MismatchError):
             world_of(shuffled(), 2, other, **options)
-
-
-@pytest.mark.parametrize("part", ["step", "now"])
-def test_a_state_of_which_a_part_is_missing_is_refused(part):
-    """As where it is loaded into the structure of a new loader's, by
-    torch.distributed.checkpoint."""
-
-    def make():
-        return DataLoader(Numbers(30), **SAMPLERS["numpy"]())
-
-    _, state = train(make, 2, 2, stop=3)
-    del state["source"]["indices"][part]
-    with pytest.raises(lockstep.MismatchError):
-        world_of(make, 2, state)
 
 
 def test_a_loader_that_is_split_already_is_refused():

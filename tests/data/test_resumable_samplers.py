@@ -1,0 +1,98 @@
+"""A resumable loader goes on with what its samplers remember: generators, and attributes that
+change while, or after, indices are drawn."""
+
+import random
+
+import numpy
+import pytest
+import torch
+from data_helpers import Numbers, run_ahead
+from test_resumable import numbers, train, world_of
+from torch.utils.data import BatchSampler, DataLoader, Sampler, WeightedRandomSampler
+
+import lockstep
+from lockstep._data.fetch import FetchPool
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Own(Sampler):
+    """A numpy generator that goes on from pass to pass, and a position that is an attribute."""
+
+    def __init__(self, num_samples):
+        self.num_samples, self.generator, self.passes = num_samples, numpy.random.default_rng(5), 0
+
+    def __len__(self):
+        return self.num_samples
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(((self.generator.permutation(self.num_samples) + self.passes) % self.num_samples).tolist())
+
+
+class ByRandom(Own):
+    def __init__(self, num_samples):
+        super().__init__(num_samples)
+        self.generator = random.Random(5)
+
+    def __iter__(self):
+        return iter(self.generator.sample(range(self.num_samples), self.num_samples))
+
+
+class ChangedAtTheEnd(Own):
+    """Changes behind its last index, which workers have drawn long before the loop is there."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.passes += int(self.generator.integers(100))
+
+
+SAMPLERS = {
+    "generator": lambda: {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(3)},
+    "weighted": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(torch.arange(1.0, 31), 30)},
+    "numpy": lambda: {"batch_size": 4, "sampler": Own(30)},
+    "random": lambda: {"batch_size": 4, "sampler": ByRandom(30)},
+    "at the end": lambda: {"batch_size": 4, "sampler": ChangedAtTheEnd(30), "drop_last": True},
+    "batches": lambda: {"batch_sampler": BatchSampler(Own(30), 4, drop_last=True)},
+}
+
+
+@pytest.mark.parametrize("stop", [7, 8, 11])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_what_samplers_remember_is_in_the_state_however_far_ahead_indices_are_drawn(kind, stop, monkeypatch):
+    def make():
+        return DataLoader(Numbers(30), **SAMPLERS[kind]())
+
+    expected, _ = train(make, 1, 4)
+    assert len({str([batch for epoch, batch in expected if epoch == number]) for number in range(4)}) == 4
+    found, state = train(make, 2, 4, stop=stop)
+    monkeypatch.setattr(FetchPool, "run", run_ahead)
+    taken, state = train(make, 4, 4, stop=stop, state=state)
+    assert found + taken + train(make, 1, 4, state=state)[0] == expected
+
+
+@pytest.mark.parametrize("kind", ["generator", "numpy", "batches"])
+def test_a_host_that_counts_epochs_goes_on_with_what_samplers_remember(kind):
+    def make():
+        return DataLoader(Numbers(30), **SAMPLERS[kind]())
+
+    expected, _ = train(make, 1, 2)
+    half = len(expected) // 2
+    _, state = train(make, 2, 2, stop=half)
+    [loader] = world_of(make, 1, state)
+    loader.set_epoch(1)
+    assert [(1, numbers(batch)) for batch in loader] == expected[half:]
+
+
+@pytest.mark.parametrize("part", ["step", "now"])
+def test_a_state_of_which_a_part_is_missing_is_refused(part):
+    """As where it is loaded into the structure of a new loader's, by
+    torch.distributed.checkpoint."""
+
+    def make():
+        return DataLoader(Numbers(30), **SAMPLERS["numpy"]())
+
+    _, state = train(make, 2, 2, stop=3)
+    del state["source"]["indices"][part]
+    with pytest.raises(lockstep.MismatchError):
+        world_of(make, 2, state)
