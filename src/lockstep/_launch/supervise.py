@@ -251,6 +251,10 @@ class _Watch:
             self._without_failure[rank] = failures.unforeseen_end()
 
     def _note_failure(self, rank: int, status: int) -> None:
+        if rank in self.failures.by_rank:
+            # Known since it was reported. What its observers said of it then is not asked again: by
+            # now the others are ending, too. And a verdict is not replaced by what follows from it.
+            return
         sent, is_ending = self.workers.messages_of(rank), self._state.was_cut_short
         failure = sent.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT, 1):
@@ -356,8 +360,9 @@ class _Watch:
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:
-        # A rank that has failed is ending, and its exit handlers should not be interrupted.
-        if rank not in self.failures.by_rank:
+        # A rank that has failed is ending, and its exit handlers should not be interrupted. (One
+        # that an observer's verdict names has not failed.)
+        if self.workers.messages_of(rank).failure is None:
             self.workers.send(self._stop_signal(rank, pid), [rank])
 
 
