@@ -7,6 +7,7 @@ from collections import deque
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -242,6 +243,31 @@ def temperature(team, model):
     return learn, None
 
 
+def adam_of_a_registered_temperature(team, model):
+    """The tensor is saved, but not the state of its optimizer."""
+    log_alpha = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.Adam([log_alpha], lr=0.1)
+    team.register("log_alpha", log_alpha)
+
+    def learn():
+        (log_alpha.exp() * 0.3).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return learn, None
+
+
+def double_precision(team, model):
+    average = [p.detach().double() for p in model.parameters()]
+    return lambda: torch._foreach_lerp_(average, [p.detach().double() for p in model.parameters()], 0.1), None
+
+
+def schedules_in_a_schedule(team, model):
+    parts = [StepLR(model.optimizer, 3, 0.9), ConstantLR(model.optimizer, 0.5, 2)]
+    schedule = SequentialLR(model.optimizer, parts, [9])
+    return schedule.step, None
+
+
 FOUND = {
     deepcopied: "average",
     module_ema: "ema",
@@ -260,6 +286,9 @@ FOUND = {
     centred_loss: "center",
     averaged_model: "AveragedModel",
     temperature: "Adam",
+    adam_of_a_registered_temperature: "Adam",
+    double_precision: "average",
+    schedules_in_a_schedule: "SequentialLR",
 }
 """By script, the words that the warning must have before its bracket."""
 
@@ -462,7 +491,35 @@ def perturbation_of_each_step(team, model):
     return attack, None
 
 
+def schedule_of_a_registered_temperature(team, model):
+    """It acts on no prepared parameter."""
+    learn, _ = registered_temperature(team, model)
+    optimizer = learn.__closure__[[*learn.__code__.co_freevars].index("optimizer")].cell_contents
+    schedule = StepLR(optimizer, 3)
+    return lambda: (learn(), schedule.step()), None
+
+
+def buffer_of_limits(team, model):
+    """It does not change, though NaN is not equal to itself."""
+    module = nn.Module()
+    module.register_buffer("limits", torch.tensor([float("nan"), 1.0]))
+    return (lambda: module), None
+
+
+def counts_of_steps(team, model):
+    module = nn.Module()
+    module.register_buffer("num_steps", torch.tensor(0))
+
+    def update():
+        module.num_steps += 1
+
+    return update, None
+
+
 NOT_FOUND = (
+    schedule_of_a_registered_temperature,
+    buffer_of_limits,
+    counts_of_steps,
     registered_temperature,
     perturbation_of_each_step,
     frozen_copy,
@@ -498,7 +555,7 @@ def train(script, run_dir):
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 8, shuffle=True))
-        model.before = lambda: None
+        model.before, model.optimizer = (lambda: None), optimizer
         after_step, after_epoch = script(team, model)
         for _ in team.epochs(EPOCHS):
             for batch in loader:

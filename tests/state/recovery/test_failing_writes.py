@@ -29,6 +29,7 @@ def drawn(seed, nproc, num_best_writers):
     waits = [step for step in range(1, NUM_STEPS) if step % 2 or random.random() < 0.3]
     at = [1, *random.sample(range(2, NUM_STEPS), 2)]
     metrics = {step: random.choice([1.0, 2.0, inf, nan]) for step in at}
+    metrics[1] = inf if seed % 3 == 0 else metrics[1]
     metrics[NUM_STEPS] = -1.0  # the best of all, whose write succeeds
     # At least so many are saved before the end: after a wait nothing is being written.
     least = len(set(waits).difference(at))

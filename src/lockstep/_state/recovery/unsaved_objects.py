@@ -77,6 +77,8 @@ class UnsavedObjects(Listener):
         self._resting: list[tuple[ref[Any], Any]] = []
         """Schedules, averages and scalers that have not acted since the search, with their
         progress."""
+        self._acting: list[ref[Any]] = []
+        """Those that have acted."""
         self._others: list[_Other] = []
         """Optimizers of parameters that no prepared model has."""
         self._judged: dict[int, ref[Optimizer]] = {}
@@ -156,10 +158,13 @@ class UnsavedObjects(Listener):
         alive = [(item, before) for reference, before in self._resting if (item := reference()) is not None]
         active = [item for item, before in alive if _progress(item) != before]
         self._resting = [(ref(item), before) for item, before in alive if not any(item is acting for acting in active)]
+        self._acting += map(ref, active)
         for item in active:
             optimizer = getattr(item, "optimizer", None)  # a schedule's
             acts = optimizer is None or self._trains(optimizer)
-            is_part = id(item) in _ids_in([_parts(peer) for peer in active])
+            # A part of a schedule may begin to act many steps after it.
+            peers = [peer for reference in self._acting if (peer := reference()) is not None]
+            is_part = id(item) in _ids_in([_parts(peer) for peer in peers])
             if acts and not is_part and not self._is_kept(item):
                 self._warn(f"{type(item).__name__} {_action(item)}")
 
