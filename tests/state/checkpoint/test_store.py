@@ -93,6 +93,13 @@ def test_the_newest_ones_stay_and_a_file_points_to_the_newest(tmp_path):
     assert (names(store), newest(store)) == (["newest", "step-00000025"], (25, False))
 
 
+def test_a_step_of_nine_digits_is_newer_than_one_of_eight(tmp_path):
+    store = Store(tmp_path)
+    for step in (99_999_998, 99_999_999, 100_000_000):
+        commit(store, step, keep=2)
+    assert steps(store) == [100_000_000, 99_999_999]
+
+
 def test_a_step_that_was_come_to_again_is_replaced(tmp_path):
     store = Store(tmp_path)
     commit(store, 10)
