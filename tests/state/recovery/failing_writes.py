@@ -27,7 +27,10 @@ from lockstep._base.stopping import Stopped
 from lockstep._state.checkpoint import writer
 from lockstep._state.checkpoint.store import Store
 from lockstep._state.recovery import saving
+from lockstep._state.recovery.saving import Saver
 from lockstep._state.recovery.snapshots import Snapshots
+
+MOST_EXCHANGES = 300  # without a new checkpoint: several seconds of waiting
 
 Content = dict[str, str]
 """The digest of each tensor, and the plain state, by file."""
@@ -51,6 +54,10 @@ class Plan:
     """By rank, the step in which it is asked to stop."""
     fails_at_stop: int | None = None
     """The rank that can write nothing from then on."""
+    every: int = 1
+    """The interval of checkpoints in steps."""
+    waits_alone: set[tuple[int, int]] = field(default_factory=set)
+    """The ranks and steps in which one waits for its own part."""
 
 
 @dataclass
@@ -111,7 +118,15 @@ def noted(plan: Plan, seen: Seen, team: lockstep.Team) -> Iterator[None]:
 
         return call
 
+    def exchange(self: Saver, numbers: list[int]) -> list[int]:
+        nonlocal num_exchanges
+        num_exchanges += 1
+        assert num_exchanges < MOST_EXCHANGES, "it waits for a part that will not come"
+        return exchange_before(self, numbers)
+
     def take(self: Snapshots, position: Any, step: int, epoch: int, *, finished: bool) -> Any:
+        nonlocal num_exchanges
+        num_exchanges = 0
         files, state = self._state.part(rank, self._collectives.size)
         job = taken(self, position, step, epoch, finished=finished)
         plain = {"state.json": json.dumps(state, sort_keys=True)} if rank == 0 else {}
@@ -139,10 +154,12 @@ def noted(plan: Plan, seen: Seen, team: lockstep.Team) -> Iterator[None]:
         return path
 
     writes = writer.write_tensors, writer.write_json
+    num_exchanges, exchange_before = 0, Saver._exchange
     taken, weights_taken, put_before, commit_before = Snapshots.take, Snapshots.take_weights, Store._put, Store.commit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "write_tensors", disturbed(writes[0]))
         patch.setattr(writer, "write_json", disturbed(writes[1]))
+        patch.setattr(Saver, "_exchange", exchange)
         patch.setattr(Snapshots, "take", take)
         patch.setattr(Snapshots, "take_weights", take_weights)
         patch.setattr(Store, "_put", put)
@@ -155,7 +172,8 @@ def train(plan: Plan, run_dir: str) -> Seen:
     """Trains by a plan."""
     seen = Seen(run_dir=str(Path(run_dir).absolute()))
     try:
-        with lockstep.join(run_dir=run_dir, checkpoint_every=1, keep=plan.keep, seed=1) as team, noted(plan, seen, team):
+        settings = {"run_dir": run_dir, "checkpoint_every": plan.every, "keep": plan.keep, "seed": 1}
+        with lockstep.join(**settings) as team, noted(plan, seen, team):
             _train(team, plan, seen)
     except Stopped as stopped:
         seen.status = stopped.status
@@ -178,6 +196,8 @@ def _train(team: lockstep.Team, plan: Plan, seen: Seen) -> None:
         if team.step in plan.waits:
             saver.wait_until_written()
             seen.idle.append((saver.in_progress, saver.is_paused))
+        if (team.rank, team.step) in plan.waits_alone:
+            saver._writer.wait()
         if team.step in plan.metrics:
             seen.best[team.step] = team.best(plan.metrics[team.step], mode="min"), team.best_metric
         if team.step == plan.asked.get(team.rank):

@@ -21,6 +21,10 @@ FAILS_WHILE_THE_BEST_WAIT = Plan(
     NUM_STEPS, 2, [], {2: 1.0, NUM_STEPS: -1.0}, {(1, "1")}, {(1, "1"): 0.1, (1, "best-1"): 0.2}
 )
 """The write fails in the first step. That is known to all before they save the best weights."""
+FAILS_BETWEEN_EXCHANGES = Plan(
+    NUM_STEPS, 2, [], {6: 1.0, NUM_STEPS: -1.0}, {(1, "1")}, {}, every=4, waits_alone={(1, 5), (1, 6)}
+)
+"""Rank 1 knows that it has failed. The others, which wait for it, are told when all wait."""
 
 
 def drawn(seed, nproc, num_best_writers):
@@ -56,8 +60,10 @@ def asked_to_stop(seed, nproc):
     """A plan in which some ranks are asked to stop, and one perhaps can write nothing then."""
     random = Random(seed)
     asked = {rank: random.randint(3, 8) for rank in random.sample(range(nproc), random.randint(1, nproc))}
-    delays_s = {(rank, str(number)): random.choice([0.0, 0.02]) for rank in range(nproc) for number in range(1, 12)}
-    return Plan(NUM_STEPS, 2, [1], {2: 0.5}, set(), delays_s, asked, random.choice([None, *range(nproc)]))
+    fails_at_stop = [None, 0, nproc - 1][seed % 3]
+    # The rank that fails is the last to do so.
+    delays_s = {(rank, str(n)): 0.05 * (rank == fails_at_stop) for rank in range(nproc) for n in range(1, 12)}
+    return Plan(NUM_STEPS, 2, [1], {2: 0.5}, set(), delays_s, asked, fails_at_stop)
 
 
 def check_saves(plan, ranks, told):
@@ -130,9 +136,9 @@ def check_stopped(plan, ranks, told):
     [(1, "exact", 0), (2, "exact", 100), (2, "fsdp", 200), pytest.param(3, "fsdp", 300, marks=pytest.mark.long)],
 )
 def test_each_save_is_whole_or_absent_and_the_state_of_its_moment(crew, nproc, strategy, first):
-    plans = [drawn(seed, nproc, nproc if strategy == "fsdp" else 1) for seed in seeds(first, 3)]
-    stops = [asked_to_stop(seed, nproc) for seed in seeds(first + 50, 3)]
-    every = [*plans, *stops, FAILS_WHILE_THE_BEST_WAIT] if nproc > 1 else [*plans, *stops]
+    plans = [drawn(seed, nproc, nproc if strategy == "fsdp" else 1) for seed in seeds(first, 2)]
+    stops = [asked_to_stop(seed, nproc) for seed in seeds(first + 50, 2)]
+    every = [*plans, *stops, *([FAILS_WHILE_THE_BEST_WAIT, FAILS_BETWEEN_EXCHANGES] if nproc > 1 else [])]
     found = crew(nproc, train_all, every, "run", strategy=strategy, shards=nproc)
     for number, plan in enumerate(every):
         (check_stopped if plan.asked else check)(plan, [of_rank[number] for of_rank in found], f"plan {number}: {plan}")
