@@ -79,9 +79,9 @@ def check(course, source, whole, told):
 def check_logged(step, found, whole, told):
     """That a run which resumes after a step logs what comes after it, and nothing else: of the
     step's own, at most what is logged between it and the next."""
-    assert [each for each in found if each[0] > step] == [each for each in whole if each[0] > step], told
-    again = Counter(each for each in found if each[0] <= step)
-    assert again <= Counter(each for each in whole if each[0] == step), told
+    assert [each for each in found if each.step > step] == [each for each in whole if each.step > step], told
+    again = Counter(each for each in found if each.step <= step)
+    assert again <= Counter(each for each in whole if each.step == step), told
 
 
 @pytest.mark.quick
@@ -110,6 +110,49 @@ def test_it_is_from_every_step_at_any_number_of_processes(standing_crew, name):
 def test_a_finished_run_that_goes_on_is_one_that_was_longer_from_the_beginning(standing_crew, name):
     [(short, again, long)] = standing_crew(1, longer, name, SETTINGS)
     check(again, short.saved[-1], long, name)
+
+
+def again(name, settings):
+    """A finished run, and what a launch does that starts it again."""
+    whole = trained(name, "whole", **settings)
+    return whole, trained(name, "again", f"whole/{len(whole.saved) - 1}", **settings)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", ["an evaluation that decides", "passes counted by the script"])
+def test_a_finished_run_that_is_started_again_leaves_all_as_it_was_and_logs_nothing(standing_crew, name):
+    [(whole, after)] = standing_crew(1, again, name, SETTINGS)
+
+    def objects(state):
+        """Without the list that the script itself goes on with."""
+        return {place: text for place, text in state.items() if "seen" not in place}
+
+    assert not differences(objects(whole.ended), objects(after.ended))
+    assert not differences(whole.saved[-1], after.saved[-1])
+    assert not after.logged
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("name", "length", "num_epochs", "behind"),
+    [
+        ("passes counted by the script", 3, 2, []),
+        ("an evaluation that decides", 2, 3, ["evaluate", "evaluate", "step"]),
+    ],
+)
+def test_a_run_logs_in_order_and_by_step_and_epoch(standing_crew, name, length, num_epochs, behind):
+    """``length``: steps of an epoch; ``behind``: what the script logs after the last one."""
+    [course] = standing_crew(1, functools.partial(trained, name, "whole", **SETTINGS))
+    expected = []
+    for epoch in range(num_epochs):
+        first, last = epoch * length + 1, (epoch + 1) * length
+        expected += [(step, "step", epoch) for step in range(first, last + 1)]
+        expected += [(last, event, epoch) for event in ("evaluate", "step", "epoch")]
+    expected += [(length * num_epochs, event, num_epochs - 1) for event in behind]
+    assert [(each.step, each.event, each.epoch) for each in course.logged] == expected
+    for each in course.logged:
+        is_apart = each.event == "step" and "'loss'" not in each.values
+        assert (each.apart != "None") == is_apart, each
 
 
 @pytest.mark.quick

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import whole_scripts
@@ -25,6 +25,16 @@ State = dict[str, str]
 """What a checkpoint contains: each value as text, by its place, and the digest of each tensor."""
 
 
+class Logged(NamedTuple):
+    """An event of the log, without its times."""
+
+    step: int
+    event: str
+    epoch: int
+    values: str
+    apart: str
+
+
 @dataclass
 class Course:
     """What a launch restored and saved, on rank 0."""
@@ -33,8 +43,10 @@ class Course:
     """What a checkpoint would contain right after each time that the state was restored."""
     saved: list[State] = field(default_factory=list)
     """What each written checkpoint contained, and the last one after the end of the script."""
-    logged: list[tuple[int, str]] = field(default_factory=list)
-    """What the event log says of steps, evaluations and passes, each with its step."""
+    ended: State = field(default_factory=dict)
+    """What a checkpoint would contain at the end of the script, before the run is closed."""
+    logged: list[Logged] = field(default_factory=list)
+    """What the event log says of steps, evaluations and passes."""
 
 
 def trained(name: str, kept: str, source: str | None = None, num_epochs: int | None = None, **settings: Any) -> Course:
@@ -66,24 +78,28 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
         def apply(*, is_final: bool) -> None:
             type(restorer).apply(restorer, is_final=is_final)
             if is_final:
-                files, state = engine.state.part(team.rank, team.world_size)
-                parts = engine.collectives.all_gather_plain(_digests(files))
-                course.restored.append({**_leaves(state, "state"), **{k: v for part in parts for k, v in part.items()}})
+                course.restored.append(present())
+
+        def present() -> State:
+            files, state = engine.state.part(team.rank, team.world_size)
+            parts = engine.collectives.all_gather_plain(_digests(files))
+            return {**_leaves(state, "state"), **{k: v for part in parts for k, v in part.items()}}
 
         engine.saver.save = save_and_keep
         if restorer is not None:
             restorer.apply = apply
         whole_scripts.SCRIPTS[name](team, *([] if num_epochs is None else [num_epochs]))
+        course.ended = present()
     keep()
     if os.environ.get("RANK", "0") == "0":
         course.logged = _logged(run_dir)
     return course
 
 
-def _logged(run_dir: Path) -> list[tuple[int, str]]:
+def _logged(run_dir: Path) -> list[Logged]:
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     return [
-        (event["step"], repr([event.get(name) for name in ("event", "epoch", "values", "apart")]))
+        Logged(event["step"], event["event"], event["epoch"], repr(event.get("values")), repr(event.get("apart")))
         for event in events
         if event["event"] in ("step", "evaluate", "epoch")
     ]
