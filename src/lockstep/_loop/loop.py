@@ -339,7 +339,6 @@ class Loop(Driver):
         # Taken before the step is left, which may give its number back.
         comes_next = (self.step, self.phases.num_done) if self.phases.in_step else (self.step + 1, 0)
         if self.phases.in_step and self.phases.leave_step(failed=failed):
-            self._num_in_pass += 1
             # `break`, or an error that ends the script: indistinguishable here, and after an error
             # no rank may be waited for.
             self._agreement_pending = True
