@@ -53,11 +53,16 @@ class Process:
         self.model = torch.nn.Linear(1, 1, bias=False)
         with torch.no_grad():
             self.model.weight.fill_(1.0)
-        if len(sizes) == 1:
-            sync.attach(self.model)
-        trained.add_model(self.model, SimpleNamespace(reaches_backward=False))
-        guards.add_model(self.model)
         self._number = 0
+        self._is_alone = len(sizes) == 1
+        self.add(self.model)
+
+    def add(self, model):
+        """Trains another model, too."""
+        if self._is_alone:
+            self.phases._sync.attach(model)
+        self.phases.trained.add_model(model, SimpleNamespace(reaches_backward=False))
+        self.phases.guards.add_model(model)
 
     def batch(self, num_samples=8, first=0.0):
         """The next global batch, of the numbers from ``first`` on, in a step that begins."""

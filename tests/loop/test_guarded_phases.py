@@ -24,7 +24,7 @@ class Guarded(Process):
 
     def __init__(self, sizes=(2,), strategy="exact"):
         super().__init__(sizes, strategy)
-        weight, self.beside = self.model.weight, nn.Parameter(torch.ones(1))
+        weight, self.beside = self.model.weight, torch.ones(1, requires_grad=True)
         rate = torch.tensor(0.1)
         groups = [{"params": [weight]}, {"params": [nn.Parameter(torch.ones(1))], "lr": rate, "foreach": False}]
         self.optimizer = torch.optim.AdamW(groups, 0.1)
@@ -130,6 +130,21 @@ def test_a_backward_pass_of_the_script_is_refused_in_any_shard(sizes, strategy, 
     assert f"step 1, shard {shard}" in str(refused.value)
 
 
+@pytest.mark.parametrize("before_call", [0, 1, 2])
+def test_one_that_reaches_later_layers_only_is_refused_before_any_call_and_at_the_end(before_call):
+    process = Guarded()
+    head = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    process.add(head)
+    with raises(UsageError, "gradient-by-script") as refused:
+        for x in process.batch().shards:
+            for call in range(3):
+                if call == before_call:
+                    head[1](x).mean().backward()
+                if call < 2:
+                    process.phases.backward(head(process.model(x)).mean(), None, None, {})
+    assert "'1.weight'" in str(refused.value)
+
+
 @STRATEGIES
 @pytest.mark.parametrize("leaves", [False, True])
 def test_it_may_make_one_outside_also_after_a_phase_that_it_left(strategy, leaves):
@@ -209,10 +224,14 @@ def test_a_tensor_that_was_prepared_since_keeps_its_gradient():
     assert not is_local_grad(process.beside.grad)
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_an_optimizer_of_tensors_of_no_prepared_model_does_not_step_on_gradients_from_inside(beside):
+@pytest.mark.parametrize(("is_mixed", "first"), [(False, 1), (True, 1), (True, 3)])
+def test_an_optimizer_does_not_step_on_gradients_of_no_prepared_model_from_inside(is_mixed, first):
+    """In the third step nothing looks for such tensors."""
     process = Guarded()
-    optimizer = torch.optim.SGD([process.beside, *([] if beside else [process.model.weight])], 0.1)
+    optimizer = torch.optim.SGD([process.beside, *([process.model.weight] if is_mixed else [])], 0.1)
+    for _ in range(1, first):
+        process.train(process.batch())
+        process.phases.end_step()
     for x in process.batch().shards:
         process.phases.backward(process.loss_beside(x), None, None, {})
     with raises(UsageError, "gradient-of-unprepared"):

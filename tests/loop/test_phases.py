@@ -79,6 +79,26 @@ def test_a_phase_that_is_left_leaves_no_gradient_and_no_step(strategy, before):
     assert process.phases.step == 2
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_weights_and_values_of_a_phase_that_is_left_count_in_no_later_one(kind, leaves):
+    process = Process()
+    if leaves:
+        batch = process.batch(4)
+        for x in batch.shards:
+            batch.add(mean=x.mean() + 100.0, weight=kind(50.0))
+            process.backward(x, weight=kind(50.0))
+            break
+        process.phases.leave_step(failed=True)
+    batch = process.batch(4)
+    for number, x in enumerate(batch.shards):
+        if number == 1:
+            process.backward(x, weight=kind(2.0))
+            batch.add(mean=x.mean())
+    assert process.gradient == 2.5
+    assert batch["mean"] == 2.5
+
+
 def test_a_step_that_is_left_counts_if_a_phase_is_complete_and_none_is_open():
     process = Process()
     assert (process.batch() and process.phases.leave_step(failed=False), process.phases.step) == (False, 0)

@@ -33,9 +33,9 @@ def check_same(alone, among):
 
 def check_plain(seen, shards):
     """Compares what a run saw with plain Python."""
-    carried, weight, buffers, values, turn = torch.zeros(2), torch.ones(2), (0.0, 0.0, 0), {}, 0
+    carried, weight, buffers, values, shown, turn = torch.zeros(2), torch.ones(2), (0.0, 0.0, 0), {}, {*()}, 0
     for now, what, *found in seen:
-        values, turn = ({} if now != turn else values), now
+        values, shown, turn = (values, shown, turn) if now == turn else ({}, {*()}, now)
         if what == "phase":
             phase, num_samples, (seen_values, *followed), _, seen_gradient, seen_buffers, _ = found
             micros = {at[2:]: did for at, did in shards.items() if at[:2] == (now, phase)}
@@ -49,7 +49,9 @@ def check_plain(seen, shards):
             assert seen_values.keys() == values.keys()
             for name in values:
                 check_near(seen_values[name], values[name])
+            shown |= new.keys() if followed else {*()}
             for other in followed:
+                assert other.keys() == shown, "the values of the phases that both batches have shared"
                 check_equal([(name, seen_values[name]) for name in new], [(name, other[name]) for name in new])
         elif what == "step":
             _, updates, seen_weight = found

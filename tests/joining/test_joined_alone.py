@@ -1,0 +1,127 @@
+"""What a team of one process promises: settings reach what they set, a later launch has those of
+the first, and calls do what their arguments ask for."""
+
+import math
+
+import pytest
+import torch
+from codes import raises
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+from lockstep._base.errors import ConfigError
+
+pytestmark = pytest.mark.timeout(60)
+HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+BIRTH = {"shards": 3, "accumulate": 2, "seed": 11, "precision": "bf16-mixed", "threads": 1}
+
+
+def join(run_dir, **settings):
+    return lockstep.join(run_dir=str(run_dir), **{"device": "cpu", "progress": "off", **settings})
+
+
+@pytest.fixture
+def team(tmp_path):
+    with join(tmp_path / "run", shards=2, threads=1) as team:
+        yield team
+
+
+def numbers(length=12, **options):
+    return DataLoader(TensorDataset(torch.arange(float(length)).unsqueeze(1)), 4, **options)
+
+
+def test_a_later_launch_has_the_settings_of_the_first(tmp_path):
+    for settings in (BIRTH, {}):
+        with join(tmp_path, **settings) as team:
+            assert {name: getattr(team.config, name) for name in BIRTH} == BIRTH
+            assert (team.seed, team.num_shards, torch.get_num_threads()) == (11, 3, 1)
+            assert team.autocast().fast_dtype == torch.bfloat16
+            model, loader = team.prepare(nn.Linear(1, 1), numbers())
+            assert len(loader) == 2
+            assert next(batch.num_samples for batch in loader) == 8
+            assert model(torch.ones(1, 1)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("name", "value"), [*{**BIRTH, "shards": 2, "accumulate": 1, "seed": 12, "threads": 2}.items()])
+def test_another_setting_is_refused_unless_it_is_allowed_and_then_holds(tmp_path, name, value):
+    value = "32-true" if name == "precision" else value
+    with join(tmp_path, **BIRTH):
+        pass
+    with raises(ConfigError, "fixed-setting-changed"), join(tmp_path, **{name: value}):
+        pass
+    if name in ("shards", "threads"):
+        for settings in ({name: value, "allow": name}, {"allow": name}):
+            with join(tmp_path, **settings) as team:
+                # only a checkpoint makes a new setting the run's own
+                assert getattr(team.config, name) == settings.get(name, BIRTH[name])
+
+
+def test_objects_come_back_in_the_order_given_and_as_prepared_before(team):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule, loader = StepLR(optimizer, 1), numbers()
+    prepared = team.prepare(loader, schedule, optimizer, model)
+    assert prepared[1:3] == (schedule, optimizer)
+    assert team.unwrap(prepared[3]) is model
+    assert len(prepared[0]) == 3
+    assert team.prepare(*prepared) == prepared
+    assert team.prepare(model, loader) == (prepared[3], prepared[0])
+
+
+def order(loader):
+    return [batch.data[0][0].flatten().tolist() for batch in loader]
+
+
+def test_loaders_are_shuffled_apart_whether_they_are_prepared_at_once_or_not(team, tmp_path):
+    loaders = [numbers(400, shuffle=True) for _ in range(2)]
+    apart = [order(team.prepare(loader)) for loader in loaders]
+    assert apart[0] != apart[1]
+    team.close()
+    with join(tmp_path / "again", shards=2, threads=1) as other:
+        assert [order(loader) for loader in other.prepare(*loaders)] == apart
+
+
+def test_norms_are_of_the_type_asked_for(team):
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, -4.0]])
+    for norm_type, norm in ((2.0, 5.0), (1.0, 7.0), (math.inf, 4.0)):
+        assert team.clip_grad_norm_(model.parameters(), 100.0, norm_type) == norm
+    assert team.clip_grad_norm_(model.weight, 1.0, math.inf) == 4.0
+    assert model.weight.grad.tolist() == [[pytest.approx(0.75), pytest.approx(-1.0)]]
+
+
+def test_print_has_the_options_of_pythons(team, capsys):
+    capsys.readouterr()
+    team.print("a", 1, sep="-", end="!")
+    assert capsys.readouterr().out == "a-1!"
+
+
+def test_best_takes_larger_or_smaller_values(team):
+    loader = team.prepare(numbers())
+    for _ in team.epochs(1):
+        for batch in loader:
+            list(batch.shards)
+    assert [team.best(value, "min") for value in (2.0, 3.0, math.nan, 1.0)] == [True, False, False, True]
+    assert (team.best_metric, team.best_epoch) == (1.0, 0)
+    assert team.best(5.0)
+
+
+def test_a_value_that_is_registered_is_compared_unless_it_may_differ(team):
+    team.register("table", [1])
+    team.register("clock", [2], compare=False)
+    team.state(count=0)
+    registered = team._engine.state.registered
+    assert {name: adapter.is_compared for name, adapter in registered.items()} == {
+        "table": True,
+        "clock": False,
+        "count": True,
+    }
+
+
+def test_optimizers_are_checked_until_the_run_is_closed(team):
+    assert [*map(len, HOOKS)] == [1, 1]
+    team.close()
+    assert [*map(len, HOOKS)] == [0, 0]
