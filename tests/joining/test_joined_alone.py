@@ -1,6 +1,7 @@
 """What a team of one process promises: settings reach what they set, a later launch has those of
 the first, and calls do what their arguments ask for."""
 
+import json
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from codes import raises
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 import lockstep
 from lockstep._base.errors import ConfigError
@@ -43,6 +44,9 @@ def test_a_later_launch_has_the_settings_of_the_first(tmp_path):
             assert len(loader) == 2
             assert next(batch.num_samples for batch in loader) == 8
             assert model(torch.ones(1, 1)).dtype == torch.float32
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    launches = [(each["event"], each.get("step")) for each in events if each["event"] in ("start", "resume")]
+    assert launches == [("start", None), ("start", None), ("resume", 0)], "without a checkpoint it starts over"
 
 
 @pytest.mark.parametrize(("name", "value"), [*{**BIRTH, "shards": 2, "accumulate": 1, "seed": 12, "threads": 2}.items()])
@@ -84,6 +88,26 @@ def test_loaders_are_shuffled_apart_whether_they_are_prepared_at_once_or_not(tea
         assert [order(loader) for loader in other.prepare(*loaders)] == apart
 
 
+class InWorkers(Dataset):
+    """A sample says whether a loader worker has fetched it."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([float(get_worker_info() is not None)])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_fetch_samples_of_training_and_evaluation(tmp_path, workers):
+    with join(tmp_path, shards=2, workers=workers) as team:
+        model, loader = team.prepare(nn.Linear(1, 1), DataLoader(InWorkers(), 4))
+        found = [x.unique().item() for batch in loader for x in batch.shards]
+        with team.evaluate(model, DataLoader(InWorkers(), 4)) as evaluation:
+            found += [x.unique().item() for x in evaluation.shards]
+    assert {*found} == {float(workers)}
+
+
 def test_norms_are_of_the_type_asked_for(team):
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, -4.0]])
@@ -107,6 +131,20 @@ def test_best_takes_larger_or_smaller_values(team):
     assert [team.best(value, "min") for value in (2.0, 3.0, math.nan, 1.0)] == [True, False, False, True]
     assert (team.best_metric, team.best_epoch) == (1.0, 0)
     assert team.best(5.0)
+
+
+def test_a_state_of_shards_is_a_copy_that_keeps_its_graph_and_its_form(team):
+    model, loader = team.prepare(nn.Linear(1, 1), numbers())
+    kept = team.per_shard("kept", [None])
+    for batch in loader:
+        for (x,) in batch.shards:
+            given = model(x).sum()
+            kept.value = [given, given]
+            first, second = kept.value
+            assert first is second
+            assert first is not given
+            [gradient] = torch.autograd.grad(first, model.bias)
+            assert gradient == len(x)
 
 
 def test_a_value_that_is_registered_is_compared_unless_it_may_differ(team):

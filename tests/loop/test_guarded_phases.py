@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 
 from lockstep._base.errors import ModelError, UsageError
 from lockstep._prepare.guards import IncompleteGrad
-from lockstep._prepare.unprepared import is_local_grad
+from lockstep._prepare.unprepared import forget_gradients, is_local_grad
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")]
 STRATEGIES = pytest.mark.parametrize("strategy", ["exact", "single"])
@@ -193,8 +193,12 @@ def use(process):
     return process.beside.grad.norm()
 
 
-def test_a_gradient_of_no_prepared_model_cannot_be_used_until_it_is_one_of_outside():
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_gradient_of_no_prepared_model_cannot_be_used_until_it_is_one_of_outside(first):
     process = Guarded()
+    for _ in range(1, first):
+        process.train(process.batch())
+        process.phases.end_step()
     for _ in range(3):  # not all of these steps look for such tensors
         process.train_beside()
         with raises(UsageError, "gradient-of-unprepared"):
@@ -222,6 +226,15 @@ def test_a_tensor_that_was_prepared_since_keeps_its_gradient():
     process.beside.grad = None
     process.train_beside()
     assert not is_local_grad(process.beside.grad)
+
+
+def test_a_model_that_is_about_to_be_prepared_loses_such_gradients_and_no_others():
+    process, model = Guarded(), nn.Linear(1, 1)
+    model.weight.grad, process.beside = torch.ones(1, 1), model.bias
+    process.train_beside()
+    assert is_local_grad(model.bias.grad)
+    forget_gradients(model)
+    assert (model.bias.grad, model.weight.grad) == (None, torch.ones(1, 1))
 
 
 @pytest.mark.parametrize(("is_mixed", "first"), [(False, 1), (True, 1), (True, 3)])

@@ -118,6 +118,20 @@ def test_training_mode_is_shared_in_both_directions(pair):
     assert not model.norm.training
 
 
+def test_gradients_are_cleared_as_asked(pair):
+    model, prepared = pair
+    for set_to_none in (False, True):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        prepared.zero_grad(set_to_none)
+        assert [p.grad if p.grad is None else p.grad.unique().tolist() for p in model.parameters()] == [
+            None if set_to_none else [0.0]
+        ] * 4
+    model.first.weight.grad = torch.ones(3, 2)
+    prepared.zero_grad()
+    assert model.first.weight.grad is None
+
+
 def test_a_sequential_can_be_indexed_iterated_and_measured(team):
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     prepared = team.prepare(model)

@@ -128,7 +128,8 @@ class PerShard:
         number that its device has on its own rank. Every rank must call it."""
         own = self._blocks().by_rank[self._collectives.rank]
         if self._collectives.size == 1:
-            return self._values[own.start : own.stop]
+            # without graphs, as what is sent: the state that is saved is copied
+            return [map_tensors(Tensor.detach, self._values[shard]) for shard in own]
         parts = self._collectives.all_gather_object([_sent(self._values[shard], self._devices) for shard in own])
         return [_received(value, numbers, self._devices) for part in parts for value, numbers in part]
 
