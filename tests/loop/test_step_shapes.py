@@ -39,7 +39,9 @@ def check_plain(seen, shards):
         if what == "phase":
             phase, num_samples, (seen_values, *followed), _, seen_gradient, seen_buffers, _ = found
             micros = {at[2:]: did for at, did in shards.items() if at[:2] == (now, phase)}
-            assert sum(len(samples) for samples, *_ in micros.values()) == num_samples
+            samples = [tuple(row) for rows, *_ in micros.values() for row in rows]
+            assert len(samples) == num_samples
+            assert followed or len({*samples}) == num_samples, "a sample was used twice"
             gradient, new = expected_of(micros.values(), num_samples)
             buffers = buffers_of(buffers, micros, num_samples)
             check_near(seen_buffers, torch.tensor(buffers, dtype=torch.float64))

@@ -142,7 +142,7 @@ def test_a_finished_run_that_is_started_again_leaves_all_as_it_was_and_logs_noth
 )
 def test_a_run_logs_in_order_and_by_step_and_epoch(standing_crew, name, length, num_epochs, behind):
     """``length``: steps of an epoch; ``behind``: what the script logs after the last one."""
-    [course] = standing_crew(1, functools.partial(trained, name, "whole", **SETTINGS))
+    course, _ = standing_crew(2, functools.partial(trained, name, "whole", **SETTINGS))
     expected = []
     for epoch in range(num_epochs):
         first, last = epoch * length + 1, (epoch + 1) * length

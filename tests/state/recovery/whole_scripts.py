@@ -187,16 +187,12 @@ def passes_counted_by_the_script(team, num_epochs=2):
     """Without ``team.epochs``, so that a resumed run repeats the code between passes."""
     model, optimizer, loader = begin(team)
     schedule, seen = team.prepare(StepLR(optimizer, 1, 0.5)), team.register("seen", [])
-    average, hidden = team.prepare(AveragedModel(team.unwrap(model))), team.per_shard("hidden", 0.0)
-    for number in range(num_epochs):
+    average = team.prepare(AveragedModel(team.unwrap(model)))
+    for _ in range(num_epochs):
         for batch in loader:
-            for features, _ in batch.shards:
-                hidden.value = 0.5 * hidden.value + features.sum().item()
             seen.append(learn(team, model, optimizer, batch))
         schedule.step()
         average.update_parameters(team.unwrap(model))
-        if number == 0:
-            hidden.reset()
         seen.append(drawn())
         evaluated(team, model, samples(7, shuffle=False))
         team.log(rate=optimizer.param_groups[0]["lr"])
