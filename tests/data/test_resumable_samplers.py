@@ -39,6 +39,22 @@ class ByRandom(Own):
         return iter(self.generator.sample(range(self.num_samples), self.num_samples))
 
 
+class Lazy(Own):
+    """Draws one index after another."""
+
+    def __iter__(self):
+        return (int(self.generator.integers(self.num_samples)) for _ in range(self.num_samples))
+
+
+class GoesOn(Own):
+    """Goes on where it was, in the next pass too."""
+
+    def __iter__(self):
+        for _ in range(self.num_samples):
+            self.passes += 1
+            yield (7 * self.passes + self.passes // 30) % self.num_samples
+
+
 class ChangedAtTheEnd(Own):
     """Changes behind its last index, which workers have drawn long before the loop is there."""
 
@@ -52,6 +68,8 @@ SAMPLERS = {
     "weighted": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(torch.arange(1.0, 31), 30)},
     "numpy": lambda: {"batch_size": 4, "sampler": Own(30)},
     "random": lambda: {"batch_size": 4, "sampler": ByRandom(30)},
+    "lazy": lambda: {"batch_size": 4, "sampler": Lazy(30)},
+    "goes on": lambda: {"batch_size": 4, "sampler": GoesOn(30)},
     "at the end": lambda: {"batch_size": 4, "sampler": ChangedAtTheEnd(30), "drop_last": True},
     "batches": lambda: {"batch_sampler": BatchSampler(Own(30), 4, drop_last=True)},
 }
@@ -69,6 +87,28 @@ def test_what_samplers_remember_is_in_the_state_however_far_ahead_indices_are_dr
     monkeypatch.setattr(FetchPool, "run", run_ahead)
     taken, state = train(make, 4, 4, stop=stop, state=state)
     assert found + taken + train(make, 1, 4, state=state)[0] == expected
+
+
+class Unreadable(Numbers):
+    def __getitem__(self, index):
+        if index == 13:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "lazy", "goes on"])
+def test_behind_an_error_of_the_data_samplers_are_where_a_plain_loop_leaves_them(kind, monkeypatch):
+    plain = DataLoader(Unreadable(30), **SAMPLERS[kind]())
+    with pytest.raises(ValueError, match="13"):
+        list(plain)
+    expected = [*plain.batch_sampler]
+    loader = lockstep.resumable(DataLoader(data := Unreadable(30), **SAMPLERS[kind]()))
+    monkeypatch.setattr(FetchPool, "run", run_ahead)
+    with pytest.raises(lockstep.DataError):
+        list(loader)
+    data.__class__ = Numbers  # as a script that has replaced the file
+    loader.set_epoch(1)
+    assert list(map(numbers, loader)) == expected
 
 
 @pytest.mark.parametrize("kind", ["generator", "numpy", "batches"])
