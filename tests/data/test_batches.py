@@ -81,6 +81,7 @@ WRAPPED = {
     "dict": lambda x, y: {"x": x, "y": y, "nothing": [], "none": None, "no keys": {}},
     "ordered dict": lambda x, y: collections.OrderedDict(x=x, y=y),
     "default dict": lambda x, y: collections.defaultdict(list, x=x, y=y),
+    "counter": lambda x, y: collections.Counter({"x": x, "y": y}),  # whose update() adds
     "read-only dict": lambda x, y: types.MappingProxyType({"x": x, "y": y}),
     "named tuple": Pair,
     "dataclass": Graph,
@@ -92,6 +93,7 @@ LEAVES = {
     "array": lambda num: rows(num).numpy(),
     "texts": lambda num: [f"text {i}" for i in range(num)],
     "numbers": lambda num: list(range(num)),
+    "range": range,
     "text": lambda num: "a" * num,
     "bytes": lambda num: b"a" * num,
     "size of an image": lambda num: (224,) * num,
@@ -134,7 +136,7 @@ def test_a_batch_of_any_kinds_is_counted_and_cut_and_keeps_its_kinds(data, num):
     (leaves, kinds), (found, found_kinds) = inside(batch), inside(cut(batch, slice(start, stop), num))
     assert found_kinds == kinds
     for leaf, part in zip(leaves, found, strict=True):
-        is_cut = isinstance(leaf, (torch.Tensor, numpy.ndarray, list)) and len(leaf)
+        is_cut = isinstance(leaf, (torch.Tensor, numpy.ndarray, list, range)) and len(leaf)
         assert same(part, leaf[start:stop] if is_cut else leaf)
 
 
@@ -168,6 +170,11 @@ def test_a_list_with_a_list_of_tokens_for_each_sample_is_cut_between_samples():
 def test_columns_of_texts_are_cut_as_the_default_collate_makes_them():
     batch = [rows(3), [("a", "b", "c"), ("d", "e", "f")]]
     assert cut(batch, slice(1, 3), 3)[1] == [("b", "c"), ("e", "f")]
+
+
+def test_a_whole_batch_is_passed_on_as_it_is_also_where_it_could_not_be_cut():
+    batch = {"x": rows(2), "tokens": [[1, 2], [3, 4]]}
+    assert cut(batch, slice(0, 2), 2) is batch
 
 
 def test_a_list_that_could_be_read_either_way_is_refused():

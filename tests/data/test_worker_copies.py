@@ -3,6 +3,9 @@ nothing else is."""
 
 import argparse
 import functools
+import operator
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 
 import numpy
 import pytest
@@ -50,6 +53,70 @@ class WithSettings(Augmented):
 class WithAnySettings(WithSettings):
     def __getitem__(self, index):
         return self.targets[index : vars(self.args)["si" + "ze"]]
+
+
+@dataclass
+class Settings:
+    step: int = 0
+    seen: int = 0
+    size: int = 2
+
+
+class Holding(Augmented):
+    def __init__(self, settings=None):
+        super().__init__()
+        self.args = settings or Settings()
+
+
+class ByProperty(Holding):
+    @property
+    def most(self):
+        return self.args.size
+
+
+class ByCachedProperty(Holding):
+    @functools.cached_property
+    def most(self):
+        return self.args.size
+
+
+class ByClassMethod(Holding):
+    @classmethod
+    def most(cls, args):
+        return args.size
+
+
+class ByStaticMethod(Holding):
+    @staticmethod
+    def most(args):
+        return args.size
+
+
+class ByNestedFunction(Holding):
+    def __getitem__(self, index):
+        return (lambda: self.targets[: self.args.size])()
+
+
+class ByText(Holding):
+    def __getitem__(self, index):
+        return self.targets[: operator.attrgetter("size")(self.args)]
+
+
+def of_size(args):
+    return range(args.size)
+
+
+helpers = ModuleType("helpers")
+helpers.of_size = of_size
+
+
+class ByFunctionOfModule(Holding):
+    def __getitem__(self, index):
+        return self.targets[helpers.of_size(self.args)]
+
+
+def collate(rows, args):
+    return rows[: args.size]
 
 
 class WithEpochs(Augmented):
@@ -145,6 +212,24 @@ def test_what_was_changed_during_a_pass_is_named_once(said, change, name):
 )
 def test_a_setting_that_the_data_set_holds_is_named_if_its_code_may_read_it(said, name, kind, num_lines):
     run(setting(name), kind=kind)
+    assert len(said) == num_lines
+
+
+@pytest.mark.parametrize(("name", "num_lines"), [("size", 1), ("step", 0)])
+@pytest.mark.parametrize(
+    "kind",
+    [ByProperty, ByCachedProperty, ByClassMethod, ByStaticMethod, ByNestedFunction, ByText, ByFunctionOfModule],
+)
+def test_wherever_its_code_reads_a_setting_and_only_there_a_change_counts(said, kind, name, num_lines):
+    run(setting(name), kind=kind)
+    assert len(said) == num_lines
+
+
+@pytest.mark.parametrize(("name", "num_lines"), [("size", 1), ("step", 0)])
+@pytest.mark.parametrize("make", [Settings, lambda: SimpleNamespace(**vars(Settings()))], ids=["dataclass", "namespace"])
+def test_a_setting_that_only_the_collate_fn_reads_counts_too(said, make, name, num_lines):
+    settings = make()
+    run(setting(name), kind=lambda: Holding(settings), collate_fn=functools.partial(collate, args=settings))
     assert len(said) == num_lines
 
 
