@@ -6,12 +6,16 @@ import random
 import numpy
 import pytest
 import torch
-from data_helpers import Numbers, run_ahead
+from data_helpers import Numbers, run_ahead, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_resumable import numbers, train, world_of
 from torch.utils.data import BatchSampler, DataLoader, Sampler, WeightedRandomSampler
 
 import lockstep
 from lockstep._data.fetch import FetchPool
+from lockstep._data.portable import from_portable, to_portable
+from lockstep._world.comm.plain import pack, unpack
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -86,6 +90,7 @@ def test_what_samplers_remember_is_in_the_state_however_far_ahead_indices_are_dr
     found, state = train(make, 2, 4, stop=stop)
     monkeypatch.setattr(FetchPool, "run", run_ahead)
     taken, state = train(make, 4, 4, stop=stop, state=state)
+    assert same(world_of(make, 3, state)[2].state_dict(), state), "a state that was loaded is saved as another"
     assert found + taken + train(make, 1, 4, state=state)[0] == expected
 
 
@@ -120,7 +125,10 @@ def test_a_host_that_counts_epochs_goes_on_with_what_samplers_remember(kind):
     half = len(expected) // 2
     _, state = train(make, 2, 2, stop=half)
     [loader] = world_of(make, 1, state)
+    before = torch.get_rng_state(), random.getstate()
     loader.set_epoch(1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1], "the random numbers of the script are others now"
     assert [(1, numbers(batch)) for batch in loader] == expected[half:]
 
 
@@ -136,3 +144,25 @@ def test_a_state_of_which_a_part_is_missing_is_refused(part):
     del state["source"]["indices"][part]
     with pytest.raises(lockstep.MismatchError):
         world_of(make, 2, state)
+
+
+LEAVES = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.text(max_size=3),
+    st.none(),
+    st.binary(max_size=3).map(lambda data: numpy.frombuffer(data, numpy.uint8).copy()),
+    st.binary(max_size=3).map(lambda data: torch.tensor(list(data), dtype=torch.uint8)),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda trees: st.one_of(
+        st.lists(trees, max_size=3), st.lists(trees, max_size=3).map(tuple), st.dictionaries(st.text(max_size=2), trees)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TREES)
+def test_a_state_of_any_form_is_read_by_a_restricted_reader_as_it_was(state):
+    assert same(from_portable(unpack(pack(to_portable(state)))), state)
