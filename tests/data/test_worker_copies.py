@@ -102,12 +102,8 @@ class ByText(Holding):
         return self.targets[: operator.attrgetter("size")(self.args)]
 
 
-def of_size(args):
-    return range(args.size)
-
-
 helpers = ModuleType("helpers")
-helpers.of_size = of_size
+helpers.of_size = lambda args: range(args.size)
 
 
 class ByFunctionOfModule(Holding):
