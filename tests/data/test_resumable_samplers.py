@@ -59,6 +59,21 @@ class GoesOn(Own):
             yield (7 * self.passes + self.passes // 30) % self.num_samples
 
 
+class MadeLate(Own):
+    """Makes an attribute, and items of a dict, in the middle of a pass."""
+
+    def __init__(self, num_samples):
+        super().__init__(num_samples)
+        self.items = {}
+
+    def __iter__(self):
+        for number in range(self.num_samples):
+            if number == 16:
+                self.late = getattr(self, "late", 0) + 1
+                self.items[self.late] = 5
+            yield (7 * number + getattr(self, "late", 0) + sum(self.items.values())) % self.num_samples
+
+
 class ChangedAtTheEnd(Own):
     """Changes behind its last index, which workers have drawn long before the loop is there."""
 
@@ -74,12 +89,13 @@ SAMPLERS = {
     "random": lambda: {"batch_size": 4, "sampler": ByRandom(30)},
     "lazy": lambda: {"batch_size": 4, "sampler": Lazy(30)},
     "goes on": lambda: {"batch_size": 4, "sampler": GoesOn(30)},
+    "made late": lambda: {"batch_size": 4, "sampler": MadeLate(30)},
     "at the end": lambda: {"batch_size": 4, "sampler": ChangedAtTheEnd(30), "drop_last": True},
     "batches": lambda: {"batch_sampler": BatchSampler(Own(30), 4, drop_last=True)},
 }
 
 
-@pytest.mark.parametrize("stop", [7, 8, 11])
+@pytest.mark.parametrize("stop", [3, 7, 8, 11])
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_what_samplers_remember_is_in_the_state_however_far_ahead_indices_are_drawn(kind, stop, monkeypatch):
     def make():
@@ -87,8 +103,8 @@ def test_what_samplers_remember_is_in_the_state_however_far_ahead_indices_are_dr
 
     expected, _ = train(make, 1, 4)
     assert len({str([batch for epoch, batch in expected if epoch == number]) for number in range(4)}) == 4
-    found, state = train(make, 2, 4, stop=stop)
     monkeypatch.setattr(FetchPool, "run", run_ahead)
+    found, state = train(make, 2, 4, stop=stop)
     taken, state = train(make, 4, 4, stop=stop, state=state)
     assert same(world_of(make, 3, state)[2].state_dict(), state), "a state that was loaded is saved as another"
     assert found + taken + train(make, 1, 4, state=state)[0] == expected
