@@ -54,8 +54,8 @@ class Plan:
     """By rank, the step in which it is asked to stop."""
     fails_at_stop: int | None = None
     """The rank that can write nothing from then on."""
-    every: int = 1
-    """The interval of checkpoints in steps."""
+    every: int | str = 1
+    """The interval of checkpoints in steps, or ``off``."""
     waits_alone: set[tuple[int, int]] = field(default_factory=set)
     """The ranks and steps in which one waits for its own part."""
 

@@ -25,6 +25,8 @@ FAILS_BETWEEN_EXCHANGES = Plan(
     NUM_STEPS, 2, [], {6: 1.0, NUM_STEPS: -1.0}, {(1, "1")}, {}, every=4, waits_alone={(1, 5), (1, 6)}
 )
 """Rank 1 knows that it has failed. The others, which wait for it, are told when all wait."""
+BEST_ALONE = Plan(NUM_STEPS, 2, [], {2: 1.0, NUM_STEPS: -1.0}, set(), {(0, "best-2"): 0.1}, every="off")
+"""The last best weights are being written when the script ends."""
 
 
 def drawn(seed, nproc, num_best_writers):
@@ -39,7 +41,7 @@ def drawn(seed, nproc, num_best_writers):
     least = len(set(waits).difference(at))
     saves = [(rank, str(number)) for rank in range(nproc) for number in range(1, least + 1)]
     better = sum(is_better for is_better, _ in expected_best(metrics).values())
-    bests = [(rank, f"best-{number}") for rank in range(num_best_writers) for number in range(1, better)]
+    bests = [(rank, f"best-{number}") for rank in range(num_best_writers) for number in range(1 + (seed % 3 == 0), better)]
     fails = {*random.sample(saves, 3), *random.sample(bests, min(len(bests), 1 + seed % 2))}
     last = [(rank, f"best-{better}") for rank in range(num_best_writers)]
     delays_s = {save: random.choice([0.0, 0.0, 0.01, 0.03]) for save in [*saves, *bests, *last]}
@@ -105,17 +107,21 @@ def check_saves(plan, ranks, told):
 
 def check(plan, ranks, told):
     steps, main, run_dir = check_saves(plan, ranks, told), ranks[0], Path(ranks[0].run_dir)
-    assert steps[-1] == NUM_STEPS, told
-    # At the end nothing is left of failed attempts.
-    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == main.kept[-1], told
-    assert all(not name.startswith(".writing-") for name in main.kept[-1]), told
-    assert verify(run_dir / "checkpoints" / f"step-{NUM_STEPS:08d}").finished, told
     best = verify(run_dir / BEST)
     assert (best.step, best.metric) == (NUM_STEPS, -1.0), told
-    held_s = [event["held_s"] for event in read_events(run_dir) if event.get("held_s") is not None]
     for rank in ranks:
         assert rank.best == expected_best(plan.metrics), told
         assert rank.num_saved == sum(not number.startswith("best") for number in rank.saves), told
+    left = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    if plan.every == "off":
+        assert (steps, left) == ([], set()), told
+        return
+    assert steps[-1] == NUM_STEPS, told
+    # At the end nothing is left of failed attempts.
+    assert left == main.kept[-1], told
+    assert all(not name.startswith(".writing-") for name in left), told
+    assert verify(run_dir / "checkpoints" / f"step-{NUM_STEPS:08d}").finished, told
+    held_s = [event["held_s"] for event in read_events(run_dir) if event.get("held_s") is not None]
     assert 0 < sum(held_s) <= main.pause_s + 1e-6, told
 
 
@@ -138,7 +144,7 @@ def check_stopped(plan, ranks, told):
 def test_each_save_is_whole_or_absent_and_the_state_of_its_moment(crew, nproc, strategy, first):
     plans = [drawn(seed, nproc, nproc if strategy == "fsdp" else 1) for seed in seeds(first, 2)]
     stops = [asked_to_stop(seed, nproc) for seed in seeds(first + 50, 2)]
-    every = [*plans, *stops, *([FAILS_WHILE_THE_BEST_WAIT, FAILS_BETWEEN_EXCHANGES] if nproc > 1 else [])]
+    every = [*plans, *stops, BEST_ALONE, *([FAILS_WHILE_THE_BEST_WAIT, FAILS_BETWEEN_EXCHANGES] if nproc > 1 else [])]
     found = crew(nproc, train_all, every, "run", strategy=strategy, shards=nproc)
     for number, plan in enumerate(every):
         (check_stopped if plan.asked else check)(plan, [of_rank[number] for of_rank in found], f"plan {number}: {plan}")

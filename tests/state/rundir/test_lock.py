@@ -126,6 +126,16 @@ def test_a_directory_that_is_set_aside_at_the_worst_moment_does_not_lead_to_its_
     assert (last_launch(run_dir), last_launch(aside[0])) == ("mine", "")
 
 
+def test_one_that_is_released_twice_closes_no_file_of_another(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.release()
+    with (tmp_path / "file").open("w") as file:  # with the same descriptor
+        lock.release()
+        file.write("whole")
+        file.flush()
+    assert (tmp_path / "file").read_text() == "whole"
+
+
 def test_a_directory_where_no_run_was_has_no_holder(tmp_path):
     assert (holder_of(tmp_path), holder_of(tmp_path / "none"), last_launch(tmp_path)) == (None, None, "")
     assert list(tmp_path.iterdir()) == []

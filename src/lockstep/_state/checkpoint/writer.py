@@ -168,7 +168,7 @@ class Writer:
         except Exception as problem:  # any: if this thread ended, all ranks would wait for it forever
             error = f"{type(problem).__name__}: {problem}"
             # Other ranks do not delete: rank 0 and its files may still be in that directory.
-            if job.rank == 0 or job.world_size == 1:
+            if job.rank == 0:
                 remove(directory, within=self._store.run_dir)  # frees space on a full disk
         wall_s = time.perf_counter() - began
         return Written(manifest=job.manifest, wall_s=wall_s, path=path, num_writers=job.world_size, error=error)
