@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim import swa_utils
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
@@ -81,6 +82,38 @@ def kinds_of_reduction():
             optimizer.zero_grad()
             launched.append(team._engine.sync._engines[0].launched)
         return launched
+
+
+class Repeating(nn.Module):
+    """Two layers, which a backward pass may compute again."""
+
+    def __init__(self, *, repeats):
+        super().__init__()
+        self.repeats = repeats
+        self.inner = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+
+    def forward(self, x, *, shift):
+        x = x + shift
+        return checkpoint(self.inner, x, use_reentrant=False) if self.repeats else self.inner(x)
+
+
+def computed_again():
+    """The formats of outputs and gradients of two models, of which one computes its layers again,
+    and whether their gradients are equal."""
+    with lockstep.join() as team:
+        kept, repeating = Repeating(repeats=False), Repeating(repeats=True)
+        repeating.load_state_dict(kept.state_dict())
+        *models, loader = team.prepare(kept, repeating, data())
+        outputs = []
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                for model in models:
+                    output = model(inputs, shift=torch.ones(6))
+                    outputs += formats([output])
+                    team.backward(functional.cross_entropy(output, targets))
+        gradients = [[parameter.grad for parameter in model.parameters()] for model in models]
+        are_equal = all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+        return outputs, formats(gradients[0] + gradients[1]), are_equal
 
 
 def averaged(use_buffers):

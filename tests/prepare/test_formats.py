@@ -128,6 +128,11 @@ def test_weights_that_layers_share_are_shared_in_passes_too(team):
     assert model.inner.weight.grad.dtype == torch.float32
 
 
+def test_what_a_backward_pass_computes_again_is_computed_in_16_bits_again(standing_crew):
+    [(outputs, gradients, are_equal)] = standing_crew(1, format_scripts.computed_again, precision="16-master", shards=2)
+    assert ({*outputs}, gradients, are_equal) == ({"float32"}, ["float32"], True)
+
+
 def test_parts_called_by_name_are_those_of_float32_and_16_bits_in_teams_autocast(team):
     model = team.prepare(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     assert model[0](torch.ones(1, 2)).dtype == torch.float32

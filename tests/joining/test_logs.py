@@ -1,0 +1,17 @@
+"""Logged values are in the event log in the order of steps, and soon."""
+
+import log_scripts
+import pytest
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
+
+
+@pytest.mark.parametrize(("nproc", "behind"), [(1, 1), (2, 3)])
+def test_values_are_in_the_log_one_window_later_and_before_a_later_evaluation(standing_crew, nproc, behind):
+    looks, *_ = standing_crew(nproc, log_scripts.log_and_evaluate, 6, shards=2)
+    steps = [("step", step, ["loss"]) for step in range(1, 8)]
+    expected = [*steps[:5], ("evaluate", 6, ["mean"]), *steps[5:]]
+    assert looks[-1] == expected
+    # with several processes, windows of two steps are compared while the next two run
+    assert looks[4] == steps[: 5 - behind]
+    assert looks[0] == []
