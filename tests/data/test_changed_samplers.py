@@ -11,7 +11,7 @@ from collections import deque
 import numpy
 import pytest
 import torch
-from data_helpers import Numbers, assignment
+from data_helpers import Numbers, assignment, same
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 from lockstep._data.sources import choose_source
@@ -249,3 +249,55 @@ def test_a_sampler_whose_indices_were_drawn_ahead_goes_on_where_the_pass_was_int
     again.load_state(states[4])
     assert values(again, 1, 0, skip=5) == expected[5:]
     assert values(again, 21, 1) == values(source, 21, 1)
+
+
+@pytest.mark.parametrize("kind", [Shuffled, ShuffledWithin, Queue, Used, Counts, Scores])
+def test_containers_that_the_script_holds_are_still_the_samplers_after_a_resume(kind):
+    def launch():
+        sampler = kind()
+        return sampler, choose_source(DataLoader(Numbers(1 << 15), 2, sampler=sampler), assignment())
+
+    (sampler, source), (again, resumed) = launch(), launch()
+    steps(source, 1, 0)
+    held = dict(vars(again))
+    resumed.load_state(through_files(source.state(None)))
+    assert all(value is held[name] for name, value in vars(again).items())
+    assert all(same(value, vars(again)[name]) for name, value in vars(sampler).items())
+
+
+MADE = [
+    deque(range(9), 20),
+    deque(range(100), 200),
+    dict.fromkeys(range(100), 1.5),
+    {1, 2},
+    set(range(100)),
+    (1, (2.5, "a", None)),
+    [True] * 100,
+    [1, True, 2.5] * 20,
+    [2**70] * 100,
+    numpy.arange(5),
+    torch.arange(5),
+    {"a": [deque([1], 3)], "b": [[1], (2, 3)]},
+]
+
+
+class Making(Own):
+    def __init__(self, value):
+        self.value, self.made = value, None
+
+    def held(self):
+        self.made = self.value
+        return range(LENGTH)
+
+
+@pytest.mark.parametrize("value", MADE, ids=repr)
+def test_a_container_that_drawing_makes_is_of_its_kind_after_a_resume(value):
+    def launch():
+        sampler = Making(value)
+        return sampler, choose_source(DataLoader(Numbers(LENGTH), 2, sampler=sampler), assignment())
+
+    (sampler, source), (again, resumed) = launch(), launch()
+    steps(source, 1, 0)
+    resumed.load_state(through_files(source.state(None)))
+    assert repr(again.made) == repr(sampler.made)
+    assert again.made is not sampler.made
