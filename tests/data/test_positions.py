@@ -225,3 +225,14 @@ def test_shards_have_and_name_their_samples_also_after_a_resume(kind, sizes, wor
     rest, _ = take_steps(lambda: NUMBERED[kind](sizes), worlds[1], num_steps - stop, stop, state, **place)
     assert found | rest == expected
     assert {step for step, _, _ in rest} == set(range(stop + 1, num_steps + 1))
+
+
+def test_behind_a_pass_that_was_left_the_next_begins_where_it_does_without_a_resume():
+    """And not at the position that the sampler has loaded."""
+    source, again = (choose_source(KINDS["sampler"](), assignment()) for _ in range(2))
+    begun = source.steps(1, 0)
+    for _ in range(2):
+        source.taken(next(begun)[0].number)
+    begun.close()
+    again.load_state(source.state(None))
+    assert samples(again.steps(11, 1)) == samples(source.steps(11, 1)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
