@@ -133,6 +133,13 @@ def module_ema_now_and_then(team, model):
     return (lambda: ema.update()), None
 
 
+def module_ema_seldom(team, model):
+    """In steps 5, 14, 23 and 32: one in each interval between searches."""
+    ema = ModuleEma(model, update_every=9)
+    ema.step.fill_(5)
+    return (lambda: ema.update()), None
+
+
 def module_ema_with_a_warm_up(team, model):
     ema = ModuleEma(model, update_after=9)
     return (lambda: ema.update()), None
@@ -272,6 +279,7 @@ FOUND = {
     deepcopied: "average",
     module_ema: "ema",
     module_ema_now_and_then: "ema",
+    module_ema_seldom: "ema",
     module_ema_with_a_warm_up: "ema",
     state_dict_ema: "ema",
     list_ema: "ema",

@@ -12,7 +12,7 @@ QUICK = {
     "schedule_of_a_registered_temperature": 0,
     "adam_of_a_registered_temperature": 1,
     "double_precision": 1,
-    "module_ema_now_and_then": 1,
+    "module_ema_seldom": 1,
     "centred_loss": 1,
     "history_of_weights": 0,
     "best_weights_written": 0,

@@ -160,5 +160,5 @@ def test_a_script_that_fails_while_a_checkpoint_is_written_has_that_checkpoint(c
 
 
 def test_steps_alone_tell_rank_0_not_to_wait_for_a_part_that_will_not_come(crew):
-    num_written, _ = crew(2, go_on_until_written, "run", 30.0)
+    num_written, _ = crew(2, go_on_until_written, "run", 15.0)
     assert num_written == 1
