@@ -150,7 +150,7 @@ class Play:
         self.num_met += 1
         store = self.round_store(count)
         for number in (0, 1):
-            here = machine if number == self.number else Machine(host="other", address="10.0.0.9", num_ranks=1)
+            here = machine if number == self.number else Machine(host="other", address="10.0.0.9", num_ranks=3)
             store.set(machine_key(number), json.dumps(asdict(here)))
         place_all(store, 2, count, start())
         mine, others = (Place(**json.loads(store.get(answer_key(number)))) for number in (self.number, other))
@@ -185,7 +185,7 @@ def test_a_node_whose_workers_are_done_waits_for_the_others_and_all_is_well(play
     assert [workers.asked for workers in made.workers] == [[]]
     assert made.store_of_round == set()
     [spec] = [workers.spec for workers in made.workers]
-    assert (spec.restart, spec.ranks, spec.world_size) == (0, range(2) if number == 0 else range(1, 3), 3)
+    assert (spec.restart, spec.ranks, spec.world_size) == (0, range(2) if number == 0 else range(3, 5), 5)
     assert (spec.node.number, spec.node.num_nodes, spec.name) == (number, 2, "first")
     assert spec.master_port > 0
     assert spec.node.secret != made.secret.key.hex()  # which could sign for a launcher
@@ -205,6 +205,8 @@ def test_the_failure_of_another_node_ends_this_one_also_if_it_was_done(play, is_
     assert made.now < 7.0
     assert [name for name, _ in made.workers[0].asked] == (["wait"] if is_done else ["end", "wait"])
     assert made.swept == [((), made.workers[0].spec.private_dir)]
+    report = Report.from_json(made.round_store(0).get("report/1").decode())
+    assert (report.is_first, report.failures) == (False, ())
 
 
 def test_a_failure_here_is_announced_before_anything_is_waited_for_and_all_judge_alike(play):
@@ -216,6 +218,15 @@ def test_a_failure_here_is_announced_before_anything_is_waited_for_and_all_judge
     report = Report.from_json(made.round_store(0).get("report/0").decode())
     assert (report.failures, report.is_first, report.signal, report.joins) == ((FAILURE,), True, 0, False)
     assert 4.0 <= made.now < 5.0
+
+
+def test_a_store_that_is_lost_while_reports_are_waited_for_ends_the_wait(play):
+    made = play(1, keeps_store=False)
+    made.workers_end(2.0, FAILURE)
+    made.at(4.0, setattr, made.beats, "error", ConnectionError("reset"))
+    with pytest.raises(ConnectionError):
+        made.agent.run()
+    assert made.now < 6.0
 
 
 @pytest.mark.parametrize("number", [0, 1])
