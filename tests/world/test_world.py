@@ -1,12 +1,26 @@
 """Promises about the environment: it is read once, in one place, and what a launcher set wrong is
 named."""
 
+import contextlib
+import os
+
 import pytest
 from codes import raises
 from slurm_variables import ALONE, JOB, TASK
 
 from lockstep._base.errors import ConfigError
-from lockstep._world.environment import CORES, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL, World, read_environment
+from lockstep._world.environment import (
+    CORES,
+    OMP_OF_LAUNCHER,
+    SECRET,
+    SETTINGS,
+    STORE,
+    TERMINAL,
+    World,
+    hidden_launcher,
+    read_environment,
+    read_secret,
+)
 
 pytestmark = pytest.mark.timeout(20)
 TORCHRUN = {
@@ -32,6 +46,31 @@ def test_torchrun_says_it_all():
     assert world(**TORCHRUN) == World(
         rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, num_nodes=2, launcher="torchrun"
     )
+
+
+def test_a_launcher_says_how_many_machines_restarts_and_launches_there_are():
+    found = world(**TORCHRUN, GROUP_WORLD_SIZE="3", TORCHELASTIC_RESTART_COUNT="2", LOCKSTEP_LAUNCH="name")
+    assert (found.num_nodes, found.restart, found.launch) == (3, 2, "name")
+    assert world(RANK="0", WORLD_SIZE="2", MASTER_ADDR="").master is None
+    assert world(RANK="0", WORLD_SIZE="1").unsaid == PLACES, "that it is alone on its machine is only assumed"
+
+
+def test_an_empty_secret_is_none(monkeypatch):
+    for value, secret in (("", None), ("word", "word")):
+        monkeypatch.setenv(SECRET, value)
+        assert read_secret() == secret
+
+
+def test_a_hidden_launcher_is_back_behind_the_block_also_after_an_error(monkeypatch):
+    said = {**TORCHRUN, "MASTER_ADDR": "h", "SLURM_JOB_ID": "1", "PMIX_RANK": "0", "GROUP_WORLD_SIZE": "2"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    with contextlib.suppress(ZeroDivisionError), hidden_launcher():
+        assert said.keys().isdisjoint(os.environ)
+        assert read_environment().world == World()
+        raise ZeroDivisionError
+    assert dict(os.environ) == before
 
 
 def test_horovodrun_says_it_all_in_its_own_words():
@@ -141,6 +180,10 @@ def test_a_script_can_say_which_rank_it_is():
     assert (found.rank, found.world_size, found.launcher, found.unsaid) == (2, 3, "hand", PLACES)
     launched = world(**TORCHRUN)
     assert launched.by_hand(5, 8) == launched
+    for rank, world_size in ((4, 8), (5, 6)):
+        with raises(ConfigError, "rank-contradicts-launcher"):
+            launched.by_hand(rank, world_size)
+    assert World(num_cores=3).by_hand(2, 3).num_cores == 3
 
 
 @pytest.mark.parametrize(
