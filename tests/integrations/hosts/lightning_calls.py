@@ -13,6 +13,12 @@ def run_refusal(name, root):
     return lightning_refusals.run_refusal(name, root)
 
 
+def fit(how, root, run_dirs):
+    import lightning_resumed
+
+    return lightning_resumed.fit(how, root, run_dirs)
+
+
 def missing():
     from lockstep.integrations.lightning import _host as host
 

@@ -2,6 +2,7 @@
 two."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,18 @@ def test_a_feature_resumes_on_another_number_of_processes_as_if_it_had_not_been_
     assert all(there(2, "trainer_features.train_until_interrupted", name, tmp_path / "out", after, tmp_path / "run"))
     (resumed,) = there(1, "trainer_features.train", name, tmp_path / "out", 0, tmp_path / "run")
     assert resumed == trained(name, 1)
+
+
+def test_a_training_is_the_same_from_every_step_on_another_number_of_processes(there, trained, tmp_path):
+    [[whole]] = there(1, "trainer_resumed.train", "usual", tmp_path / "out", [tmp_path / "whole"])
+    assert whole == trained("usual", 1)
+    *names, _ = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").glob("step-*"))
+    assert len(names) == 11  # all but the last of two epochs
+    for name in names:
+        shutil.copytree(tmp_path / "whole" / "checkpoints" / name, tmp_path / name / "checkpoints" / name)
+        shutil.copyfile(tmp_path / "whole" / "birth.json", tmp_path / name / "birth.json")
+    for found in there(2, "trainer_resumed.train", "usual", tmp_path / "out", [tmp_path / name for name in names]):
+        assert dict(zip(names, found, strict=True)) == dict.fromkeys(names, whole)
 
 
 def test_a_resumed_run_warns_of_what_a_callback_begins_anew(there, tmp_path):

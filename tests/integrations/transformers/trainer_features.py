@@ -553,7 +553,12 @@ def train(name, out, interrupted_after=0, run_dir=None):
     trainer = prepared(name, kind, arguments, out, shards=SHARDS, **more)
     if interrupted_after:
         trainer.add_callback(Interrupting(interrupted_after))
-    weights, log, seen = measured(trainer, feature.act)
+    return come_to(trainer, feature.act)
+
+
+def come_to(trainer, act):
+    """Returns the digest of the weights, the log, and what the script has seen."""
+    weights, log, seen = measured(trainer, act)
     digest = hashlib.sha256()
     for key in sorted(weights):
         digest.update(key.encode() + weights[key].detach().float().numpy().tobytes())

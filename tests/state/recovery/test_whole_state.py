@@ -8,8 +8,7 @@ import functools
 from collections import Counter
 
 import pytest
-from whole_scripts import SCRIPTS
-from whole_state import differences, restored_part, trained
+from whole_state import SCRIPTS, differences, restored_part, trained
 
 pytestmark = pytest.mark.timeout(60)
 SETTINGS = {"shards": 3, "threads": 1, "progress": "off"}
@@ -25,6 +24,7 @@ UNSAVED = {
 """The steps after which a run cannot be saved, since it is unknown whether the second loader
 begins again."""
 GO_ON = [
+    "a library that counts its epochs",
     "the best weights and early stopping",
     "passes counted by the script",
     "registered state",

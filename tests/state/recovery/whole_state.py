@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hosted_scripts
 import torch
 import whole_scripts
 from safetensors.torch import load_file
@@ -20,6 +21,8 @@ from safetensors.torch import load_file
 import lockstep
 from lockstep._state.checkpoint.manifest import Manifest
 from lockstep._state.checkpoint.store import Store
+
+SCRIPTS = {**whole_scripts.SCRIPTS, **hosted_scripts.SCRIPTS}
 
 State = dict[str, str]
 """What a checkpoint contains: each value as text, by its place, and the digest of each tensor."""
@@ -88,7 +91,7 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
         engine.saver.save = save_and_keep
         if restorer is not None:
             restorer.apply = apply
-        whole_scripts.SCRIPTS[name](team, *([] if num_epochs is None else [num_epochs]))
+        SCRIPTS[name](team, *([] if num_epochs is None else [num_epochs]))
         course.ended = present()
     keep()
     if os.environ.get("RANK", "0") == "0":

@@ -140,8 +140,9 @@ class Resumption:
         """Enters a loop over ``team.epochs()``. Returns the first epoch to run.
 
         Args:
-            at_once: whether the final restore happens here, also for a position within a pass. All
-                objects are prepared, and the code before the pass in that epoch does not run again.
+            at_once: whether the final restore happens here, also for a position within a pass or
+                before an epoch. All objects are prepared, and the code before the pass in that
+                epoch does not run again.
 
         Raises:
             UsageError: the interrupted loop had more epochs than this one.
@@ -160,11 +161,11 @@ class Resumption:
         has_arrived = self._arrive(is_at_end=is_at_end)
         if at_once:
             self._is_at_end = self._is_at_end and first >= num_epochs
-        if not has_arrived and target.in_pass and first < num_epochs:
+        if not has_arrived and first < num_epochs:
             if at_once and not target.passes:
                 self.target = None
                 self._restore(True)
-            else:
+            elif target.in_pass:
                 # For the script's code before the pass (an evaluation, a log line), which reads the
                 # state. The pass restores it once more when it begins.
                 self._restore(False)

@@ -1,0 +1,68 @@
+"""Fits that save the run after every step, and fits that are resumed from one of these
+checkpoints."""
+
+import contextlib
+import warnings
+
+import lightning as L
+from lightning_rows import SETTINGS, Net, data, outcome, trainer
+from torch.utils.data import DataLoader
+
+from lockstep.integrations.lightning import LockstepStrategy
+
+HOW = {
+    "three batches an epoch": {},
+    "accumulation": {"accumulate_grad_batches": 2, "val_check_interval": 2},
+}
+"""Arguments of Trainer."""
+
+
+class Seen(L.Callback):
+    """What hooks see."""
+
+    def __init__(self):
+        self.seen = []
+
+    def state_dict(self):
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state):
+        self.seen = list(state["seen"])
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.seen.append((trainer.current_epoch, trainer.global_step))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append((batch_idx, trainer.global_step, float(outputs["loss"])))
+
+    def on_validation_end(self, trainer, pl_module):
+        self.seen.append(float(trainer.callback_metrics["val_loss"]))
+
+
+def fitted(how, run_dir):
+    """What a training comes to, with a checkpoint after every step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        strategy = LockstepStrategy(**{**SETTINGS, "run_dir": str(run_dir), "checkpoint_every": 1, "keep": 99})
+        saver, save = strategy.team._engine.saver, strategy.team._engine.saver.save
+
+        def save_now(*args, **options):
+            save(*args, **options)
+            assert saver.wait_until_written()
+
+        saver.save = save_now
+        try:
+            L.seed_everything(3, verbose=False)
+            seen, one, model = Seen(), trainer(strategy, max_epochs=3, **HOW[how]), Net()
+            one.callbacks.append(seen)
+            one.fit(model, DataLoader(data(30), 10, shuffle=True), DataLoader(data(11, 9), 7))
+            return outcome(model, one, seen.seen)
+        finally:
+            strategy.close()
+
+
+def fit(how, root, run_dirs):
+    """What trainings come to, one after the other, in these directories below a directory that all
+    processes have."""
+    with contextlib.chdir(root):
+        return [fitted(how, run_dir) for run_dir in run_dirs]
