@@ -78,7 +78,7 @@ class UnsavedObjects(Listener):
         """Schedules, averages and scalers that have not acted since the search, with their
         progress."""
         self._acting: list[ref[Any]] = []
-        """Those that have acted."""
+        """Such objects that have acted since the search."""
         self._others: list[_Other] = []
         """Optimizers of parameters that no prepared model has."""
         self._judged: dict[int, ref[Optimizer]] = {}
