@@ -14,6 +14,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(crew, tmp_path):
     assert [error for name, error in zip(names, errors, strict=True) if name not in error] == []
 
 
+def test_a_trainer_of_transformers_is_refused_with_arguments_of_lockstep(there, tmp_path):
+    refused = "trainer-of-transformers"
+    assert there(1, "trainer_refusals.half_changed", tmp_path / "out") == [[refused, None, refused] * 2]
+
+
 def test_what_a_subclass_counts_shard_by_shard_is_refused_where_ranks_differ(crew, tmp_path):
     with pytest.raises(lockstep.LaunchError, match="seen"):
         crew(2, call, "trainer_refusals", "count", tmp_path / "out")

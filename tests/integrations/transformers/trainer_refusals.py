@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 import transformers
+from codes import refusal_of
 from trainer_features import PLACE, USUAL, Stream, accuracy, classifier, rows, running_mean
 from transformers.utils import logging
 
 import lockstep
-from lockstep.integrations.transformers import Trainer, TrainingArguments
+from lockstep.integrations.transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from lockstep.integrations.transformers import _session as session
 from lockstep.integrations.transformers._versions import check_version
 
@@ -173,6 +174,23 @@ def attempt(number, out):
 
 def attempt_all(out):
     return [case.name for case in CASES], [attempt(number, out) for number in range(len(CASES))]
+
+
+def half_changed(out):
+    """The codes of the errors of transformers' trainers with lockstep's arguments, before and after
+    the same arguments serve lockstep's."""
+    logging.set_verbosity_error()
+    pairs = (
+        (transformers.Trainer, Trainer, TrainingArguments),
+        (transformers.Seq2SeqTrainer, Seq2SeqTrainer, Seq2SeqTrainingArguments),
+    )
+    codes = []
+    for plain, ours, arguments in pairs:
+        args = arguments(str(out), **USUAL)
+        for kind in (plain, ours, plain):
+            refusal = refusal_of(lambda kind=kind, args=args: kind(classifier(), args, train_dataset=rows(20)))
+            codes.append(None if refusal is None else refusal[1])
+    return codes
 
 
 def count(out):

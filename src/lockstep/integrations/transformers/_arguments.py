@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,6 +26,19 @@ _ARGUMENT_OF = {
     "device": "use_cpu",
 }
 """The argument of ``TrainingArguments`` that determines each of these settings of the run."""
+
+_is_ours = ContextVar("lockstep-trainer", default=False)
+"""Whether the Trainer that is being created is lockstep's."""
+
+
+@contextlib.contextmanager
+def creating_trainer() -> Iterator[None]:
+    """Marks the creation of a Trainer of lockstep inside the block."""
+    before = _is_ours.set(True)
+    try:
+        yield
+    finally:
+        _is_ours.reset(before)
 
 
 @dataclass
@@ -110,6 +124,27 @@ class OnLockstep(HostArguments):
         """The number of samples of an evaluation batch. It is not multiplied by the shards, since
         one process evaluates each batch."""
         return int(self.per_device_eval_batch_size)
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Whether Trainer moves the model, as transformers decides.
+
+        Every Trainer reads it when it is created, and integrations may override it. So it is where
+        a Trainer that is not lockstep's is noticed.
+
+        Raises:
+            ConfigError: the Trainer that reads it is not lockstep's.
+        """
+        if not _is_ours.get():
+            raise ConfigError(
+                f"a Trainer of another module was created with {type(self).__module__}.{type(self).__name__}: only lockstep's "
+                "Trainer divides the work, and each process would train the complete job alone. Import both: `from "
+                "lockstep.integrations.transformers import Trainer, TrainingArguments`. For another trainer that derives from "
+                "transformers': `class MyTrainer(lockstep.integrations.transformers.Trainer, TheirTrainer)`.",
+                code="trainer-of-transformers",
+            )
+        placed: bool | None = super().place_model_on_device
+        return placed
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:

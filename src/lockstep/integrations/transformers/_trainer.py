@@ -12,7 +12,7 @@ from transformers.trainer_utils import has_length
 from typing_extensions import override
 
 from lockstep._base.errors import ConfigError, UsageError
-from lockstep.integrations.transformers._arguments import OnLockstep, TrainingArguments
+from lockstep.integrations.transformers._arguments import OnLockstep, TrainingArguments, creating_trainer
 from lockstep.integrations.transformers._evaluation import EvaluationBatches, Predictions
 from lockstep.integrations.transformers._host import Handler, HostTrainer, standing_in
 from lockstep.integrations.transformers._refusals import check_collator, check_methods, check_model, check_resume
@@ -45,11 +45,13 @@ class Trainer(HostTrainer):
                 code="arguments-of-transformers",
             )
         check_model(model)
-        if more:
-            super().__init__(model, args, *more, **named)
-        else:
-            # By name, since another class among the bases may have a different second parameter.
-            super().__init__(model, args=args, **named)
+        with creating_trainer():
+            if more:
+                super().__init__(model, args, *more, **named)
+            else:
+                # By name, since another class among the bases may have a different second
+                # parameter.
+                super().__init__(model, args=args, **named)
         self.callback_handler: Any = Handler(vars(self)["callback_handler"], self)
 
     # Training
