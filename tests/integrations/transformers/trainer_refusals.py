@@ -41,20 +41,6 @@ class Full(Trainer):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-class Counts(Trainer):
-    """Counts samples and keeps losses, as scripts do that know one process."""
-
-    def __init__(self, *args, **kwargs):
-        self.seen, self.losses = 0, []
-        super().__init__(*args, **kwargs)
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self.seen += len(inputs["labels"]) + self.team.rank
-        self.losses.append(loss.item())
-        return (loss, outputs) if return_outputs else loss
-
-
 class Masking:
     """A collator that draws from a separate generator, created in its first call."""
 
@@ -191,15 +177,6 @@ def half_changed(out):
             refusal = refusal_of(lambda kind=kind, args=args: kind(classifier(), args, train_dataset=rows(20)))
             codes.append(None if refusal is None else refusal[1])
     return codes
-
-
-def count(out):
-    """Train with ``Counts``: on several processes each counts something else."""
-    logging.set_verbosity_error()
-    args = TrainingArguments(str(out), **USUAL, shards=4)
-    trainer = Counts(classifier(), args, train_dataset=rows(41))
-    trainer.train()
-    return trainer.seen
 
 
 def refused_version(version):

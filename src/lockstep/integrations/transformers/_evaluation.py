@@ -11,6 +11,7 @@ from accelerate.state import GradientState
 from transformers.trainer_pt_utils import find_batch_size
 
 from lockstep._base.errors import ConfigError
+from lockstep.integrations.transformers._shard_attributes import ShardAttributes
 
 
 class Inputs(dict[str, Any]):
@@ -76,6 +77,7 @@ class Predictions:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._attributes = ShardAttributes(trainer)
         self._preprocess: Callable[..., Any] | None = trainer.preprocess_logits_for_metrics
         self._shares_inputs = "inputs" in trainer.args.include_for_metrics
         self.num_samples = 0
@@ -102,13 +104,14 @@ class Predictions:
         every rank."""
         trainer, batch = self._trainer, inputs.batch
         for samples in batch.shards:
-            with trainer.team.autocast():
-                step = type(trainer).prediction_step
-                loss, logits, labels = step(trainer, model, samples, prediction_loss_only, ignore_keys=ignore_keys)
-            if self._preprocess is not None and logits is not None:
-                logits = self._preprocess(logits, labels)
+            with self._attributes.unchanged("prediction_step"):
+                with trainer.team.autocast():
+                    step = type(trainer).prediction_step
+                    loss, logits, labels = step(trainer, model, samples, prediction_loss_only, ignore_keys=ignore_keys)
+                if self._preprocess is not None and logits is not None:
+                    logits = self._preprocess(logits, labels)
+                collected = trainer.collect()
             asked_for = dict(samples) if self._shares_inputs else {}
-            collected = trainer.collect() if trainer.collects else None
             # The batch knows its number of samples. transformers guesses it from the first tensor,
             # whose rows may be patches or tokens.
             _, num_samples = batch.running

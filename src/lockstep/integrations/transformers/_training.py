@@ -16,6 +16,7 @@ from lockstep._joining.team import Team
 from lockstep._loop.hosted import HostedEpochs
 from lockstep.integrations.transformers._host import OWN, Stages
 from lockstep.integrations.transformers._session import next_training
+from lockstep.integrations.transformers._shard_attributes import ShardAttributes
 from lockstep.integrations.transformers._state import CallbackAttributes, Clocks, Outcome, TrainingState, attributes_of
 
 
@@ -62,6 +63,7 @@ class Training(Stages):
         trainer.args.output_dir = self._team.all_gather_object(trainer.args.output_dir)[0]
         prepared = loader if isinstance(loader, PreparedLoader) else self._team.prepare(loader)
         self.loader: Passes = Passes(prepared)
+        self._attributes = ShardAttributes(trainer)
         self._epochs: HostedEpochs | None = None
         self._epoch = 0
         self._num_epochs = 0
@@ -151,13 +153,15 @@ class Training(Stages):
             trainer.accelerator.weight = num_items
             # A shard without items has weight 0. Its mean would be 0 / 0.
             at_least_one = num_items if num_items is None else num_items.clamp(min=1)
-            loss = kind.training_step(trainer, model, inputs, at_least_one)
+            with self._attributes.unchanged("training_step"):
+                loss = kind.training_step(trainer, model, inputs, at_least_one)
+                collected = trainer.collect()
             batch.add(loss=loss)
             batch.add(flos=int(kind.floating_point_ops(trainer, inputs)), reduction="sum")
             if counts_tokens:
                 batch.add(tokens=trainer.count_tokens(inputs), reduction="sum")
             if trainer.collects:
-                batch.share(trainer.collect())
+                batch.share(collected)
         trainer.accelerator.weight = None
         if trainer.collects:
             trainer.take(batch.shared())
