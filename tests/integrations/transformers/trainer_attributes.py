@@ -90,7 +90,7 @@ KEPT = {
 
 
 def trained(out, kind, value, change, **more):
-    args = TrainingArguments(str(out), **{**USUAL, "max_steps": 1, **more}, shards=4)
+    args = TrainingArguments(str(out), **{**USUAL, "max_steps": 1, "shards": 4, **more})
     trainer = kind(classifier(), args, train_dataset=rows(20), eval_dataset=rows(12))
     trainer.value, trainer.change = value, change.__get__(trainer)
     trainer.in_evaluation = "eval_strategy" in more
@@ -108,7 +108,9 @@ def refusals(out):
     found = {}
     for kinds in (KINDS, KEPT):
         for name, (value, change) in kinds.items():
-            refusal = refusal_of(trained, out, Own, value, change)
+            # All but this one are noticed in the first shard.
+            shards = 4 if change is Own.assign else 1
+            refusal = refusal_of(lambda value=value, change=change, n=shards: trained(out, Own, value, change, shards=n))
             found[name] = refusal and refusal[1]
     value, change = KINDS["a number"]
     refusal = refusal_of(lambda: trained(out, Own, value, change, eval_strategy="epoch"))
