@@ -31,6 +31,7 @@ from lockstep._data.batch import Batch
 from lockstep.integrations.accelerate._means import is_sum_with_another, means_of
 from lockstep.integrations.accelerate._program import PerShard, Program, follow, needed
 from lockstep.integrations.accelerate._promise import Node, Promise, is_part, leaf, promises_in, replaced
+from lockstep.integrations.accelerate._sizes import check_factors
 from lockstep.integrations.accelerate._structure import Path, join, map_tensors, shape_of, with_leaves
 
 _serials = itertools.count()
@@ -152,6 +153,8 @@ class TrainingBatch(PromisedBatch):
                 "accelerator.backward(loss) was called for an earlier batch. Call it before the loop fetches the next batch.",
                 code="backward-too-late",
             )
+        if weight is None:
+            check_factors(loss._node)
         means = means_of(loss._node)
         reduced = [node for node in self._alive() if isinstance(node.call, Reduced) and not node.was_run]
         program = self._program([loss._node, *(promise._node for promise in promises_in(weight)), *means, *reduced])

@@ -31,16 +31,20 @@ def means_of(loss: Node) -> list[Node]:
     return [found[number] for number in sorted(found)]
 
 
+def operation_of(node: Node) -> tuple[str, Sequence[Any]]:
+    """Returns the name of an operation, without underscores, and its arguments: ``add`` for ``a +
+    b``, ``torch.add(a, b)`` and ``a.add(b)``."""
+    if node.call is call_method and node.args:
+        owner, name, *rest = node.args
+        return name, (owner, *rest)
+    return getattr(node.call, "__name__", "").strip("_"), node.args
+
+
 def _terms(node: Node) -> Sequence[Promise]:
     """Returns the promises of which the value is a sum, difference or multiple."""
-    args = node.args
-    if node.call is call_method:
-        owner, name, *rest = args
-        if isinstance(owner, Promise) and name in _SAME:
-            return [owner]
-        args = (owner, *rest)
-    else:
-        name = getattr(node.call, "__name__", "").strip("_")
+    name, args = operation_of(node)
+    if node.call is call_method and isinstance(args[0], Promise) and name in _SAME:
+        return [args[0]]
     if node.kwargs:
         return []
     if name in ("neg", "pos", *_SAME) and len(args) == 1:
