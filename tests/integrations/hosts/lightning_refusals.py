@@ -80,13 +80,24 @@ def no_optimizer(strategy):
     fit(strategy, model)
 
 
-@refused("", RuntimeError)  # Lightning's, with a note
+@refused("number-of-optimizers")
 def several_optimizers(strategy):
     class Two(Net):
         def configure_optimizers(self):
             return [torch.optim.SGD(self.net[0].parameters(), 0.1), torch.optim.SGD(self.net[4].parameters(), 0.1)]
 
     fit(strategy, Two())
+
+
+@refused("", RuntimeError)
+def an_error_of_the_script(strategy):
+    model = Net()
+
+    def fails():
+        raise RuntimeError("of the script")
+
+    model.configure_optimizers = fails
+    fit(strategy, model)
 
 
 @refused("backward-overridden")

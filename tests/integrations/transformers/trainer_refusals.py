@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate.utils import ParallelismConfig
 from codes import refusal_of
 from trainer_features import PLACE, USUAL, Stream, accuracy, classifier, rows, running_mean
 from transformers.utils import logging
@@ -101,6 +102,7 @@ def plain_arguments(*args, **kwargs):
 CASES = [
     Case("deepspeed", {"deepspeed": {"zero_optimization": {"stage": 2}}}),
     Case("fsdp", {"fsdp": "full_shard"}),
+    Case("parallelism_config", {"parallelism_config": ParallelismConfig()}),
     Case("torch_compile", {"torch_compile": True}),
     Case("bf16_full_eval", {"bf16_full_eval": True}),
     Case("enable_jit_checkpoint", {"enable_jit_checkpoint": True}),

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.core import optimizer
 from lightning.pytorch.loops import fit_loop, training_epoch_loop
 from lightning.pytorch.loops.optimization import automatic
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
@@ -62,6 +63,7 @@ _RELIED_ON: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
         "_run",
         ("self.strategy.setup(self)", "self._signal_connector.register_signal_handlers()", "_run_stage"),
     ),
+    (optimizer, "_validate_multiple_optimizers_support", ("automatic_optimization", "len(optimizers) > 1", "RuntimeError")),
     (strategies.Strategy, "setup", ("convert_module", "model_to_device", "setup_optimizers", "setup_precision_plugin")),
     (result._ResultMetric, "update", ("self.value", "self.cumulated_batch_size", "value._forward_cache")),
 )
@@ -80,9 +82,13 @@ def missing() -> list[str]:
         for part in parts:
             place = source.find(part, place)
             if place < 0:
-                found.append(f"{owner.__module__}.{owner.__qualname__}.{name}: {part} is missing or in another order")
+                found.append(f"{_name_of(owner)}.{name}: {part} is missing or in another order")
                 break
     return found
+
+
+def _name_of(owner: Any) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
 
 
 # Batches
@@ -309,6 +315,16 @@ def device_type(trainer: Trainer) -> str:
     """Returns the device type of Lightning's accelerator."""
     name = type(trainer.strategy.accelerator).__name__
     return {"CPUAccelerator": "cpu", "CUDAAccelerator": "cuda"}.get(name, name)
+
+
+def is_about_several_optimizers(error: RuntimeError) -> bool:
+    """Returns whether Lightning raised the error because automatic optimization supports one
+    optimizer. It advises manual optimization."""
+    check = getattr(optimizer, "_validate_multiple_optimizers_support", None)
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return check is not None and place is not None and place.tb_frame.f_code is check.__code__
 
 
 def callback_state(callback: Callback) -> dict[str, Any]:

@@ -164,13 +164,18 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @override
     def setup_optimizers(self, trainer: Trainer) -> None:
+        module = self.lightning_module
+        assert module is not None
         try:
             super().setup_optimizers(trainer)
         except RuntimeError as error:
-            error.add_note(f"LockstepStrategy supports one optimizer, with automatic optimization. {LOOP}")
-            raise
-        module = self.lightning_module
-        assert module is not None
+            if not host.is_about_several_optimizers(error):
+                raise
+            raise UsageError(
+                f"{type(module).__name__}.configure_optimizers returned several optimizers, but LockstepStrategy needs exactly "
+                f"one, with automatic optimization. {LOOP}",
+                code="number-of-optimizers",
+            ) from None
         check_module(trainer, module)
         schedules = [config.scheduler for config in self.lr_scheduler_configs]
         self.model, *_ = self.team.prepare(module, *self.optimizers, *schedules)

@@ -122,11 +122,17 @@ def check_arguments(args: Any) -> None:
     """
     for refusal in ARGUMENTS:
         if refusal.applies(args):
-            value = getattr(args, refusal.name)
+            value = _short(getattr(args, refusal.name))
             raise ConfigError(
-                f"TrainingArguments({refusal.name}={value!r}) is not supported on lockstep: {refusal.why}",
+                f"TrainingArguments({refusal.name}={value}) is not supported on lockstep: {refusal.why}",
                 code="argument-of-trainer",
             )
+
+
+def _short(value: Any) -> str:
+    """Returns a text of one line."""
+    text = repr(value)
+    return f"{type(value).__name__}(...)" if "\n" in text else text
 
 
 def check_methods(kind: type) -> None:
