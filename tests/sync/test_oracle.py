@@ -169,6 +169,12 @@ def test_it_is_where_ddp_reduces_gradients_in_the_backward_pass(standing_crew):
     check(case, standing_crew(2, train, case, strategy="ddp"), is_exact=False)
 
 
+@pytest.mark.quick
+def test_it_is_where_gradients_are_weighted_as_they_come(standing_crew):
+    case = replace(JOINED, mixed=False)
+    check(case, standing_crew(1, train, case, strategy="single"), is_exact=False)
+
+
 @drawn(10)
 @given(case=cases([3, 4, 5, 7]), nproc=st.sampled_from([2, 3]))
 def test_it_is_on_several_processes_whatever_they_do(standing_crew, case, nproc):

@@ -26,7 +26,17 @@ from lockstep._base.config import RunConfig
 from lockstep._base.errors import ModelError, UsageError
 from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._sync.afterwards import reduce_afterwards
-from lockstep._sync.gradients import Gradients, add_weighted, detach_grads, is_left_out, is_narrow, usable, weigh, widen
+from lockstep._sync.gradients import (
+    Gradients,
+    add_weighted,
+    detach_grads,
+    is_left_out,
+    is_narrow,
+    separate,
+    usable,
+    weigh,
+    widen,
+)
 from lockstep._sync.protocol import Outcome, Sync
 from lockstep._sync.sharded import ShardedSync
 from lockstep._sync.start import broadcast_from_rank_0
@@ -162,6 +172,7 @@ class DDPSync(ShardedSync):
         self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
         # DDP's sums are complete, and already weighted.
         reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
+        separate(reduced)
         add_weighted(self._parameters, self._earlier, factor)
         self._sums[call] = {**self._earlier, **reduced}
         self._earlier = {}

@@ -34,6 +34,18 @@ def detach_grads(parameters: Iterable[Parameter]) -> Gradients:
     return detached
 
 
+def separate(gradients: Gradients) -> None:
+    """Copies gradients that begin at the same address, so that each can be changed in place.
+
+    Autograd may give several parameters one tensor, of which each sees a view (``rows[:, None] +
+    columns``)."""
+    addresses: set[int] = set()
+    for parameter, gradient in gradients.items():
+        if (address := gradient.data_ptr()) in addresses:
+            gradients[parameter] = gradient.clone()
+        addresses.add(address)
+
+
 def put_back(detached: Gradients) -> None:
     """Adds detached gradients to those computed since."""
     # Earlier + new, in this order on every rank, and into the earlier tensor, as PyTorch does.
@@ -96,8 +108,7 @@ def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float
         if gradient.is_sparse:
             raise _sparse(gradient)
         if not is_dropped:
-            # Autograd may give several parameters one tensor, of which each sees a view (``rows[:,
-            # None] + columns``).
+            # A copy, because several parameters may have one tensor: see ``separate``.
             weighted = weigh(gradient if is_narrow(gradient) else gradient.clone(), weight)
             earlier = sums.get(parameter)  # looked up once: hashing a tensor is a call in Python
             sums[parameter] = weighted if earlier is None else earlier.add_(weighted)
