@@ -33,6 +33,18 @@ def test_numbers_and_one_value_per_sample_become_one_float(value):
     assert (kind, number, type(number)) == (MEAN, 3.0, float)
 
 
+@pytest.mark.parametrize("reduction", [None, MEAN, SUM])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool])
+@pytest.mark.parametrize("kind", [torch.Tensor.clone, torch.Tensor.numpy], ids=["tensor", "array"])
+def test_a_value_that_is_changed_in_place_later_was_taken_as_it_was(kind, dtype, reduction):
+    if dtype is torch.bfloat16 and kind is torch.Tensor.numpy:
+        pytest.skip("NumPy has no bfloat16")
+    value = kind(torch.tensor([1, 0, 1, 1]).to(dtype))
+    (_, now), (_, before) = taken(value, reduction), taken(kind(torch.tensor([1, 0, 1, 1]).to(dtype)), reduction)
+    value[...] = 0
+    assert torch.equal(torch.as_tensor(now), torch.as_tensor(before))
+
+
 def test_one_value_per_sample_may_be_a_truth_value():
     assert taken(torch.tensor([True, False, True, True])) == (MEAN, 0.75)
 
