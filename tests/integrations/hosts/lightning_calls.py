@@ -1,10 +1,22 @@
 """What the tests of Lightning run in other processes: this one need not import it."""
 
+import os
+
 
 def run_row(name, root):
     import lightning_rows
 
     return lightning_rows.run_row(name, root)
+
+
+def run_row_by_torchrun(name, root, port):
+    """In a process with torchrun's variables, whose agent has a store at this port."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_RANK")
+    kept = {name: os.environ[name] for name in (*names, "PATH", "HOME") if name in os.environ}
+    os.environ.clear()
+    os.environ.update(kept, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    os.environ.update(TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_USE_AGENT_STORE="True")
+    return run_row(name, root)
 
 
 def run_refusal(name, root):

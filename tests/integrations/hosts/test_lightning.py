@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from lightning_calls import missing, missing_where_gradients_are_zeroed_first, run_refusal, run_row
+import torch
+from lightning_calls import missing, missing_where_gradients_are_zeroed_first, run_refusal, run_row, run_row_by_torchrun
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(100)]
 HERE = Path(__file__).parent
@@ -29,6 +30,12 @@ def test_weights_metrics_and_hooks_do_not_depend_on_the_number_of_processes(stan
     [one] = standing_crew(1, run_row, row, str(tmp_path / "1"))
     for processes in (2, 3) if row in ON_THREE else (2,):
         assert standing_crew(processes, run_row, row, str(tmp_path / str(processes))) == [one] * processes
+
+
+def test_a_training_that_torchrun_starts_is_the_same(standing_crew, tmp_path):
+    [one] = standing_crew(1, run_row, "plain", str(tmp_path / "1"))
+    agent = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert standing_crew(2, run_row_by_torchrun, "plain", str(tmp_path / "2"), agent.port) == [one] * 2
 
 
 @pytest.mark.parametrize("name", REFUSED)
