@@ -34,12 +34,12 @@ shows it."""
 
 class Nursery:
     """The process that launchers are forked from. ``popen`` starts it, elsewhere if that is not
-    ``subprocess.Popen``."""
+    ``subprocess.Popen``. ``imports``: modules that it imports too."""
 
-    def __init__(self, popen: Callable[..., Any] = subprocess.Popen) -> None:
+    def __init__(self, popen: Callable[..., Any] = subprocess.Popen, imports: Sequence[str] = ()) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno())]
+            command = [sys.executable, __file__, str(theirs.fileno()), *imports]
             self._process = popen(
                 command, cwd="/", stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
@@ -173,7 +173,7 @@ class Child:
         return self._status
 
 
-def main(control: socket.socket) -> tuple[int | None, socket.socket | None]:
+def main(control: socket.socket, imports: Sequence[str]) -> tuple[int | None, socket.socket | None]:
     """Fork launchers until nobody can ask any more. Only they return, with nothing on their
     stack."""
     # before torch, as in a fork server: what it has workers do at their end comes last
@@ -187,6 +187,7 @@ def main(control: socket.socket) -> tuple[int | None, socket.socket | None]:
         "lockstep._cli.run",
         "lockstep._launch.script",
         "lockstep._launch.elastic.run",
+        *imports,
     ):
         importlib.import_module(name)
     # looks for them, once for all
@@ -270,4 +271,4 @@ def run_as_python_does() -> None:
 
 
 if __name__ == "__main__":
-    run(*main(socket.socket(fileno=int(sys.argv[1]))))
+    run(*main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]))
