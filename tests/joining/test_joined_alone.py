@@ -63,6 +63,17 @@ def test_another_setting_is_refused_unless_it_is_allowed_and_then_holds(tmp_path
                 assert getattr(team.config, name) == settings.get(name, BIRTH[name])
 
 
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_a_pass_has_as_many_steps_as_its_loader_is_long(tmp_path, accumulate):
+    with join(tmp_path, shards=2, accumulate=accumulate, checkpoint_every="off") as team:
+        kinds = [numbers(length, drop_last=drop) for length in range(4, 30, 3) for drop in (False, True)]
+        kinds += [[torch.zeros(2, 1)] * length for length in range(1, 8)]
+        for loader in kinds:
+            prepared = team.prepare(loader)
+            before, num_batches = team.step, sum(1 for _ in prepared)
+            assert (num_batches, team.step - before) == (len(prepared), len(prepared)), loader
+
+
 def test_objects_come_back_in_the_order_given_and_as_prepared_before(team):
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -101,9 +112,9 @@ class InWorkers(Dataset):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_workers_fetch_samples_of_training_and_evaluation(tmp_path, workers):
     with join(tmp_path, shards=2, workers=workers) as team:
-        model, loader = team.prepare(nn.Linear(1, 1), DataLoader(InWorkers(), 4))
+        model, loader = team.prepare(nn.Linear(1, 1), DataLoader(InWorkers(), 4, num_workers=1 - workers))
         found = [x.unique().item() for batch in loader for x in batch.shards]
-        with team.evaluate(model, DataLoader(InWorkers(), 4)) as evaluation:
+        with team.evaluate(model, DataLoader(InWorkers(), 4, num_workers=1 - workers)) as evaluation:
             found += [x.unique().item() for x in evaluation.shards]
     assert {*found} == {float(workers)}
 
