@@ -15,3 +15,9 @@ def test_values_are_in_the_log_one_window_later_and_before_a_later_evaluation(st
     # with several processes, windows of two steps are compared while the next two run
     assert looks[4] == steps[: 5 - behind]
     assert looks[0] == []
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_values_of_a_step_that_is_left_are_not_in_the_log(standing_crew, nproc):
+    logged, *_ = standing_crew(nproc, log_scripts.leave_and_log, shards=2)
+    assert logged == [(step, {"before": step, "loss": step}) for step in range(1, 5)]

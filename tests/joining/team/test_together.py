@@ -9,12 +9,14 @@ import team_scripts
 pytestmark = pytest.mark.timeout(60)
 
 
+@pytest.mark.quick
 def test_main_comes_first(crew, tmp_path):
     for seen in crew(3, team_scripts.first_and_then, str(tmp_path / "order")):
         assert seen[0] == "0"
         assert sorted(seen) == ["0", "1", "2"]
 
 
+@pytest.mark.quick
 def test_a_failure_of_main_reaches_the_others_and_nobody_waits(crew):
     told = crew(3, team_scripts.fail_first, timeout_s=20.0)
     assert told[0] == ("OSError", "no download on rank 0")

@@ -65,12 +65,17 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
         shutil.copytree(source, run_dir)
     with lockstep.join(run_dir=str(run_dir), **{"checkpoint_every": 1, **settings}) as team:
         engine = team._engine
-        save, restorer = engine.saver.save, engine.restorer
+        save, keep_best, restorer = engine.saver.save, engine.saver.keep_best, engine.restorer
 
         def save_and_keep(*args: Any, **options: Any) -> None:
             save(*args, **options)
             assert engine.saver.wait_until_written()
             keep()
+
+        def keep_best_at_once(*args: Any) -> None:
+            keep_best(*args)
+            # While it is written, no checkpoint is saved: so steps that are faster are saved, too.
+            assert engine.saver.wait_until_written()
 
         def keep() -> None:
             if team.is_main:
@@ -88,7 +93,7 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
             parts = engine.collectives.all_gather_plain(_digests(files))
             return {**_leaves(state, "state"), **{k: v for part in parts for k, v in part.items()}}
 
-        engine.saver.save = save_and_keep
+        engine.saver.save, engine.saver.keep_best = save_and_keep, keep_best_at_once
         if restorer is not None:
             restorer.apply = apply
         SCRIPTS[name](team, *([] if num_epochs is None else [num_epochs]))
