@@ -26,7 +26,8 @@ class Run:
 
     def __init__(self, now):
         self.now = now
-        self.clock = StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu"))
+        self.saving = SimpleNamespace(pause_s=0.0)
+        self.clock = StepClock(self.saving, torch.device("cpu"))
         self.parts, self.rows, self.told = dict.fromkeys(PARTS, 0.0), [], []
         self.clock.tell = lambda rows, busy: self.told.append(busy)
         self.clock.begin_pass(0, 1, None, 0)
@@ -93,3 +94,27 @@ def test_parts_add_up_to_the_pass_and_rows_have_what_a_rank_did_since_the_last_e
         assert [row for row, _ in run.rows] == expected
         assert run.told == [busy for _, busy in run.rows]
         assert run.clock.step_s == pytest.approx(math.fsum(took) / len(took) if took else 0.0)
+
+
+@settings(deadline=None, max_examples=15, derandomize=True, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.lists(st.tuples(seconds, seconds, seconds), max_size=4), seconds, seconds)
+def test_pauses_for_checkpoints_before_steps_and_between_passes_count_as_such_once(drawn, between, outside):
+    now = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_clock, "perf_counter", lambda: now[0])
+        run = Run(now)
+        for _ in range(2):
+            run.clock.begin_pass(0, 2, None, 0)
+            run.parts = dict.fromkeys(PARTS, 0.0)
+            for number, (data, pause, script) in enumerate(drawn):
+                run.spend("data", data)
+                run.spend("checkpoint", pause)
+                run.saving.pause_s += pause
+                run.clock.begin_step(number)
+                run.spend("script", script)
+                run.clock.end_step(number, 1)
+                run.clock.mark((LOADING, now[0]))
+            assert run.clock.take() == run.parts
+            run.clock.end_pass(0, exhausted=True)
+            run.saving.pause_s += between
+            now[0] += between + outside
