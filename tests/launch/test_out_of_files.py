@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 
 OPENS = """
-import os, resource, sys
+import os, resource, sys, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
 files = []
 def open_all():
@@ -18,6 +18,8 @@ def main():
             open_all()
         except Exception:
             raise
+    else:
+        time.sleep(50)  # until it is ended: the other one may still connect to it
 main()
 """
 
