@@ -16,6 +16,7 @@ BENCH ?=#                 the only benchmark to run, by name: make bench BENCH=s
 BENCH_ARGS ?=#            options of the benchmark: make bench BENCH=startup BENCH_ARGS="--nproc 8"
 FAULTS ?=#                the only table of faults: make mutants FAULTS=tests/mutants/sync.toml
 SURVEY ?=#                make mutants SURVEY=1: all tests of CI (TIER=quick: of make test) on groups of faults (GROUP=8), by hand
+LOWEST ?= 2.6.0#          version of Lightning of make lowest
 PYTHONS ?= 3.11 3.13#    Python versions of make python
 
 VENV := .venv
@@ -37,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One target at a time, also with make -j: these commands measure time.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test test-all test-failed test-longest soak scale soak-cluster cluster check bench bench-install gpu simulated mutants wheel release-check docs python clean
+.PHONY: help install horovod demo test test-all test-failed test-longest soak scale soak-cluster cluster check bench bench-install gpu simulated lowest mutants wheel release-check docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -105,6 +106,11 @@ gpu: $(if $(GIVEN_PYTHON),,$(STAMP)) ## run the first tests on a CUDA GPU and wr
 # For the time limit, see test-all.
 simulated: $(STAMP) ## test the code paths of a GPU on a simulated device (built once with g++, a minute; kept in ~/.cache)
 	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder $(or $(SIMULATED),tests/simulated tests/cuda) $(ARGS)
+
+lowest: $(STAMP) ## run Lightning's tests with the lowest version of it that is supported (LOWEST=2.6.0, installed into build/)
+	@test -d build/lightning-$(LOWEST) || $(VENV)/bin/python -m pip install --disable-pip-version-check -qq --no-deps --target build/lightning-$(LOWEST) lightning==$(LOWEST)
+	@PYTHONPATH=build/lightning-$(LOWEST) $(VENV)/bin/python -c "import lightning; assert lightning.__version__ == '$(LOWEST)'"
+	PYTHONPATH=$(CURDIR)/build/lightning-$(LOWEST) $(PYTEST) -q -n $(or $(JOBS),2) --dist loadfile -m "not longest and not cuda" tests/integrations/hosts/test_lightning*.py $(ARGS)
 
 mutants: $(STAMP) ## plant the faults of tests/mutants, one at a time, and run the tests that must fail (ARGS="--only buffers")
 	$(VENV)/bin/python tests/mutants/$(if $(SURVEY),survey.py $(if $(TIER),--tier $(TIER)) $(if $(GROUP),--group $(GROUP)),run.py) $(if $(JOBS),--jobs $(JOBS)) $(FAULTS) $(ARGS)

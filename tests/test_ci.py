@@ -39,7 +39,7 @@ def run_ci(tmp_path):
     ("job", "targets"),
     [
         ("check", ["install", "check", "wheel"]),
-        ("test", ["install", "horovod", "test-all"]),
+        ("test", ["install", "horovod", "test-all", "lowest"]),
         ("simulated", ["install", "simulated"]),
         ("mutants", ["install", "mutants"]),
     ],
@@ -51,12 +51,14 @@ def test_a_job_runs_what_it_needs(run_ci, job, targets):
 def test_all_jobs_run_in_order_without_an_argument(run_ci):
     status, targets = run_ci()
     assert status == 0
-    in_order = ["install", "check", "wheel", "test-all", "simulated", "mutants"]
+    in_order = ["install", "check", "wheel", "test-all", "lowest", "simulated", "mutants"]
     assert [target for target in targets if target != "horovod"] == in_order
     assert targets.index("horovod") < targets.index("test-all")
 
 
-@pytest.mark.parametrize(("fails", "last"), [(name, name) for name in ("install", "check", "simulated", "mutants")])
+@pytest.mark.parametrize(
+    ("fails", "last"), [(name, name) for name in ("install", "check", "lowest", "simulated", "mutants")]
+)
 def test_nothing_runs_after_a_failure(run_ci, fails, last):
     status, targets = run_ci(fails=fails)
     assert status != 0

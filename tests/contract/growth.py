@@ -19,7 +19,7 @@ LOOKS = (34, 54)
 VARYING = {"_closed", "_marks", "_said"}
 """The attributes whose number of items depends on times: lines of the log that are not complete
 yet, the marks of a step's clock, and the kinds of notices that were given."""
-MOST_S = 20.0
+MOST_S = 5.0
 """For how long what another thread of this process has under way is waited for."""
 
 
