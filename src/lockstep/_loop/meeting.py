@@ -40,6 +40,7 @@ _FOUND, _REPORTED = "lockstep/parting found", "lockstep/parting reported"
 """The keys of the store: the number of ranks that have found that they parted, and whether the
 first of them has reported it."""
 _REPORT_S = timedelta(seconds=5)
+"""How long a rank waits for the report of another: a line in a file, unless that rank is ended."""
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.0001, 0.02
 _MOST_ASKED_PER_S = 2000
 """The most requests a second to the store, by all ranks together that wait for the last: it also

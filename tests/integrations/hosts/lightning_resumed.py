@@ -5,6 +5,7 @@ import contextlib
 import warnings
 
 import lightning as L
+from checkpoint_files import save_at_once
 from lightning_rows import SETTINGS, Net, data, outcome, trainer
 from torch.utils.data import DataLoader
 
@@ -44,13 +45,7 @@ def fitted(how, run_dir):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         strategy = LockstepStrategy(**{**SETTINGS, "run_dir": str(run_dir), "checkpoint_every": 1, "keep": 99})
-        saver, save = strategy.team._engine.saver, strategy.team._engine.saver.save
-
-        def save_now(*args, **options):
-            save(*args, **options)
-            assert saver.wait_until_written()
-
-        saver.save = save_now
+        save_at_once(strategy.team._engine.saver)
         try:
             L.seed_everything(3, verbose=False)
             seen, one, model = Seen(), trainer(strategy, max_epochs=3, **HOW[how]), Net()

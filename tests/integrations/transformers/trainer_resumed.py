@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from checkpoint_files import save_at_once
 from trainer_features import FEATURES, SHARDS, come_to, prepared
 
 from lockstep.integrations.transformers import Trainer, TrainingArguments
@@ -15,13 +16,7 @@ def train(name, out, run_dirs):
 def trained(name, out, run_dir):
     settings = {"run_dir": str(run_dir), "checkpoint_every": 1, "keep": 99}
     trainer = prepared(name, Trainer, TrainingArguments, Path(out), shards=SHARDS, lockstep=settings)
-    saver, save = trainer.team._engine.saver, trainer.team._engine.saver.save
-
-    def save_now(*args, **options):
-        save(*args, **options)
-        assert saver.wait_until_written()
-
-    saver.save = save_now
+    save_at_once(trainer.team._engine.saver)
     try:
         return come_to(trainer, FEATURES[name].act)
     finally:
