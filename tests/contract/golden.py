@@ -1,0 +1,111 @@
+"""The bits of a tree, taken down before a change and compared after it.
+
+::
+
+    python tests/contract/golden.py bits.json       # writes the file
+    python tests/contract/golden.py bits.json       # there now: names what differs, with status 1
+
+Every training of the corpus runs with each strategy that trains it, with ``exact`` on 1, 2 and 3
+processes, and examples/digits.py and examples/transformer.py on 2. The contract's tests compare
+numbers of processes with each other; a change that is wrong alike on all of them shows only here.
+Bits differ between kinds of CPU and versions of PyTorch, so a file belongs to the machine that
+wrote it."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "examples")])  # for the processes of a launch
+
+from contract_corpus import CORPUS, ROUNDED, SHARDED  # noqa: E402
+
+import lockstep  # noqa: E402
+
+EXAMPLES = ("digits.py", "transformer.py")
+LAUNCHES = [
+    *(("exact", nproc, CORPUS) for nproc in (1, 2, 3)),
+    *(("fsdp", nproc, SHARDED) for nproc in (1, 2)),
+    ("ddp", 2, ROUNDED),
+    ("single", 1, ROUNDED),
+]
+
+
+def digest(value):
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def train(corpus, strategy):
+    """What a rank sees of each training, or the error that it ends with, as a digest."""
+    join, found = lockstep.join, {}
+    for name, training in corpus.items():
+        settings = {"shards": 4, "checkpoint_every": "off", **training.settings, "strategy": strategy}
+        teams = []
+
+        def joined(settings=settings, teams=teams, **more):
+            teams.append(join(**{"threads": 1, "progress": "off", **settings, **more}))
+            return teams[-1]
+
+        lockstep.join = joined
+        try:
+            found[name] = digest(training.task())
+        except lockstep.LockstepError as error:
+            found[name] = f"{type(error).__name__} {error.code}"
+        for team in teams:
+            team.close()
+    return found
+
+
+def example(name):
+    """The digest of the weights and the optimizer's state that an example ends with."""
+    with tempfile.TemporaryDirectory() as run_dir:
+        command = [
+            sys.executable,
+            "-m",
+            "lockstep",
+            "run",
+            "--nproc-per-node",
+            "2",
+            "--run-dir",
+            run_dir,
+            ROOT / "examples" / name,
+        ]
+        subprocess.run(list(map(str, command)), stdout=subprocess.DEVNULL, check=True)
+        [manifest] = Path(run_dir).glob("checkpoints/*/manifest.json")
+        files = json.loads(manifest.read_text())["files"]
+    return digest([files[name]["sha256"] for name in sorted(files) if name.endswith(".safetensors")])
+
+
+def bits():
+    """The digest of every training, by its strategy, its number of processes and its name."""
+    found = {}
+    for strategy, nproc, corpus in LAUNCHES:
+        ranks = lockstep.launch(train, corpus, strategy, nproc=nproc, progress="off")
+        found.update({f"{strategy} {nproc}: {name}": [each[name] for each in ranks] for name in corpus})
+        print(f"{strategy} on {nproc}: {len(corpus)} trainings", file=sys.stderr, flush=True)
+    return {**found, **{name: example(name) for name in EXAMPLES}}
+
+
+def main():
+    path = Path(sys.argv[1]).absolute()
+    before = json.loads(path.read_text()) if path.exists() else None
+    with tempfile.TemporaryDirectory() as cwd:
+        os.chdir(cwd)
+        now = bits()
+    if before is None:
+        path.write_text(json.dumps(now, indent=1))
+        print(f"{len(now)} digests in {path}")
+        return 0
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    print("\n".join([f"{len(now) - len(changed)} of {len(now)} as before", *changed]))
+    return bool(changed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
