@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from lockstep._loop.ledger import Ledger
 from lockstep._plan.blocks import blocks_of
 from lockstep._plan.shards import plan_step
+from lockstep._sync.news import NOTHING
 
 
 class Exchanges:
@@ -65,7 +66,7 @@ class Rank:
             self._exchanges.rows.append(rows)
         return rows
 
-    def phase(self, shard, num_samples=8, phase=0, keys=(), step=None):
+    def phase(self, shard, num_samples=8, phase=0, news=NOTHING, step=None):
         """A phase of the next step, in which ``shard(ledger, micro)`` is run for each shard of this
         rank. Returns the outcome and the values."""
         self.step = step or self.step + 1
@@ -73,7 +74,7 @@ class Rank:
         for micro in plan.micro_batches:
             shard(self.ledger, micro)
             self.ledger.end_shard(micro)
-        return self.ledger.settle(plan, phase, keys, self.gather, self.step)
+        return self.ledger.settle(plan, phase, news, self.gather, self.step)
 
 
 def on_ranks(sizes, work):

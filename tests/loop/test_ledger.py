@@ -3,12 +3,14 @@ they are like before, and an error if the ranks do not do the same."""
 
 import math
 import random
+from dataclasses import fields
 
 import pytest
 import torch
 from ledger_ranks import on_ranks
 
 from lockstep._base.errors import DataError, LockstepError, LossError, MismatchError, PeerError, UsageError
+from lockstep._sync.news import NOTHING, News
 
 pytestmark = pytest.mark.timeout(30)
 BLOCKS = [(4,), (2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1)]
@@ -173,8 +175,25 @@ def test_a_name_that_is_used_no_more_takes_no_room_after_a_while():
 
 
 def test_what_ranks_have_new_reaches_all_in_rank_order_and_once():
-    results, _ = on_ranks((1, 1), lambda rank: rank.phase(add_names(), keys=[rank._rank, "both"])[0].new_keys)
-    assert results == [(0, "both", 1)] * 2
+    def news_of(rank):
+        return News([(0, rank), (1, 7)], [(rank, 0)], [rank, 7], [f"look {rank}", "look"], [5], rank == 1)
+
+    results, _ = on_ranks((1, 1), lambda rank: rank.phase(add_names(), news=news_of(rank._rank))[0].news)
+    everyones = News([(0, 0), (1, 7), (0, 1)], [(0, 0), (1, 0)], [0, 7, 1], ["look 0", "look", "look 1"], [5, 5], True)
+    assert results == [everyones] * 2
+
+
+@pytest.mark.parametrize("field", [each.name for each in fields(News)])
+def test_news_of_each_kind_on_one_rank_reaches_the_other(field):
+    alone = {"has_other_parameters": True}.get(field, [3])
+
+    def work(rank):
+        rank.phase(add_names(("loss", 1.0)))
+        return rank.phase(add_names(("loss", 1.0)), news=News(**{field: alone}) if rank._rank else NOTHING)[0].news
+
+    results, exchanges = on_ranks((1, 1), work)
+    assert [getattr(news, field) for news in results] == [alone] * 2
+    assert exchanges.num_pages == 2
 
 
 def test_a_phase_that_is_left_is_in_no_later_exchange():

@@ -114,7 +114,7 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
                         sync.drop()
                         break
                 else:
-                    outcome, _ = ledger.settle(plan, phase, sync.new_keys(), sync.gather, step)
+                    outcome, _ = ledger.settle(plan, phase, sync.news(), sync.gather, step)
                     sync.end_phase(outcome)
                 state = {name: tensor.clone() for name, tensor in model.named_buffers()}
                 grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}

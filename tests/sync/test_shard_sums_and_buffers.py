@@ -204,9 +204,9 @@ def test_the_set_of_parameters_that_learns_most_often_is_not_forgotten_for_other
             sync.begin_shard(micro)
             sync.backward(sum(layer(torch.ones(2, 2)).mean() for layer in layers), 0, 0.5, {})
             sync.end_shard()
-        keys = sync.new_keys()
-        sync.end_phase(Outcome([None], keys))
-        if keys:
+        news = sync.news()
+        sync.end_phase(Outcome([None], news))
+        if news:
             unknown.append(step)
     sync.close()
     assert unknown == [1, 2, *range(3, 25, 2)]

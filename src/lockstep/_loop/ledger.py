@@ -30,7 +30,7 @@ import math
 import operator
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -54,6 +54,7 @@ from lockstep._data.values import (
     take,
 )
 from lockstep._plan.shards import MicroBatch, StepPlan
+from lockstep._sync.news import NOTHING, News
 from lockstep._sync.protocol import Outcome
 from lockstep._world.comm.agreement import compare_ranks
 from lockstep._world.comm.collectives import Collectives
@@ -98,12 +99,17 @@ class _Page:
     """The weighted sum of numbers and the sum of their weights, by name and slot."""
     others: list[tuple[str, int, Entry]] = field(default_factory=list)
     """The names, slots and entries of what no float can express: tensors and large integers."""
-    new_keys: tuple[Hashable, ...] = ()
+    news: News = NOTHING
     followers: int = 0
 
     @property
     def names(self) -> set[Name]:
         return {name for name, _ in self.values}
+
+    @classmethod
+    def received(cls, fields: dict[str, Any]) -> _Page:
+        """Returns the page that was sent as ``asdict``."""
+        return cls(**{**fields, "news": News(**fields["news"])})
 
     def entries(self) -> list[tuple[str, int, Entry]]:
         """Returns all names, slots and entries."""
@@ -132,7 +138,7 @@ class _Foreseen:
         """Whether a page has this form."""
         # Fewer calls or names than foreseen fit into the row, as empty slots: a rank without
         # samples has none at all.
-        has_more = page.new_keys or page.others or page.followers or not page.names <= self.names.keys()
+        has_more = page.news or page.others or page.followers or not page.names <= self.names.keys()
         return not has_more and page.kinds == self.kinds[: len(page.kinds)]
 
     def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
@@ -322,7 +328,7 @@ class Ledger:
         self._page.others.append((name, slot, (kind, value, weight)))
 
     def settle(
-        self, plan: StepPlan, phase: int, new_keys: Sequence[Hashable], gather: Gather, step: int, followers: int = 0
+        self, plan: StepPlan, phase: int, news: News, gather: Gather, step: int, followers: int = 0
     ) -> tuple[Outcome, dict[str, Total]]:
         """Exchanges the weights and values of the phase with the other ranks. Every rank must call
         it; it blocks until all have.
@@ -330,7 +336,7 @@ class Ledger:
         Args:
             plan: the plan of the step.
             phase: the index of the phase in the step.
-            new_keys: ``Sync.new_keys`` of this rank, for the other ranks.
+            news: of this rank, for the other ranks.
             gather: ``Sync.gather``, which may send the row along with the gradients.
             step: the step number, for messages.
             followers: ``Outcome.followers`` of this rank, for the other ranks.
@@ -350,12 +356,12 @@ class Ledger:
         if self._on_device or self._given:
             self._wait_for_devices()
         page = self._page
-        if self._is_alone and not (page.values or page.weights or page.others or new_keys):
+        if self._is_alone and not (page.values or page.weights or page.others or news):
             num_calls = len(page.kinds)
             page.kinds.clear()
             return Outcome([None] * num_calls), {}
         self._page = _Page()
-        page.new_keys, page.followers = tuple(new_keys), followers
+        page.news, page.followers = news, followers
         pages = [page] if self._is_alone else self._exchange(plan, page, (step, phase), gather)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
@@ -369,8 +375,8 @@ class Ledger:
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         in_order = (item for peer in pages for item in sorted(peer.entries(), key=operator.itemgetter(1)))
         values = dict(sorted(combine(((name, entry) for name, _, entry in in_order)).items()))
-        together = dict.fromkeys(item for peer in pages for item in peer.new_keys)
-        return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.followers for peer in pages))), values
+        news = News.of_all([peer.news for peer in pages])
+        return Outcome(totals, news, functools.reduce(operator.or_, (peer.followers for peer in pages))), values
 
     def _exchange(self, plan: StepPlan, page: _Page, at: tuple[int, int], gather: Gather) -> list[_Page]:
         """Exchanges the pages of all ranks. ``at``: the step, and the phase's index in it."""
@@ -417,7 +423,7 @@ class Ledger:
         self._first_data = []
         # All ranks see the flags of all, so they agree on whether a second exchange follows.
         if any(row[2] for row in lines):
-            return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
+            return [_Page.received(fields) for fields in self._collectives.all_gather_plain(asdict(page))]
         return [self._read(row, first, form, weighted, slots) for row in lines]
 
     def _data_checksum(self) -> float:

@@ -52,6 +52,7 @@ from lockstep._prepare.state_adapters import parameters_of
 from lockstep._prepare.trained import TrainedObjects
 from lockstep._prepare.unprepared import refuse
 from lockstep._sync.gradients import Gradients, detach_grads, put_back
+from lockstep._sync.news import NOTHING
 from lockstep._sync.protocol import Outcome, ShardSync, Sync
 
 
@@ -418,9 +419,9 @@ class Phases(PhaseDriver):
         assert batch is not None
         if self.guards.is_strict:
             self.guards.weights.check_unchanged(self.step)
-        new_keys = sync.new_keys() if self._combines else ()
+        news = sync.news() if self._combines else NOTHING
         followers = self._followers(batch.plan) if len(self.opened) > 1 else 0
-        self._settled = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, followers)
+        self._settled = self._ledger.settle(batch.plan, self.num_done, news, sync.gather, self.step, followers)
 
     @override
     def end_phase(self) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -267,21 +267,19 @@ class ShardBuffers:
         ``warn_of_lost_changes`` on every rank. Nearly always empty."""
         return list(map(str, self._looks))
 
-    def warn_of_lost_changes(self, new_keys: Iterable[Hashable]) -> None:
+    def warn_of_lost_changes(self, looks: Iterable[str]) -> None:
         """Warns where combining the shards' changes has lost something, once for each name.
 
         Args:
-            new_keys: the ``looks`` of all ranks among them, the same on every rank.
+            looks: the ``looks`` of all ranks, the same on every rank.
         """
         by_buffer: dict[tuple[int, int], list[Look]] = {}
-        for item in new_keys:
-            if isinstance(item, str):
-                look = Look.parse(item)
-                by_buffer.setdefault((look.owner, look.slot), []).append(look)
-        for (owner, number), looks in sorted(by_buffer.items()):
+        for look in map(Look.parse, looks):
+            by_buffer.setdefault((look.owner, look.slot), []).append(look)
+        for (owner, number), found in sorted(by_buffer.items()):
             slot = self._owners[owner].slots[number]
             name = type(slot.module).__name__, slot.name
-            loss = find_lost_changes(looks, is_averaged=slot.start.is_floating_point() or slot.start.is_complex())
+            loss = find_lost_changes(found, is_averaged=slot.start.is_floating_point() or slot.start.is_complex())
             if loss is not None and name not in self._told:
                 self._told.add(name)
                 if not dist.is_initialized() or dist.get_rank() == 0:

@@ -20,7 +20,7 @@ Ranks may have different numbers of shards, or none in a step, and their backwar
 buckets at different times. They still make the same sequence of exchanges:
 
 1. buckets that earlier phases of this index had, sorted by backward call and bucket: within the
-   last backward pass, or in ``new_keys`` by a rank that has no such backward pass;
+   last backward pass, or in ``news`` by a rank that has no such backward pass;
 2. the rows of the ledgers, from which each rank learns which other buckets some rank has;
 3. these buckets, sorted, and the changes of buffers.
 
@@ -36,7 +36,7 @@ of ranks can wait for each other in a circle, whatever their speed."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +56,7 @@ from lockstep._sync.buckets import Bucket, keep_freed_memory, make_buckets
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.exchange import Exchange
 from lockstep._sync.gradients import came_in_pieces, has_gradient, on_gradient, refuse_create_graph, take_gradient
+from lockstep._sync.news import News
 from lockstep._sync.ordered import OrderedExchange
 from lockstep._sync.protocol import Outcome, Sync
 from lockstep._sync.start import broadcast_from_rank_0
@@ -109,8 +110,8 @@ class _History:
     def __init__(self) -> None:
         self.buckets: dict[tuple[Layout, int], set[int]] = {}
         """The buckets in which any shard had gradients, for each layout and backward call."""
-        self.owners: set[int] = set()
-        """The indices of the modules whose buffers any shard has changed."""
+        self.modules: set[int] = set()
+        """The numbers of the modules whose buffers any shard has changed."""
         self.slots: dict[tuple[Layout, int, int], _Slots | None] = {}
         """The slots of each bucket on a GPU, by layout, backward call and bucket. A bucket without
         an entry has yet to be read for the first time. Reading its counts waits for the GPU, so
@@ -283,10 +284,7 @@ class ExactSync(Sync):
         self._next_shard = shard + 1
 
     @override
-    def new_keys(self) -> Sequence[Hashable]:
-        """Returns ``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of sent
-        buckets in which other parameters had one than before, the indices of modules whose buffers
-        have changed, and ``ShardBuffers.looks``."""
+    def news(self) -> News:
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
@@ -296,13 +294,17 @@ class ExactSync(Sync):
             for call in range(self._num_calls, self._most_calls()):
                 for index in self._foreseen(call):
                     self._start(call, index)
-        owners = {owner for node in self._changes for owner in node.value}
-        more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
-        for call, index in self._sent:
-            known = self._history.slots.get((self._layout, call, index))
-            if known is not None and known.own != self._sums[call, index].used:
-                more.append((call, index, "slots"))
-        return [*more, *sorted(owners - self._history.owners), *self.buffers.looks()]
+        modules = {number for node in self._changes for number in node.value}
+        return News(
+            buckets=[key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used],
+            slots=[key for key in self._sent if self._has_other_slots(*key)],
+            modules=sorted(modules - self._history.modules),
+            looks=self.buffers.looks(),
+        )
+
+    def _has_other_slots(self, call: int, index: int) -> bool:
+        known = self._history.slots.get((self._layout, call, index))
+        return known is not None and known.own != self._sums[call, index].used
 
     @torch.no_grad()
     @override
@@ -320,22 +322,22 @@ class ExactSync(Sync):
     @torch.no_grad()
     @override
     def end_phase(self, outcome: Outcome) -> None:
-        more = [key for key in outcome.new_keys if isinstance(key, tuple)]
+        news = outcome.news
         # Sorted: every rank must start new buckets in the same order, since the tags of messages
-        # are assigned in the order of starts. (The keys came by rank, each rank's own first seen
+        # are assigned in the order of starts. (The news came by rank, each rank's own first seen
         # first.)
-        for call, index, *_ in sorted(key for key in more if len(key) == 2):
+        for call, index in sorted(news.buckets):
             self._start(call, index)
             self._history.buckets.setdefault((self._layout, call), set()).add(index)
-        for call, index, *_ in (key for key in more if len(key) == 3):
+        for call, index in news.slots:
             self._history.slots[self._layout, call, index] = None
-        self._history.owners.update(owner for owner in outcome.new_keys if isinstance(owner, int))
-        changes = self.buffers.start_sums(self._history.owners, self._changes, self._send)
+        self._history.modules.update(news.modules)
+        changes = self.buffers.start_sums(self._history.modules, self._changes, self._send)
         self._exchange.finish()
         for exchange in self._on_gpus.values():
             exchange.finish()
         self.buffers.apply(changes)
-        self.buffers.warn_of_lost_changes(outcome.new_keys)
+        self.buffers.warn_of_lost_changes(news.looks)
         for call, index in sorted(self._sent):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             # Divided once, after the sum: dividing each leaf would round V times, and the total of

@@ -9,7 +9,7 @@ the model equally often: each has the same number of shards, and none may be emp
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from lockstep._sync.gradients import (
     take_gradient,
     usable,
 )
+from lockstep._sync.news import News
 from lockstep._sync.norms import WholeNorms
 from lockstep._sync.ordered import OrderedExchange
 from lockstep._sync.protocol import Outcome, Sync
@@ -50,8 +51,6 @@ from lockstep._sync.used_parameters import UsedParameters
 from lockstep._world.comm.dtensors import cut_like, is_dtensor
 from lockstep._world.comm.group import Transport, default_group
 from lockstep._world.devices import move
-
-_USED, _ORDER = "used", "order"
 
 
 class FSDPSync(Sync):
@@ -266,17 +265,15 @@ class FSDPSync(Sync):
             push(self._changes, Node(micro.shard, 1, changes), add_changes)
 
     @override
-    def new_keys(self) -> Sequence[Hashable]:
-        """Whether other parameters than before had gradients, each rank's order of units where it
-        is new, the modules whose buffers have changed for the first time, and looks at buffers."""
-        more: list[Hashable] = []
-        if self._used.is_new:
-            more.append((_USED,))
+    def news(self) -> News:
         order = self._runs.new_order()
-        if order is not None:
-            more.append((_ORDER, self._rank, order))
-        owners = {owner for node in self._changes for owner in node.value}
-        return [*more, *sorted(owners - self._changing), *self.buffers.looks()]
+        modules = {number for node in self._changes for number in node.value}
+        return News(
+            modules=sorted(modules - self._changing),
+            looks=self.buffers.looks(),
+            unit_orders=() if order is None else (order,),
+            has_other_parameters=self._used.is_new,
+        )
 
     @override
     def gather(self, row: list[float]) -> list[list[float]] | None:
@@ -285,15 +282,15 @@ class FSDPSync(Sync):
     @torch.no_grad()
     @override
     def end_phase(self, outcome: Outcome) -> None:
-        keys = [key for key in outcome.new_keys if isinstance(key, tuple)]
-        self._runs.agree([key[2] for key in keys if key[0] == _ORDER], self._world_size, self._step)
-        if any(key[0] == _USED for key in keys):
+        news = outcome.news
+        self._runs.agree(news.unit_orders, self._world_size, self._step)
+        if news.has_other_parameters:
             self._used.exchange(len(outcome.totals), len(self._parameters))
-        self._changing.update(number for number in outcome.new_keys if isinstance(number, int))
+        self._changing.update(news.modules)
         changes = self.buffers.start_sums(self._changing, self._changes, self._exchange.start)
         self._exchange.finish()
         self.buffers.apply(changes)
-        self.buffers.warn_of_lost_changes(outcome.new_keys)
+        self.buffers.warn_of_lost_changes(news.looks)
         for call, slices, row in self._gradients.totals():
             total = outcome.totals[call] if call < len(outcome.totals) else None
             self._set_gradients(call, slices, row if total is None else row.div_(total))

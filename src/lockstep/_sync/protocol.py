@@ -4,18 +4,18 @@ Who calls what in a phase, on a rank with two shards::
 
     begin_phase                           local
     begin_shard, backward, end_shard      for each micro-batch; backward may exchange
-    new_keys                              after the last shard; starts what earlier phases had
+    news                                  after the last shard; starts what earlier phases had
     gather                                the rows of all ranks (``loop.ledger``): all wait
     end_phase                             starts the rest: all wait
 
-A row is what a rank's ledger has recorded in the phase: weights and values. ``new_keys`` comes
+A row is what a rank's ledger has recorded in the phase: weights and values. ``news`` comes
 before the exchange of rows and ``end_phase`` after it, because a rank learns only from the others'
 rows which gradients and buffers, that no earlier phase had, some rank has in this one. In a phase
 like the one before it, that is none, and nothing but the rows and the gradients is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._sync.buffers import ShardBuffers
+from lockstep._sync.news import NOTHING, News
 
 
 @dataclass(slots=True)
@@ -32,8 +33,8 @@ class Outcome:
 
     totals: Sequence[float | None]
     """For each backward call, the divisor of its sum over all shards; None: not divided."""
-    new_keys: Sequence[Hashable] = ()
-    """The results of ``Sync.new_keys`` of all ranks, in order, without duplicates."""
+    news: News = NOTHING
+    """What any rank has told by ``Sync.news``."""
     followers: int = 0
     """The loops over second batches (``zip(a.shards, b.shards)``) that belonged to the phase on any
     rank, as bits in the order in which the script opened them."""
@@ -66,7 +67,7 @@ class Sync(ShardSync, Protocol):
 
     In each phase every rank calls ``begin_phase``. For each of its micro-batches, if any, it calls
     ``begin_shard``, ``backward`` as often as the script does, and ``end_shard``. Then it calls
-    ``new_keys``; ``gather``, by which the ledger settles weights and values; and ``end_phase``,
+    ``news``; ``gather``, by which the ledger settles weights and values; and ``end_phase``,
     which synchronizes gradients and buffers. It calls ``drop`` instead, at any point, if all ranks
     end or leave the step.
     """
@@ -115,9 +116,9 @@ class Sync(ShardSync, Protocol):
             phase: index of the phase in the step, from 0.
         """
 
-    def new_keys(self) -> Sequence[Hashable]:
-        """Returns what the other ranks must learn about the phase because no earlier phase of this
-        index had it. May communicate: it starts the exchange of what earlier phases had."""
+    def news(self) -> News:
+        """Returns what the other ranks must learn about the phase. May communicate: it starts the
+        exchange of what earlier phases had."""
 
     def gather(self, row: list[float]) -> list[list[float]] | None:
         """Gathers the row of each rank's ledger, in one message with the gradients of the phase.

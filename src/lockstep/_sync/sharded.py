@@ -3,7 +3,7 @@ sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from typing_extensions import override
 from lockstep._plan.shards import MicroBatch, StepPlan, num_filled
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.gradients import Gradients, add_weighted, usable
+from lockstep._sync.news import News
 from lockstep._sync.protocol import Outcome, Sync
 
 
@@ -77,11 +78,9 @@ class ShardedSync(Sync):
             add_changes(self._changes, changes)
 
     @override
-    def new_keys(self) -> Sequence[Hashable]:
-        """Returns the modules whose buffers have changed for the first time, and
-        ``ShardBuffers.looks``."""
+    def news(self) -> News:
         new = [number for number in sorted(self._changes) if number not in self._changing]
-        return [*new, *self.buffers.looks()]
+        return News(modules=new, looks=self.buffers.looks())
 
     @override
     def gather(self, row: list[float]) -> list[list[float]] | None:
@@ -98,9 +97,9 @@ class ShardedSync(Sync):
                 gradients[parameter] = gradient if earlier is None else earlier.add_(gradient)
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.to(parameter.dtype)
-        self._changing.update(number for number in outcome.new_keys if isinstance(number, int))
+        self._changing.update(outcome.news.modules)
         self.buffers.apply(self._sum_changes())
-        self.buffers.warn_of_lost_changes(outcome.new_keys)
+        self.buffers.warn_of_lost_changes(outcome.news.looks)
         self._changes = {}
         self._plan = None
 
