@@ -43,6 +43,7 @@ def digest(value):
 
 def train(corpus, strategy):
     """What a rank sees of each training, or the error that it ends with, as a digest."""
+    del sys.modules["__main__"].__file__  # else each join reads this script and all that it imports
     join, found = lockstep.join, {}
     for name, training in corpus.items():
         settings = {"shards": 4, "checkpoint_every": "off", **training.settings, "strategy": strategy}

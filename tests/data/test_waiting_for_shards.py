@@ -12,6 +12,8 @@ from lockstep._events.measure.step_clock import StepClock
 from lockstep._events.writer import EventWriter
 from lockstep._loop.balance import Balance
 from lockstep._plan.balance import BUSY, DATA, IN_SHARDS
+from lockstep._plan.blocks import even_blocks
+from lockstep._plan.shards import plan_step
 
 
 class Stream(IterableDataset):
@@ -30,7 +32,7 @@ def waits_for_data(loader):
     for listener in (clock, balance):
         listener.begin_step(1)
         listener.begin_phase(0)
-    return balance.report(8)
+    return balance.report(plan_step(1, (8,), 0, even_blocks(2, 8)))
 
 
 def test_waiting_for_data_counts_for_a_rank_s_shards_where_it_reads_these_only():

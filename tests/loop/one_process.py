@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import torch
-from ledger_ranks import Exchanges, Rank
+from exchange_ranks import Exchanges, Rank
 
 from lockstep._data.batch import Batch
 from lockstep._listener import EVENTS, Listener, Listeners
@@ -46,9 +46,9 @@ class Process:
         trained = TrainedObjects(None)
         guards = ShardGuards(trained, num_shards, is_plain=sync.is_plain)
         self.noting = Noting()
-        ledger = Rank(Exchanges(len(sizes)), rank, sizes).ledger
+        peers = Rank(Exchanges(len(sizes)), rank, sizes).peers
         self.phases = Phases(
-            seed, num_shards, sync, ledger, trained, guards, Listeners([self.noting]), lambda _: None, lambda mine: mine
+            seed, num_shards, sync, peers, trained, guards, Listeners([self.noting]), lambda _: None, lambda mine: mine
         )
         self.model = torch.nn.Linear(1, 1, bias=False)
         with torch.no_grad():

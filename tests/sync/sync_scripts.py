@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import lockstep
 from lockstep._events.measure.step_clock import StepClock
-from lockstep._loop.ledger import Ledger
+from lockstep._loop.exchange import Peers, exchange
+from lockstep._loop.numbers import PhaseNumbers
 from lockstep._plan.blocks import block, even_blocks
 from lockstep._plan.shards import plan_step
 from lockstep._plan.tree import Node, push, roots
@@ -87,35 +88,31 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
     """
     with lockstep.join() as team:
         sync, model = make(kind, team), Model()
-        ledger = Ledger(
-            team,
-            1,
-            StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu")),
-        )
+        peers = Peers(team, 1, StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu")))
         forward = sync.attach(model)
         seen = []
         for step, size in enumerate(sizes, 1):
             plan = plan_step(step, (size,), team.rank, even_blocks(team.world_size, team.num_shards))
             for phase, calls in enumerate(phases):
+                numbers = PhaseNumbers()
                 sync.begin_phase(plan, phase)
                 for micro in plan.micro_batches:
                     sync.begin_shard(micro)
                     first = sum(len(range(s, size, team.num_shards)) for s in range(micro.shard))
                     x = samples(step, size)[first : first + micro.num_samples]
                     for number, (scale, weights, reduction) in enumerate(calls):
-                        factor = ledger.call(None if weights is None else weights[micro.shard], reduction, micro)
+                        factor = numbers.call(None if weights is None else weights[micro.shard], reduction, micro)
                         sync.backward(scale * forward(x).sum(1).mean(), number, factor, {})
                         if not micro.is_last:
                             assert model.weight.grad is None
-                    ledger.end_shard(micro)
+                    numbers.end_shard(micro)
                     sync.end_shard()
                     if step in drops:
-                        ledger.drop()
                         sync.drop()
                         break
                 else:
-                    outcome, _ = ledger.settle(plan, phase, sync.news(), sync.gather, step)
-                    sync.end_phase(outcome)
+                    agreed = exchange(numbers, sync, plan, (step, phase), peers)
+                    sync.end_phase(agreed.divisors, agreed.news)
                 state = {name: tensor.clone() for name, tensor in model.named_buffers()}
                 grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
                 seen.append((step, grads, state))

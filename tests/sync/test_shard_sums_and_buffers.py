@@ -9,7 +9,6 @@ from lockstep._plan.shards import plan_step
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.exact import ExactSync
 from lockstep._sync.gradients import Gradients, add_weighted
-from lockstep._sync.protocol import Outcome
 
 
 class Buffers(nn.Module):
@@ -205,7 +204,7 @@ def test_the_set_of_parameters_that_learns_most_often_is_not_forgotten_for_other
             sync.backward(sum(layer(torch.ones(2, 2)).mean() for layer in layers), 0, 0.5, {})
             sync.end_shard()
         news = sync.news()
-        sync.end_phase(Outcome([None], news))
+        sync.end_phase([None], news)
         if news:
             unknown.append(step)
     sync.close()

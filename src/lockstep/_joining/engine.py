@@ -45,7 +45,7 @@ from lockstep._joining.startup.split_remarks import SplitRemarks
 from lockstep._listener import Listener, Listeners, Stage
 from lockstep._loop.at_exit import AtExit
 from lockstep._loop.balance import Balance, may_balance
-from lockstep._loop.ledger import Ledger
+from lockstep._loop.exchange import Peers
 from lockstep._loop.loop import Loop
 from lockstep._loop.meeting import Meetings
 from lockstep._loop.phases import Phases
@@ -192,7 +192,7 @@ class Engine:
             config.seed,
             config.shards,
             self.sync,
-            Ledger(collectives, config.accumulate, self.balance or self.clock),
+            Peers(collectives, config.accumulate, self.balance or self.clock),
             self.trained,
             self.guards,
             self.listeners,

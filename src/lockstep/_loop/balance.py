@@ -1,9 +1,9 @@
 """Moving shards from slow processes to processes that wait for them. Results stay bit-identical.
 
-The ranks exchange how long they were busy with the numbers of each phase (``loop.ledger``), whether
-shards move or not. So all ranks make the same decision without a message. It applies to steps that
-no rank has planned yet: loader workers fetch samples ahead, of the shards that this rank had when
-the step was planned."""
+The ranks exchange how long they were busy with the numbers of each phase (``loop.exchange``),
+whether shards move or not. So all ranks make the same decision without a message. It applies to
+steps that no rank has planned yet: loader workers fetch samples ahead, of the shards that this rank
+had when the step was planned."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from lockstep._plan.balance import (
     can_balance,
 )
 from lockstep._plan.blocks import even_blocks
+from lockstep._plan.shards import StepPlan
 from lockstep._prepare.per_shard import PerShard
 from lockstep._prepare.state_adapters import StateAdapter
 
@@ -42,7 +43,7 @@ def may_balance(config: RunConfig, world_size: int) -> bool:
 
 
 class Balance(Listener):
-    """The moves of shards, and a ``Clock`` for the ledger around the clock of steps.
+    """The moves of shards, and a ``loop.exchange.Clock`` around the clock of steps.
 
     Args:
         world_size: number of processes.
@@ -91,9 +92,9 @@ class Balance(Listener):
         """Passes the event on to the clock of steps."""
         self._clock.device_finished()
 
-    def report(self, num_samples: int) -> list[float]:
+    def report(self, plan: StepPlan) -> list[float]:
         """Returns this rank's ``Row``, as ``plan.balance`` has it."""
-        row = self._clock.report(num_samples)
+        row = self._clock.report(plan)
         began_s, self._since_s = self._since_s, perf_counter()
         in_phase_s = self._since_s - self._phase_began_s - self._clock.exposed_s
         computing_s = row[FORWARD] + row[BACKWARD]

@@ -20,6 +20,7 @@ from typing_extensions import override
 from lockstep._base.errors import UsageError
 from lockstep._data.streams import preserve_rng
 from lockstep._listener import Listener, Listeners
+from lockstep._loop.numbers import PhaseNumbers
 from lockstep._loop.phases import Phases, Sinks
 from lockstep._plan.shards import MicroBatch
 from lockstep._prepare.per_shard import PerShard
@@ -78,7 +79,7 @@ class DryRuns:
                 undo.callback(lambda: [item.swap(shard, value) for item, value in zip(items, own, strict=True)])
                 undo.callback(setattr, phases, "sinks", phases.sinks)
                 phases.sinks = Sinks(
-                    phases.own.ledger.blank(),
+                    PhaseNumbers(),
                     _Dropped(self._sync, trained.parameters),
                     Listeners([listener]).methods,
                     lambda mark: None,

@@ -40,11 +40,12 @@ from lockstep._data.batch import Batch, PhaseDriver, Shards, own_micro_batches
 from lockstep._data.evaluation_pass import EvaluationBatch
 from lockstep._data.shared import Shared
 from lockstep._data.streams import Purpose, reseed
-from lockstep._data.values import Total, check_weight
+from lockstep._data.values import check_weight
 from lockstep._events.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
 from lockstep._listener import Listeners
 from lockstep._loop import refusals
-from lockstep._loop.ledger import Ledger
+from lockstep._loop.exchange import Agreed, Peers, exchange
+from lockstep._loop.numbers import PhaseNumbers
 from lockstep._loop.refusals import is_sum, may_be_sum
 from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._prepare.guards import ShardGuards
@@ -52,14 +53,13 @@ from lockstep._prepare.state_adapters import parameters_of
 from lockstep._prepare.trained import TrainedObjects
 from lockstep._prepare.unprepared import refuse
 from lockstep._sync.gradients import Gradients, detach_grads, put_back
-from lockstep._sync.news import NOTHING
-from lockstep._sync.protocol import Outcome, ShardSync, Sync
+from lockstep._sync.protocol import ShardSync, Sync
 
 
 class Sinks(NamedTuple):
     """The receivers of what a micro-batch computes, records and reports."""
 
-    ledger: Ledger
+    numbers: PhaseNumbers
     sync: ShardSync
     methods: Mapping[str, Sequence[Callable[..., None]]]
     """The functions to call at each event, as ``Listeners.methods``."""
@@ -84,7 +84,7 @@ class Phases(PhaseDriver):
         seed: the root of the run's random streams.
         num_shards: V.
         sync: synchronizes gradients and buffers.
-        ledger: exchanges the weights and values of each phase.
+        peers: the ranks with which each phase exchanges its weights and values.
         trained: what was prepared so far.
         guards: of what is trained.
         listeners: notified of steps, phases and shards.
@@ -97,7 +97,7 @@ class Phases(PhaseDriver):
         seed: int,
         num_shards: int,
         sync: Sync,
-        ledger: Ledger,
+        peers: Peers,
         trained: TrainedObjects,
         guards: ShardGuards,
         listeners: Listeners,
@@ -123,7 +123,7 @@ class Phases(PhaseDriver):
         """The batches of evaluations over whose shards loops run, in the order in which the loops
         began."""
         self._sync = sync
-        self._ledger = ledger
+        self.peers = peers
         self.trained, self.guards = trained, guards
         self._listeners = listeners
         self._methods = listeners.methods
@@ -140,7 +140,8 @@ class Phases(PhaseDriver):
         self.found_wrong = False
         """Whether an instrument has found a result of the run wrong, so that nothing may be saved
         any more."""
-        self.own = Sinks(ledger, sync, listeners.methods, mark)
+        self._mark = mark
+        self.own = Sinks(PhaseNumbers(), sync, listeners.methods, mark)
         """The receivers of micro-batches that count."""
         self.sinks = self.own
         """The receivers of the running micro-batch."""
@@ -160,7 +161,7 @@ class Phases(PhaseDriver):
         self._has_refused = False
         """Whether an error was raised already for a call that does not belong in the current
         phase."""
-        self._settled: tuple[Outcome, dict[str, Total]] | None = None
+        self._agreed: Agreed | None = None
         """The result of the exchange at the end of the current phase; None: not yet exchanged."""
         self._cut_short: BaseException | None = None
         """The error that interrupted a backward pass of the running micro-batch. It counts only if
@@ -229,13 +230,12 @@ class Phases(PhaseDriver):
             for shards in self.opened:
                 shards.drop()
             self._sync.drop()
-            self._ledger.drop()
             self.guards.gradients.drop()
             # The gradients of a single shard, which nothing combines, are where autograd has left
             # them.
             detach_grads(self.trained.parameters)
             put_back(self._carried)
-        self._batch = self.micro = self._cut_short = self._settled = None
+        self._batch = self.micro = self._cut_short = self._agreed = None
         self._carried = {}
         self._listeners.drop()
         # The next step takes this number. After an error it stays, for messages that name the step.
@@ -310,13 +310,13 @@ class Phases(PhaseDriver):
     @override
     def compare_data(self, description: str) -> None:
         """Checks that all ranks have read the same first samples. Every rank must call it."""
-        self._ledger.compare_data(description)
+        self.peers.same_data.compare(description)
 
     @override
     def note_data(self, description: str) -> None:
         """Checks at the end of the next phase, without a further message, that all ranks have read
         the same first samples. Every rank must call it."""
-        self._ledger.note_data(description)
+        self.peers.same_data.note(description)
 
     @override
     def gather(self, mine: list[Shared]) -> list[Shared]:
@@ -342,6 +342,7 @@ class Phases(PhaseDriver):
         if self._plan is None or batch.plan.was_passed_over:
             raise refusals.step_is_over(batch.plan.number)
         self._batch, self._has_refused = batch, False
+        self.own = self.sinks = Sinks(PhaseNumbers(), self._sync, self._methods, self._mark)
         trained, guards = self.trained, self.guards
         # A phase begins with empty .grad: autograd then creates each shard's gradient in the same
         # way on every rank, and a sum over shards does not contain what an earlier phase has left
@@ -396,11 +397,11 @@ class Phases(PhaseDriver):
         assert micro is not None
         if self._cut_short is not None:
             raise refusals.cut_short(micro, self._cut_short) from self._cut_short
-        ledger, sync, methods, mark = self.sinks
-        self.guards.gradients.end_shard(ledger.num_calls)
+        numbers, sync, methods, mark = self.sinks
+        self.guards.gradients.end_shard(numbers.num_calls)
         if self.guards.is_strict:
             self.guards.weights.end_shard(self.step)
-        ledger.end_shard(micro)
+        numbers.end_shard(micro)
         if self._combines:
             sync.end_shard()
         for notify in methods["end_shard"]:
@@ -415,13 +416,13 @@ class Phases(PhaseDriver):
         ``end_phase`` calls it, unless an instrument did before: an audit repeats shards once the
         ranks have exchanged rows, while buffers still have the values with which all shards
         began."""
-        batch, sync = self._batch, self._sync
+        batch = self._batch
         assert batch is not None
         if self.guards.is_strict:
             self.guards.weights.check_unchanged(self.step)
-        news = sync.news() if self._combines else NOTHING
         followers = self._followers(batch.plan) if len(self.opened) > 1 else 0
-        self._settled = self._ledger.settle(batch.plan, self.num_done, news, sync.gather, self.step, followers)
+        at = self.step, self.num_done
+        self._agreed = exchange(self.own.numbers, self._sync, batch.plan, at, self.peers, followers)
 
     @override
     def end_phase(self) -> None:
@@ -430,23 +431,23 @@ class Phases(PhaseDriver):
         batch = self._batch
         assert batch is not None
         trained, guards, sync = self.trained, self.guards, self._sync
-        if self._settled is None:
+        if self._agreed is None:
             self.settle()
-        assert self._settled is not None
-        (outcome, values), self._settled = self._settled, None
+        assert self._agreed is not None
+        agreed, self._agreed = self._agreed, None
         # In this order: gradients of one scale are combined, then unscaled, and only then added to
         # those of earlier phases, which are unscaled already.
         if self._combines:
-            sync.end_phase(outcome)
+            sync.end_phase(agreed.divisors, agreed.news)
         if trained.scaling is not None:
             trained.scaling.unscale(trained.parameters)
         if self._carried:
             put_back(self._carried)
             self._carried = {}
-        if values:
-            batch.note(values)
+        if agreed.values:
+            batch.note(agreed.values)
         if len(self.opened) > 1:
-            self._end_followers(outcome.followers, {name: batch.values[name] for name in values})
+            self._end_followers(agreed.followers, {name: batch.values[name] for name in agreed.values})
         else:
             self.opened = []
         self._batch = None
@@ -508,8 +509,8 @@ class Phases(PhaseDriver):
                 "detached, converted to a number, or computed under no_grad.",
                 code="loss-without-gradient",
             )
-        ledger, sync, methods, mark = self.sinks
-        trained, guards, call = self.trained, self.guards, ledger.num_calls
+        numbers, sync, methods, mark = self.sinks
+        trained, guards, call = self.trained, self.guards, numbers.num_calls
         if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
             self._checked.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
@@ -517,7 +518,7 @@ class Phases(PhaseDriver):
             if micro.shard == 0 and not self._has_warned and may_be_sum(loss, micro.num_samples):
                 self._has_warned = True
                 warn(refusals.perhaps_sum_for_a_mean(micro, self.num_shards), code="loss-may-be-sum")
-        factor = ledger.call(weight, reduction, micro)
+        factor = numbers.call(weight, reduction, micro)
         try:
             for notify in methods["before_backward"]:
                 notify(loss, weight)
@@ -551,7 +552,7 @@ class Phases(PhaseDriver):
                 "that is equal on all ranks use team.log().",
                 code="outside-shards",
             )
-        self.sinks.ledger.add(weight, values, micro, reduction)
+        self.sinks.numbers.add(weight, values, micro, reduction)
 
     def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
         """Checks a call of ``optimizer.step()``: registered as a hook for all optimizers of the

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ from lockstep._sync.gradients import (
     weigh,
     widen,
 )
-from lockstep._sync.protocol import Outcome, Sync
+from lockstep._sync.news import News
+from lockstep._sync.protocol import Sync
 from lockstep._sync.sharded import ShardedSync
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
@@ -198,10 +199,10 @@ class DDPSync(ShardedSync):
             engine.overlaps = False  # forward passes outside of the shards are local
 
     @override
-    def end_phase(self, outcome: Outcome) -> None:
-        self._num_calls[self._phase] = len(outcome.totals)
-        self._is_weighted = self._is_weighted or any(total is not None for total in outcome.totals)
-        super().end_phase(outcome)
+    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
+        self._num_calls[self._phase] = len(divisors)
+        self._is_weighted = self._is_weighted or any(divisor is not None for divisor in divisors)
+        super().end_phase(divisors, news)
 
     @override
     def drop(self) -> None:

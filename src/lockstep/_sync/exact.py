@@ -14,14 +14,14 @@ A phase on one rank that has the shards 3, 4 and 5 of six, and two buckets of gr
     shard 4   backward   leaves of 4            3 and (4+5), which go together, and 5 is missing
     shard 5   backward   leaf of 5, bucket 0 full  ->  start(roots of bucket 0)
               |          leaf of 5, bucket 1 full  ->  start(roots of bucket 1)
-    end of the loop      rows of all ranks (``loop.ledger``), new buckets, buffers, wait, .grad
+    end of the loop      rows of all ranks (``loop.exchange``), new buckets, buffers, wait, .grad
 
 Ranks may have different numbers of shards, or none in a step, and their backward passes fill
 buckets at different times. They still make the same sequence of exchanges:
 
 1. buckets that earlier phases of this index had, sorted by backward call and bucket: within the
    last backward pass, or in ``news`` by a rank that has no such backward pass;
-2. the rows of the ledgers, from which each rank learns which other buckets some rank has;
+2. the rows of all ranks, from which each rank learns which other buckets some rank has;
 3. these buckets, sorted, and the changes of buffers.
 
 A phase's index is its place in its step, from 0. For example, a GAN trains its critic in phase 0 of
@@ -58,12 +58,12 @@ from lockstep._sync.exchange import Exchange
 from lockstep._sync.gradients import came_in_pieces, has_gradient, on_gradient, refuse_create_graph, take_gradient
 from lockstep._sync.news import News
 from lockstep._sync.ordered import OrderedExchange
-from lockstep._sync.protocol import Outcome, Sync
+from lockstep._sync.protocol import Sync
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
 MOST_TOGETHER = 1 << 20
-"""The most bytes that a rank receives in one message with the rows of the ledgers. More are better
+"""The most bytes that a rank receives in one message with the rows of all ranks. More are better
 sent in buckets during the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time
 in buckets, 1.11 together)."""
 _MAX_LAYOUTS = 8
@@ -290,7 +290,7 @@ class ExactSync(Sync):
                 self._end_leaves(shard, {})
             # Backward calls that this process has not made, because it has no samples in this step
             # or its last shard left the call out. Other ranks have started these buckets and wait
-            # for them, so they must be posted before the rows of the ledgers are exchanged.
+            # for them, so they must be posted before the rows are exchanged.
             for call in range(self._num_calls, self._most_calls()):
                 for index in self._foreseen(call):
                     self._start(call, index)
@@ -321,8 +321,7 @@ class ExactSync(Sync):
 
     @torch.no_grad()
     @override
-    def end_phase(self, outcome: Outcome) -> None:
-        news = outcome.news
+    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
         # Sorted: every rank must start new buckets in the same order, since the tags of messages
         # are assigned in the order of starts. (The news came by rank, each rank's own first seen
         # first.)
@@ -339,12 +338,12 @@ class ExactSync(Sync):
         self.buffers.apply(changes)
         self.buffers.warn_of_lost_changes(news.looks)
         for call, index in sorted(self._sent):
-            total = outcome.totals[call] if call < len(outcome.totals) else None
+            divisor = divisors[call] if call < len(divisors) else None
             # Divided once, after the sum: dividing each leaf would round V times, and the total of
             # the weights is known only after the last shard. (It divides the counts, too: > 0 stays
             # > 0.)
-            if total is not None:
-                self._sums[call, index].stack[0].value.data.div_(total)
+            if divisor is not None:
+                self._sums[call, index].stack[0].value.data.div_(divisor)
             self._set_gradients(call, index, self._sums.pop((call, index)))
         self._clear()
 

@@ -40,7 +40,7 @@ from lockstep._sync.gradients import (
 from lockstep._sync.news import News
 from lockstep._sync.norms import WholeNorms
 from lockstep._sync.ordered import OrderedExchange
-from lockstep._sync.protocol import Outcome, Sync
+from lockstep._sync.protocol import Sync
 from lockstep._sync.slice_exchange import SliceExchange
 from lockstep._sync.slices import Slices
 from lockstep._sync.start import broadcast_from_rank_0
@@ -281,19 +281,18 @@ class FSDPSync(Sync):
 
     @torch.no_grad()
     @override
-    def end_phase(self, outcome: Outcome) -> None:
-        news = outcome.news
+    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
         self._runs.agree(news.unit_orders, self._world_size, self._step)
         if news.has_other_parameters:
-            self._used.exchange(len(outcome.totals), len(self._parameters))
+            self._used.exchange(len(divisors), len(self._parameters))
         self._changing.update(news.modules)
         changes = self.buffers.start_sums(self._changing, self._changes, self._exchange.start)
         self._exchange.finish()
         self.buffers.apply(changes)
         self.buffers.warn_of_lost_changes(news.looks)
         for call, slices, row in self._gradients.totals():
-            total = outcome.totals[call] if call < len(outcome.totals) else None
-            self._set_gradients(call, slices, row if total is None else row.div_(total))
+            divisor = divisors[call] if call < len(divisors) else None
+            self._set_gradients(call, slices, row if divisor is None else row.div_(divisor))
         # All units, also those whose forward pass no backward pass has followed: otherwise the
         # optimizer would step the slices, and the next forward pass would use the gathered, older
         # weights.

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a rank tells the others at the end of a phase, or what all of them have told. Nearly
-    always there is nothing. Sent as plain values."""
+    """What a rank reports to the others at the end of a phase, or what all of them have reported.
+    Nearly always there is nothing. Sent as plain values."""
 
     buckets: Sequence[tuple[int, int]] = ()
     """The buckets with gradients that no rank has started, as backward call and index."""
@@ -35,8 +35,8 @@ class News:
 
     @classmethod
     def of_all(cls, ranks: Sequence[News]) -> News:
-        """Returns what any of the ranks has told: items in the order of the ranks, each once, but
-        one of ``unit_orders`` for each rank that has a new one."""
+        """Returns what any of the ranks has reported: items in the order of the ranks, each once,
+        but one of ``unit_orders`` for each rank that has a new one."""
         if not any(ranks):
             return NOTHING
         return cls(

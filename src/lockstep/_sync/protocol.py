@@ -5,10 +5,10 @@ Who calls what in a phase, on a rank with two shards::
     begin_phase                           local
     begin_shard, backward, end_shard      for each micro-batch; backward may exchange
     news                                  after the last shard; starts what earlier phases had
-    gather                                the rows of all ranks (``loop.ledger``): all wait
+    gather                                the rows of all ranks (``loop.exchange``): all wait
     end_phase                             starts the rest: all wait
 
-A row is what a rank's ledger has recorded in the phase: weights and values. ``news`` comes
+A row is what a rank has recorded in the phase: weights and values. ``news`` comes
 before the exchange of rows and ``end_phase`` after it, because a rank learns only from the others'
 rows which gradients and buffers, that no earlier phase had, some rank has in this one. In a phase
 like the one before it, that is none, and nothing but the rows and the gradients is sent."""
@@ -16,28 +16,13 @@ like the one before it, that is none, and nothing but the rows and the gradients
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._sync.buffers import ShardBuffers
-from lockstep._sync.news import NOTHING, News
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the ranks have exchanged at the end of a phase; the same on every rank. (Treated as
-    immutable.)"""
-
-    totals: Sequence[float | None]
-    """For each backward call, the divisor of its sum over all shards; None: not divided."""
-    news: News = NOTHING
-    """What any rank has told by ``Sync.news``."""
-    followers: int = 0
-    """The loops over second batches (``zip(a.shards, b.shards)``) that belonged to the phase on any
-    rank, as bits in the order in which the script opened them."""
+from lockstep._sync.news import News
 
 
 class ShardSync(Protocol):
@@ -67,7 +52,7 @@ class Sync(ShardSync, Protocol):
 
     In each phase every rank calls ``begin_phase``. For each of its micro-batches, if any, it calls
     ``begin_shard``, ``backward`` as often as the script does, and ``end_shard``. Then it calls
-    ``news``; ``gather``, by which the ledger settles weights and values; and ``end_phase``,
+    ``news``; ``gather``, by which the ranks exchange weights and values; and ``end_phase``,
     which synchronizes gradients and buffers. It calls ``drop`` instead, at any point, if all ranks
     end or leave the step.
     """
@@ -121,7 +106,7 @@ class Sync(ShardSync, Protocol):
         exchange of what earlier phases had."""
 
     def gather(self, row: list[float]) -> list[list[float]] | None:
-        """Gathers the row of each rank's ledger, in one message with the gradients of the phase.
+        """Gathers the row of each rank, in one message with the gradients of the phase.
         Every rank must call it, after its shards have run and before ``end_phase``.
 
         Args:
@@ -131,12 +116,17 @@ class Sync(ShardSync, Protocol):
             The rows by rank; None, on every rank, if gradients are sent separately.
         """
 
-    def end_phase(self, outcome: Outcome) -> None:
+    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
         """Synchronizes gradients and buffers. Every rank must call it; it blocks until all have.
 
-        Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) / total``
-        over all shards of all ranks: the same on every rank, and None if no shard used the
-        parameter. Buffers are the same on every rank too."""
+        Args:
+            divisors: for each backward call, the divisor of its sum over all shards; None: not
+                divided. The same on every rank.
+            news: of all ranks. The same on every rank.
+
+        Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) /
+        divisor`` over all shards of all ranks: the same on every rank, and None if no shard used
+        the parameter. Buffers are the same on every rank too."""
 
     def drop(self) -> None:
         """Discards the sums of an unfinished phase. Local."""

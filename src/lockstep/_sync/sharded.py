@@ -3,7 +3,7 @@ sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from lockstep._plan.shards import MicroBatch, StepPlan, num_filled
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.gradients import Gradients, add_weighted, usable
 from lockstep._sync.news import News
-from lockstep._sync.protocol import Outcome, Sync
+from lockstep._sync.protocol import Sync
 
 
 class ShardedSync(Sync):
@@ -87,19 +87,19 @@ class ShardedSync(Sync):
         return None
 
     @override
-    def end_phase(self, outcome: Outcome) -> None:
+    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
         gradients: Gradients = {}
-        for call, total in enumerate(outcome.totals):
+        for call, divisor in enumerate(divisors):
             for parameter, gradient in self._reduce(call).items():
-                if total is not None:
-                    gradient.div_(total)
+                if divisor is not None:
+                    gradient.div_(divisor)
                 earlier = gradients.get(parameter)
                 gradients[parameter] = gradient if earlier is None else earlier.add_(gradient)
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.to(parameter.dtype)
-        self._changing.update(outcome.news.modules)
+        self._changing.update(news.modules)
         self.buffers.apply(self._sum_changes())
-        self.buffers.warn_of_lost_changes(outcome.news.looks)
+        self.buffers.warn_of_lost_changes(news.looks)
         self._changes = {}
         self._plan = None
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lockstep._base.config import RunConfig
+from lockstep._sync.news import NOTHING, News
 from lockstep._sync.protocol import Sync
 from lockstep._sync.sharded import ShardedSync
 from lockstep._world.comm.group import Transport
@@ -31,6 +32,10 @@ class SingleSync(ShardedSync):
     @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         return model if self.is_plain else super().attach(model)
+
+    @override
+    def news(self) -> News:
+        return NOTHING if self.is_plain else super().news()
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 A message has a latency however short it is: tens of microseconds between processes of one machine,
 and several times that on a network or a virtual machine. At the end of each phase the ranks
-exchange what their ledgers contain. If all gradients are small they go into the same message.
+exchange what they have recorded. If all gradients are small they go into the same message.
 
 ::
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from lockstep._events.measure import step_clock
 from lockstep._events.measure.split import PARTS
 from lockstep._events.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, LOADING, StepClock
+from lockstep._plan.blocks import even_blocks
+from lockstep._plan.shards import plan_step
 
 pytestmark = pytest.mark.timeout(60)
 seconds = st.integers(0, 9).map(float)  # sums of whole numbers are exact
@@ -19,6 +21,9 @@ ACTIVITIES = ("data", "script", "copy", "forward", "backward", "exchange", "opti
 steps = st.fixed_dictionaries(
     {**dict.fromkeys(ACTIVITIES, seconds), "excess": st.integers(-9, 9).map(float), "is_dropped": st.booleans()}
 )
+
+
+PLAN = plan_step(1, (8,), 0, even_blocks(1, 1))
 
 
 class Run:
@@ -49,7 +54,7 @@ class Run:
             clock.drop()
             clock.mark((LOADING, self.now[0]))
             return None
-        row = clock.report(8)
+        row = clock.report(PLAN)
         other = max(0.0, row[-1] + step["excess"])
         clock.receive([row, [8.0, 0.0, 0.0, 0.0, other, other]])
         waited = min(step["exchange"], max(0.0, other - row[-1]))

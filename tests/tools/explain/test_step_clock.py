@@ -108,8 +108,9 @@ def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
     clock.begin_step(1)
     clock.begin_phase(0)
     time.sleep(0.05)
-    AuditTimer(clock).begin_shard(plan_step(1, (8,), 0, even_blocks(1, 1)).micro_batches[0])
+    plan = plan_step(1, (8,), 0, even_blocks(1, 1))
+    AuditTimer(clock).begin_shard(plan.micro_batches[0])
     AuditTimer(clock).end_shard()
     seconds = clock.so_far
     assert seconds["waiting"] >= 0.05
-    assert clock.report(8)[-1] == pytest.approx(sum(clock.so_far.values()) - seconds["waiting"] - seconds["logging"])
+    assert clock.report(plan)[-1] == pytest.approx(sum(clock.so_far.values()) - seconds["waiting"] - seconds["logging"])

@@ -11,7 +11,7 @@
 Each event of the loop is a *mark*: the activity that begins, and the time. So a step is a line of
 intervals, each charged to one part, and the parts add up to the whole by construction. Marks are
 counted together, once a step. Between two exchanges each rank measures how long it is busy, and the
-ranks exchange that with the numbers of the phase (``_loop/ledger.py``), without further messages.
+ranks exchange that with the numbers of the phase (``_loop/exchange.py``), without further messages.
 A rank that was busy for less than the busiest one has waited for it by the difference; the rest of
 the time until the gradients are there is communication.
 
@@ -31,6 +31,7 @@ from typing_extensions import override
 from lockstep._events.measure.device_clock import DeviceClock
 from lockstep._events.measure.split import LOADING, PARTS, Row, busy_of
 from lockstep._listener import Listener, Stage
+from lockstep._plan.shards import StepPlan
 
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
 _USUAL = 10
@@ -267,8 +268,8 @@ class StepClock(Listener):
         """Counts the time so far as the backward pass."""
         self.charge(BACKWARD)
 
-    def report(self, num_samples: int) -> list[float]:
-        """Returns this rank's ``Row`` since the last exchange. Local."""
+    def report(self, plan: StepPlan) -> list[float]:
+        """Returns this rank's ``Row`` since the last exchange. Local. ``plan``: of the step."""
         self.charge(SCRIPT)
         now, before = self._seconds, self._at_exchange
         data = now[DATA] - before[DATA]
@@ -276,7 +277,8 @@ class StepClock(Listener):
         backward = now[BACKWARD] - before[BACKWARD]
         script = now[OPTIMIZER] - before[OPTIMIZER] + now[SCRIPT] - before[SCRIPT]
         self._busy_s = data + forward + backward + script
-        return [float(num_samples), data, forward, backward, script, self._busy_s]
+        num_samples = float(sum(micro.num_samples for micro in plan.micro_batches))
+        return [num_samples, data, forward, backward, script, self._busy_s]
 
     def receive(self, rows: Sequence[Row]) -> None:
         """Keep the rows of all ranks until the phase ends."""

@@ -62,7 +62,7 @@ class Auditor(Listener):
     runs them without effect before its shards. Digests of both results are sent with the numbers
     that all ranks exchange at the end of the phase. (A separate exchange before that would wait for
     ranks whose gradients others wait for.) If they differ, the judges run the shard as well, and
-    every rank exits with the verdict. Implements ``loop.ledger.Teller``.
+    every rank exits with the verdict. Implements ``loop.exchange.RowPart``.
 
     Args:
         choose: returns what is audited in a step; None: nothing.
@@ -95,7 +95,7 @@ class Auditor(Listener):
         self._dry_runs = dry_runs
         self._where = where
         self._devices = devices
-        self._report = report
+        self._announce = report
         self._timer = timer
         self._case: _Case | None = None
         self._num_batches = 0
@@ -150,7 +150,7 @@ class Auditor(Listener):
         if rank == case.choice.auditor:
             yield from self._again(case)
         yield from own_micro_batches(plan, data, leads=True)
-        if not self._differ():
+        if not self._differ(plan):
             self._case = None
             return
         self._open(case)
@@ -185,9 +185,9 @@ class Auditor(Listener):
         if rank == choice.owner:
             case.parcels.append(self._pack(choice.shard, plan, data, number))
             if rank != choice.auditor:
-                self._send(case.parcels[-1], choice.auditor)
+                self._send_parcel(case.parcels[-1], choice.auditor)
         elif rank == choice.auditor:
-            case.parcels.append(self._receive(choice.owner))
+            case.parcels.append(self._receive_parcel(choice.owner))
 
     def _pack(self, shard: int, plan: StepPlan, data: Sequence[Any], number: int) -> bytes:
         runs = [(micro, samples) for micro, samples in zip(plan.micro_batches, data, strict=True) if micro.shard == shard]
@@ -208,24 +208,24 @@ class Auditor(Listener):
         """The shard's part of a batch of the phase."""
         return unpack(case.parcels[number], self._devices)
 
-    def _send(self, parcel: bytes, rank: int) -> None:
+    def _send_parcel(self, parcel: bytes, rank: int) -> None:
         self._collectives.send(torch.tensor([len(parcel)]), rank, _TAG)
         self._collectives.send(torch.frombuffer(bytearray(parcel), dtype=torch.uint8), rank, _TAG)
 
-    def _receive(self, rank: int) -> bytes:
+    def _receive_parcel(self, rank: int) -> bytes:
         size = int(self._collectives.recv(torch.zeros(1, dtype=torch.int64), rank, _TAG))
         return self._collectives.recv(torch.empty(size, dtype=torch.uint8), rank, _TAG).numpy().tobytes()
 
-    def _differ(self) -> bool:
+    def _differ(self, plan: StepPlan) -> bool:
         """Whether the two results differ. Every rank must call it; it blocks until all have."""
         if self._collectives.size > 1:
             self._phases.settle()
         else:
-            self.hear([self.tell()])
+            self.receive([self.report(plan)])
         return self._digests[0] != self._digests[1]
 
-    def tell(self) -> list[float]:
-        """Returns this rank's two digests in an audited phase, or ``_NOTHING``, for ``Teller``."""
+    def report(self, plan: StepPlan) -> list[float]:
+        """Returns this rank's two digests in an audited phase, or ``_NOTHING``, for ``RowPart``."""
         case, rank = self._case, self._collectives.rank
         if case is None:
             return []
@@ -234,8 +234,8 @@ class Auditor(Listener):
             float(digest_of(case.repeat_sums.read())) if rank == case.choice.auditor else _NOTHING,
         ]
 
-    def hear(self, rows: Sequence[Sequence[float]]) -> None:
-        """Takes the digests of all ranks, for ``Teller``."""
+    def receive(self, rows: Sequence[Sequence[float]]) -> None:
+        """Takes the digests of all ranks, for ``RowPart``."""
         if self._case is not None:
             self._digests = [max(digests) for digests in zip(*rows, strict=True)]
 
@@ -251,10 +251,10 @@ class Auditor(Listener):
             if rank == choice.owner:
                 self._collectives.send(torch.tensor([len(case.parcels)]), judge_rank, _TAG)
                 for parcel in case.parcels:
-                    self._send(parcel, judge_rank)
+                    self._send_parcel(parcel, judge_rank)
             elif rank == judge_rank:
                 number = int(self._collectives.recv(torch.zeros(1, dtype=torch.int64), choice.owner, _TAG))
-                case.parcels = [self._receive(choice.owner) for _ in range(number)]
+                case.parcels = [self._receive_parcel(choice.owner) for _ in range(number)]
 
     def _close(self, case: _Case) -> None:
         """Report the verdict. Every rank must call it; it blocks until all have.
@@ -270,7 +270,7 @@ class Auditor(Listener):
             by_role.setdefault(role, []).append(Computed(**computed))
         verdict = judge(by_role["first"][0], by_role["second"][0], by_role["again"], case.position)
         self._phases.found_wrong = True
-        self._report(verdict)
+        self._announce(verdict)
         ignore_interrupts()
         if self._collectives.size > 1:
             # the first rank to exit ends all, so the verdict must be out by then

@@ -48,5 +48,5 @@ def open_audit(run: Run, every: int) -> Auditor:
     where = f"{run.world.host}, {device}"
     auditor = Auditor(chosen, run.collectives, run.phases, dry_runs, where, run.devices, report, timer)
     run.phases.runs = auditor.runs
-    run.phases.own.ledger.tellers.append(auditor)
+    run.phases.peers.parts.append(auditor)
     return auditor

@@ -1,10 +1,11 @@
-"""Ledgers of several ranks in one process, a thread for each: what they exchange is put together
-here."""
+"""The exchanges of several ranks in one process, a thread for each: what they exchange is put
+together here."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from lockstep._loop.ledger import Ledger
+from lockstep._loop.exchange import Peers, exchange
+from lockstep._loop.numbers import PhaseNumbers
 from lockstep._plan.blocks import blocks_of
 from lockstep._plan.shards import plan_step
 from lockstep._sync.news import NOTHING
@@ -31,14 +32,16 @@ class Exchanges:
 
 
 class Rank:
-    """One rank: its ledger, what this uses of a group of ranks, and a clock that never ticks."""
+    """One rank: its peers, what these use of a group of ranks, a clock that never ticks, and what
+    an exchange uses of a strategy."""
 
     def __init__(self, exchanges, rank, sizes, accumulate=1):
         self.size = exchanges.size
         self.blocks = blocks_of(sizes)
         self.step = 0
         self._exchanges, self._rank = exchanges, rank
-        self.ledger = Ledger(self, accumulate, self)
+        self.peers = Peers(self, accumulate, self)
+        self._news = NOTHING
 
     # Collectives
 
@@ -52,13 +55,16 @@ class Rank:
     def device_finished(self):
         pass
 
-    def report(self, num_samples):
-        return [float(num_samples)]
+    def report(self, plan):
+        return [float(len(plan.micro_batches))]
 
     def receive(self, rows):
         pass
 
-    # A phase
+    # A strategy
+
+    def news(self):
+        return self._news
 
     def gather(self, row):
         rows = self._exchanges.gather(self._rank, row)
@@ -66,15 +72,18 @@ class Rank:
             self._exchanges.rows.append(rows)
         return rows
 
+    # A phase
+
     def phase(self, shard, num_samples=8, phase=0, news=NOTHING, step=None):
-        """A phase of the next step, in which ``shard(ledger, micro)`` is run for each shard of this
-        rank. Returns the outcome and the values."""
+        """A phase of the next step, in which ``shard(numbers, micro)`` is run for each shard of
+        this rank. Returns what the ranks have agreed on."""
         self.step = step or self.step + 1
         plan = plan_step(self.step, (num_samples,), self._rank, self.blocks)
+        numbers, self._news = PhaseNumbers(), news
         for micro in plan.micro_batches:
-            shard(self.ledger, micro)
-            self.ledger.end_shard(micro)
-        return self.ledger.settle(plan, phase, news, self.gather, self.step)
+            shard(numbers, micro)
+            numbers.end_shard(micro)
+        return exchange(numbers, self, plan, (self.step, phase), self.peers)
 
 
 def on_ranks(sizes, work):

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from ledger_ranks import on_ranks
+from exchange_ranks import on_ranks
 
 from lockstep._base.errors import DataError, LockstepError, LossError, MismatchError, PeerError, UsageError
 from lockstep._sync.news import NOTHING, News
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(30)
 BLOCKS = [(4,), (2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1)]
 
 
-def values_of(found):
-    return {name: total.result for name, total in found[1].items()}
+def values_of(agreed):
+    return {name: total.result for name, total in agreed.values.items()}
 
 
 def failures(sizes, work):
@@ -29,27 +29,27 @@ def failures(sizes, work):
 
 def test_means_and_totals_have_the_same_bits_on_every_rank_of_any_blocks():
     dice = random.Random(0)
-    numbers, weights = [dice.gauss(0, 10.0**shard) for shard in range(4)], [dice.random() for _ in range(4)]
+    losses, weights = [dice.gauss(0, 10.0**shard) for shard in range(4)], [dice.random() for _ in range(4)]
 
-    def shard(ledger, micro):
-        ledger.call(weights[micro.shard], None, micro)
-        ledger.add(None, {"loss": numbers[micro.shard]}, micro)
+    def shard(numbers, micro):
+        numbers.call(weights[micro.shard], None, micro)
+        numbers.add(None, {"loss": losses[micro.shard]}, micro)
 
     found = []
     for sizes in BLOCKS:
         results, _ = on_ranks(sizes, lambda rank: rank.phase(shard))
-        found += [(outcome.totals, values_of((outcome, values))) for outcome, values in results]
+        found += [(agreed.divisors, values_of(agreed)) for agreed in results]
     assert all(each == found[0] for each in found)
     total = math.fsum(weights)
-    mean = math.fsum(map(float.__mul__, numbers, weights)) / total
+    mean = math.fsum(map(float.__mul__, losses, weights)) / total
     assert found[0] == ([total], {"loss": mean})
 
 
 def test_tensors_are_added_in_the_order_of_the_shards_whoever_has_them():
     parts = [torch.tensor([1e16]), torch.tensor([1.0]), torch.tensor([-1e16]), torch.tensor([1.0])]
 
-    def shard(ledger, micro):
-        ledger.add(None, {"sum": parts[micro.shard].double()}, micro, "sum")
+    def shard(numbers, micro):
+        numbers.add(None, {"sum": parts[micro.shard].double()}, micro, "sum")
 
     for sizes in BLOCKS:
         results, _ = on_ranks(sizes, lambda rank: values_of(rank.phase(shard)))
@@ -61,11 +61,12 @@ def test_the_factor_of_a_backward_call_is_the_share_of_the_samples_the_weight_or
     def work(rank):
         factors = []
 
-        def shard(ledger, micro):
-            factors.append([ledger.call(None, None, micro), ledger.call(2.5, None, micro), ledger.call(None, "sum", micro)])
+        def shard(numbers, micro):
+            factors.append(
+                [numbers.call(None, None, micro), numbers.call(2.5, None, micro), numbers.call(None, "sum", micro)]
+            )
 
-        totals = rank.phase(shard, num_samples=5)[0].totals
-        return factors, totals
+        return factors, rank.phase(shard, num_samples=5).divisors
 
     results, _ = on_ranks((1, 1), work)
     assert results == [([[3 / 5, 2.5, 1.0]], [None, 5.0, None]), ([[2 / 5, 2.5, 1.0]], [None, 5.0, None])]
@@ -73,28 +74,28 @@ def test_the_factor_of_a_backward_call_is_the_share_of_the_samples_the_weight_or
 
 @pytest.mark.parametrize("adds_first", [False, True])
 def test_a_value_counts_by_its_own_weight_else_by_that_of_the_last_backward_call_else_by_samples(adds_first):
-    def shard(ledger, micro):
+    def shard(numbers, micro):
         def add():
-            ledger.add(None, {"called": float(micro.shard)}, micro)
-            ledger.add([1.0, 9.0][micro.shard], {"own": float(micro.shard)}, micro)
+            numbers.add(None, {"called": float(micro.shard)}, micro)
+            numbers.add([1.0, 9.0][micro.shard], {"own": float(micro.shard)}, micro)
 
         if adds_first:
             add()
-        ledger.call([1.0, 3.0][micro.shard], None, micro)
+        numbers.call([1.0, 3.0][micro.shard], None, micro)
         if not adds_first:
             add()
 
-    def plain(ledger, micro):
-        ledger.add(None, {"samples": float(micro.shard)}, micro)
+    def plain(numbers, micro):
+        numbers.add(None, {"samples": float(micro.shard)}, micro)
 
     results, _ = on_ranks((1, 1), lambda rank: [values_of(rank.phase(each, num_samples=5)) for each in (shard, plain)])
     assert results == [[{"called": 3 / 4, "own": 9 / 10}, {"samples": 2 / 5}]] * 2
 
 
 def test_a_shard_without_a_value_is_no_zero_and_one_of_weight_0_is_left_out_even_if_it_is_nan():
-    def shard(ledger, micro):
+    def shard(numbers, micro):
         if micro.shard != 1:
-            ledger.add(0.0 if micro.shard == 2 else 1.0, {"loss": [2.0, None, math.nan, 4.0][micro.shard]}, micro)
+            numbers.add(0.0 if micro.shard == 2 else 1.0, {"loss": [2.0, None, math.nan, 4.0][micro.shard]}, micro)
 
     for sizes in BLOCKS:
         results, _ = on_ranks(sizes, lambda rank: [values_of(rank.phase(shard)) for _ in range(2)])
@@ -102,9 +103,9 @@ def test_a_shard_without_a_value_is_no_zero_and_one_of_weight_0_is_left_out_even
 
 
 def test_a_rank_without_samples_gets_the_same_values():
-    def shard(ledger, micro):
-        ledger.call(None, None, micro)
-        ledger.add(None, {"loss": 1.0 + micro.shard}, micro)
+    def shard(numbers, micro):
+        numbers.call(None, None, micro)
+        numbers.add(None, {"loss": 1.0 + micro.shard}, micro)
 
     results, exchanges = on_ranks((1, 1, 1), lambda rank: [values_of(rank.phase(shard, size)) for size in (3, 3, 2)])
     assert results == [[{"loss": 2.0}, {"loss": 2.0}, {"loss": 1.5}]] * 3
@@ -112,7 +113,7 @@ def test_a_rank_without_samples_gets_the_same_values():
 
 
 def add_names(*names):
-    return lambda ledger, micro: [ledger.add(None, {name: value}, micro) for name, value in names]
+    return lambda numbers, micro: [numbers.add(None, {name: value}, micro) for name, value in names]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +121,9 @@ def add_names(*names):
     [
         (add_names(("loss", 1.0)), 0),
         (add_names(("loss", 1.0), ("new", 2.0)), 1),
-        (lambda ledger, micro: ledger.call(None, None, micro), 1),
-        (lambda ledger, micro: ledger.add(None, {"table": torch.ones(2)}, micro, "sum"), 3),
-        (lambda ledger, micro: ledger.add(None, {"large": 2**53 + 1}, micro, "sum"), 3),
+        (lambda numbers, micro: numbers.call(None, None, micro), 1),
+        (lambda numbers, micro: numbers.add(None, {"table": torch.ones(2)}, micro, "sum"), 3),
+        (lambda numbers, micro: numbers.add(None, {"large": 2**53 + 1}, micro, "sum"), 3),
     ],
     ids=["as before", "a new name", "a new call", "a tensor", "a large integer"],
 )
@@ -140,9 +141,9 @@ def test_pages_are_exchanged_only_for_what_is_new_or_fits_into_no_row(shard, tim
 
 def test_what_one_rank_alone_has_is_foreseen_by_all_from_then_on():
     def work(rank):
-        def shard(ledger, micro):
+        def shard(numbers, micro):
             if micro.shard == 3:
-                ledger.add(None, {"last": 7.0}, micro)
+                numbers.add(None, {"last": 7.0}, micro)
 
         return [values_of(rank.phase(shard)) for _ in range(3)]
 
@@ -178,7 +179,7 @@ def test_what_ranks_have_new_reaches_all_in_rank_order_and_once():
     def news_of(rank):
         return News([(0, rank), (1, 7)], [(rank, 0)], [rank, 7], [f"look {rank}", "look"], [5], rank == 1)
 
-    results, _ = on_ranks((1, 1), lambda rank: rank.phase(add_names(), news=news_of(rank._rank))[0].news)
+    results, _ = on_ranks((1, 1), lambda rank: rank.phase(add_names(), news=news_of(rank._rank)).news)
     everyones = News([(0, 0), (1, 7), (0, 1)], [(0, 0), (1, 0)], [0, 7, 1], ["look 0", "look", "look 1"], [5, 5], True)
     assert results == [everyones] * 2
 
@@ -189,47 +190,17 @@ def test_news_of_each_kind_on_one_rank_reaches_the_other(field):
 
     def work(rank):
         rank.phase(add_names(("loss", 1.0)))
-        return rank.phase(add_names(("loss", 1.0)), news=News(**{field: alone}) if rank._rank else NOTHING)[0].news
+        return rank.phase(add_names(("loss", 1.0)), news=News(**{field: alone}) if rank._rank else NOTHING).news
 
     results, exchanges = on_ranks((1, 1), work)
     assert [getattr(news, field) for news in results] == [alone] * 2
     assert exchanges.num_pages == 2
 
 
-def test_a_phase_that_is_left_is_in_no_later_exchange():
-    def work(rank):
-        def shard(ledger, micro):
-            ledger.call(4.0, None, micro)
-            ledger.add(None, {"loss": 1.0}, micro)
-
-        def left(ledger, micro):
-            ledger.call(100.0, None, micro)
-            ledger.add(None, {"loss": 1000.0, "other": 1.0}, micro)
-            ledger.drop()
-            shard(ledger, micro)
-
-        outcome, values = rank.phase(left)
-        return outcome.totals, values_of((outcome, values))
-
-    results, _ = on_ranks((1, 1), work)
-    assert results == [([8.0], {"loss": 1.0})] * 2
-
-
-def test_what_is_recorded_for_a_repeated_shard_is_never_exchanged():
-    def work(rank):
-        def shard(ledger, micro):
-            ledger.add(None, {"loss": 1.0}, micro)
-            ledger.blank().add(None, {"loss": 1000.0}, micro)
-
-        return values_of(rank.phase(shard))
-
-    assert on_ranks((1, 1), work)[0] == [{"loss": 1.0}] * 2
-
-
 def test_one_rank_exchanges_nothing():
-    def shard(ledger, micro):
-        ledger.call(2.0, None, micro)
-        ledger.add(None, {"loss": float(micro.shard)}, micro)
+    def shard(numbers, micro):
+        numbers.call(2.0, None, micro)
+        numbers.add(None, {"loss": float(micro.shard)}, micro)
 
     [found], exchanges = on_ranks((4,), lambda rank: [values_of(rank.phase(shard)) for _ in range(2)])
     assert found == [{"loss": 1.5}] * 2
@@ -237,7 +208,7 @@ def test_one_rank_exchanges_nothing():
 
 
 def test_weights_that_sum_to_zero_have_no_gradient():
-    assert failures((1, 1), lambda rank: rank.phase(lambda ledger, micro: ledger.call(0.0, None, micro))) == {
+    assert failures((1, 1), lambda rank: rank.phase(lambda numbers, micro: numbers.call(0.0, None, micro))) == {
         (LossError, "zero-weights")
     }
 
@@ -263,17 +234,17 @@ def test_a_row_of_another_collective_is_told_from_one_of_the_run():
 
 @pytest.mark.parametrize("sizes", [(2,), (1, 1)])
 def test_a_call_that_is_weighted_in_one_shard_only_is_refused(sizes):
-    def shard(ledger, micro):
-        ledger.call(1.0 if micro.shard else None, None, micro)
+    def shard(numbers, micro):
+        numbers.call(1.0 if micro.shard else None, None, micro)
 
     assert failures(sizes, lambda rank: rank.phase(shard)) == {(UsageError, "different-weightings")}
 
 
 def test_ranks_whose_passes_begin_with_different_batches_are_told_once_and_not_of_equal_ones():
     def work(rank):
-        rank.ledger.note_data("samples 0 to 7")
+        rank.peers.same_data.note("samples 0 to 7")
         rank.phase(add_names())
-        rank.ledger.note_data(f"samples {rank._rank}")
+        rank.peers.same_data.note(f"samples {rank._rank}")
         return rank.phase(add_names())
 
     assert failures((1, 1), work) == {(DataError, "different-first-batches")}
