@@ -1,5 +1,7 @@
 """Which signals a run takes for a request to stop, in which process, and for how long."""
 
+import itertools
+import json
 import signal
 import subprocess
 import sys
@@ -129,6 +131,83 @@ def test_a_second_signal_does_what_it_would_have_done_without_us():
     )
     assert done.returncode == -signal.SIGUSR1
     assert done.stderr.startswith("lockstep: SIGTERM received")
+
+
+# Each of some processes gets its signals on a clock that jumps. The steps of one are a number of
+# seconds, a signal's name, "saved" or "ended".
+SIGNALLED = """
+import json, os, signal, sys, time, traceback
+from lockstep._base import stopping
+
+def live(steps):
+    now = 100.0
+    time.monotonic = lambda: now
+    watch = stopping.StopWatch(speaks=False)
+    watch.begin()
+    watch.begin_interrupts()
+    for step in steps:
+        if step == "saved":
+            watch.exit_with(75)
+        elif step == "ended":
+            watch.end()
+        elif isinstance(step, str):
+            signal.raise_signal(signal.Signals[step])
+        else:
+            now += step
+    return "went on"
+
+ends = []
+for steps in json.load(sys.stdin):
+    sys.stdout.flush()
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(write_fd, live(steps).encode())
+        except BaseException as error:
+            os.write(write_fd, type(error).__name__.encode())
+        os._exit(0)
+    os.close(write_fd)
+    with open(read_fd) as file:
+        said = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    ends.append(said or status)
+print(json.dumps(ends))
+"""
+ANY = ("SIGTERM", "SIGUSR1", "SIGINT")
+BY_ITSELF = {"SIGTERM": -signal.SIGTERM, "SIGUSR1": -signal.SIGUSR1, "SIGINT": "KeyboardInterrupt"}
+
+
+def differing(expected):
+    """Processes of these steps that did not end as expected, and how they did."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED], input=json.dumps([*expected]), capture_output=True, text=True, timeout=25
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    ends = dict(zip(expected, json.loads(done.stdout), strict=True))
+    return {steps: end for steps, end in ends.items() if end != expected[steps]}
+
+
+def test_a_second_signal_ends_a_process_and_once_it_has_saved_with_the_status_that_says_so():
+    expected = {}
+    for first, second, saved in itertools.product(ANY, ANY, ((), ("saved",))):
+        end = 75 if saved else BY_ITSELF[second]
+        same_s = 0.1 if second == "SIGINT" else SAME_S
+        expected[first, *saved, second] = "went on"
+        expected[first, *saved, 0.9 * same_s, second] = "went on"
+        expected[first, *saved, 1.1 * same_s, second] = end
+        # since the first of all
+        expected[first, *saved, 0.6 * same_s, second, 0.6 * same_s, second] = end
+        expected[first, 1.1 * same_s, *saved, second] = end
+    assert differing(expected) == {}
+
+
+def test_when_it_is_over_a_signal_does_what_it_does_by_itself_or_nothing_if_all_is_saved():
+    expected = {}
+    for first, last in itertools.product(((), *zip(ANY, strict=True)), ANY):
+        expected[*first, "ended", last] = BY_ITSELF[last]
+        expected[*first, "saved", "ended", last, 9.0, last] = "went on"
+    assert differing(expected) == {}
 
 
 WORKER = """
