@@ -212,7 +212,7 @@ class PlayedLaunch:
         self.spec = LaunchSpec(program=script, nproc=nproc, private_dir=str(directory), environ={}, **spec)
         clock = SimpleNamespace(monotonic=lambda: self.now)
         selector = type("Selector", (_Selector,), {"launch": self})
-        from_status = failures.from_status
+        from_status, unforeseen_end = failures.from_status, failures.unforeseen_end
         names = SimpleNamespace(DefaultSelector=selector, EVENT_READ=selectors.EVENT_READ)
         for module, name, new in (
             (supervise, "time", clock),
@@ -225,6 +225,7 @@ class PlayedLaunch:
             (forked, "kill_worker", self._kill),
             (forked, "os", SimpleNamespace(kill=self._send)),
             (failures, "from_status", lambda *args, **more: replace(from_status(*args, **more), time_s=self.wall_s)),
+            (failures, "unforeseen_end", lambda: replace(unforeseen_end(), time_s=self.wall_s)),
         ):
             monkeypatch.setattr(module, name, new)
 

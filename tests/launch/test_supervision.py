@@ -161,6 +161,50 @@ def test_a_rank_that_exits_while_others_need_it_is_named_before_those_that_lost_
     assert result.failures[0].ended_early
 
 
+def leave(launch, rank, when_s, how):
+    """A rank exits successfully. If its exit handlers run for long, its program was over before."""
+    if how != "os._exit":
+        launch.rank(rank, when_s, "finishes")
+    launch.rank(rank, when_s + 5.0 if how == "exit handlers" else when_s, "exits", 0)
+
+
+@pytest.mark.parametrize("later", ["finished", "os._exit", "exit handlers"])
+@pytest.mark.parametrize("sooner", ["finished", "os._exit", "exit handlers"])
+def test_of_several_that_exit_while_others_need_them_the_first_is_named(play, sooner, later):
+    for first, *others in itertools.permutations(range(4)):
+        launch = play(nproc=4)
+        leave(launch, others[0], 2.0, later)
+        leave(launch, first, 1.0, sooner)
+        for rank in others[1:]:
+            launch.rank(rank, 3.0, "fails", is_consequence=True)
+        named = launch.run().failures[0]
+        assert (named.rank, named.ended_early) == (first, True)
+        assert named.time_s == pytest.approx(launch.wall_s - launch.now + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("when_s", "how", "more", "is_named"),
+    [
+        (2.9, "finished", {}, True),
+        (3.1, "finished", {}, False),
+        (3.1, "exit handlers", {}, False),
+        (3.1, "os._exit", {}, True),  # that it came to its end is not known
+        (2.9, "finished", {"then": ", then it waited"}, False),
+        (2.9, "os._exit", {"then": ", then it waited"}, False),
+        (2.9, "os._exit", {"is_consequence": False}, False),
+    ],
+)
+def test_only_what_was_before_the_others_lost_it_can_be_their_cause(play, when_s, how, more, is_named):
+    launch = play(nproc=3)
+    leave(launch, 1, when_s, how)
+    launch.rank(0, 3.0, "fails", **{"is_consequence": True, **more})
+    launch.rank(2, 3.2, "fails", is_consequence=True)
+    found = launch.run().failures
+    assert found[0].ended_early is is_named
+    assert [failure.rank for failure in found if not failure.ended_early] == [0, 2]
+    assert [failure.rank for failure in found if failure.ended_early] == [1] * is_named
+
+
 def test_a_rank_that_ended_well_is_not_blamed_for_the_failure_of_another(play):
     launch = play(nproc=2)
     launch.rank(0, 1.0, "finishes")
