@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from lockstep._data.assignment import ShardAssignment
-from lockstep._data.batch import own_micro_batches
+from lockstep._data.batch import Shards, own_micro_batches
 from lockstep._data.loader import PreparedLoader
 from lockstep._data.sources import choose_source
 from lockstep._data.streams import Purpose, reseed
@@ -25,9 +25,8 @@ class FakeDriver:
         self.seed = seed
         self.step = 0
         self.micro = None
-        self.runs = own_micro_batches
-        self.opened = []
-        self.phases = self
+        self.micro_batches = own_micro_batches
+        self.phases = self.phase = self
         self.told = []
         self.compared = []
         self._leader = None
@@ -70,6 +69,9 @@ class FakeDriver:
 
     def end_step(self):
         self.told.append(("step over", self.step))
+
+    def open(self, batch, upload):
+        return Shards(batch, self, upload)
 
     def begin_phase(self, batch):
         if self._batch is None:

@@ -7,6 +7,7 @@ from exchange_ranks import Exchanges, Rank
 
 from lockstep._data.batch import Batch
 from lockstep._listener import EVENTS, Listener, Listeners
+from lockstep._loop.phase import RunParts
 from lockstep._loop.phases import Phases
 from lockstep._plan.blocks import blocks_of
 from lockstep._plan.shards import plan_step
@@ -47,9 +48,9 @@ class Process:
         guards = ShardGuards(trained, num_shards, is_plain=sync.is_plain)
         self.noting = Noting()
         peers = Rank(Exchanges(len(sizes)), rank, sizes).peers
-        self.phases = Phases(
-            seed, num_shards, sync, peers, trained, guards, Listeners([self.noting]), lambda _: None, lambda mine: mine
-        )
+        listeners = Listeners([self.noting])
+        run = RunParts(seed, num_shards, sync, peers, trained, guards, listeners.methods, lambda _: None)
+        self.phases = Phases(run, listeners, lambda mine: mine)
         self.model = torch.nn.Linear(1, 1, bias=False)
         with torch.no_grad():
             self.model.weight.fill_(1.0)
@@ -60,7 +61,7 @@ class Process:
     def add(self, model):
         """Trains another model, too."""
         if self._is_alone:
-            self.phases._sync.attach(model)
+            self.phases.run.sync.attach(model)
         self.phases.trained.add_model(model, SimpleNamespace(reaches_backward=False))
         self.phases.guards.add_model(model)
 
@@ -76,6 +77,18 @@ class Process:
         plan = plan_step(self._number, (num_samples,), self.rank, self.blocks)
         numbers = first + torch.arange(float(num_samples)).unsqueeze(1)
         return Batch(plan, [numbers[micro.rows] for micro in plan.micro_batches], self.phases, None)
+
+    def run_alone(self, batch):
+        """Yields the micro-batches of this rank in a phase that ends without the other ranks."""
+        self.phases.begin_phase(batch)
+        for micro, samples in zip(batch.plan.micro_batches, batch.data, strict=True):
+            self.phases.phase.begin_shard(micro, samples)
+            yield micro
+            self.phases.phase.end_shard()
+        self.phases.phase.abandon()
+        self.phases.phase = None
+        self.phases._current.num_done += 1
+        self.phases.resume_stream()
 
     def backward(self, x, **options):
         """The backward pass of the mean of a shard, whose gradient is that of ``x``."""

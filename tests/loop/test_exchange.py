@@ -175,6 +175,16 @@ def test_a_name_that_is_used_no_more_takes_no_room_after_a_while():
     assert sorted(lengths[1:], reverse=True) == lengths[1:]
 
 
+def test_each_phase_of_a_step_has_a_form_of_its_own():
+    def work(rank):
+        for step in range(1, 5):
+            rank.phase(lambda numbers, micro: numbers.call(None, None, micro), phase=0, step=step)
+            rank.phase(lambda numbers, micro: numbers.call(1.0, None, micro), phase=1, step=step)
+
+    _, exchanges = on_ranks((1, 1), work)
+    assert exchanges.num_pages == 2, "one for each phase of the first step"
+
+
 def test_what_ranks_have_new_reaches_all_in_rank_order_and_once():
     def news_of(rank):
         return News([(0, rank), (1, 7)], [(rank, 0)], [rank, 7], [f"look {rank}", "look"], [5], rank == 1)

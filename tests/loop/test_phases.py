@@ -195,6 +195,30 @@ def test_a_loss_that_is_none_is_refused(loss, code):
         process.phases.backward(loss(process.model(x)), None, None, {})
 
 
+@pytest.mark.parametrize("continued_in", ["no step", "the next step", "a phase of the next step"])
+def test_a_loop_that_was_left_does_not_continue_in_another_step(continued_in):
+    process = Process()
+    left = iter(process.batch().shards)
+    next(left)
+    with raises(UsageError, "shards-left-early"):
+        process.phases.leave_step(failed=False)
+        process.phases.check_outside("the next step")
+    if continued_in == "no step":
+        with raises(UsageError, "left-loop-continued"):
+            next(left)
+        return
+    batch = process.batch()
+    if continued_in == "the next step":
+        with raises(UsageError, "left-loop-continued"):
+            next(left)
+    for number, x in enumerate(batch.shards):
+        if number == 1 and continued_in == "a phase of the next step":
+            with raises(UsageError, "left-loop-continued"):
+                next(left)
+        process.backward(x)
+    assert process.gradient == 3.5
+
+
 def test_a_backward_pass_outside_of_the_shards_is_refused():
     process = Process()
     process.batch()
@@ -208,14 +232,9 @@ def drawn(sizes, rank, num_phases=2):
     for _ in range(2):
         batch = process.batch()
         outside.append(torch.rand(()).item())
-        for phase in range(num_phases):
-            process.phases.num_done = phase
-            for micro in batch.plan.micro_batches:
-                process.phases.micro = micro
-                process.phases.resume_stream()
-                inside[process.phases.step, phase, micro.shard] = torch.rand(()).item()
-            process.phases.micro = None
-            process.phases.resume_stream()
+        for number in range(num_phases):
+            for micro in process.run_alone(batch):
+                inside[process.phases.step, number, micro.shard] = torch.rand(()).item()
             outside.append(torch.rand(()).item())
         process.phases.end_step()
     return inside, outside

@@ -37,25 +37,48 @@ _LINES = "for images, labels in batch.shards: ..."
 
 
 def own_micro_batches(plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[MicroBatchSamples]:
-    """Yields the micro-batches of a batch with their samples, as ``PhaseDriver.runs`` of a run in
-    which no instrument repeats shards."""
+    """Yields the micro-batches of a batch with their samples, as ``PhaseDriver.micro_batches`` of a
+    run in which no instrument repeats shards."""
     return zip(plan.micro_batches, data, strict=True)
+
+
+class RunningPhase(Protocol):
+    """A phase, of which the loop over the leading batch runs the micro-batches."""
+
+    micro: MicroBatch | None
+    """The running micro-batch; None: between two."""
+
+    def begin_shard(self, micro: MicroBatch, data: Any) -> None:
+        """Begins a micro-batch, of which the script is about to receive the samples. ``data``: the
+        samples before they are moved to the device."""
+
+    def received(self, micro: MicroBatch, data: Any) -> None:
+        """Notes that the script is about to receive samples of the current micro-batch from a batch
+        that follows."""
+
+    def end_shard(self) -> None:
+        """Ends the micro-batch."""
 
 
 class PhaseDriver(Protocol):
     """The part of the loop that runs the phases of a batch."""
 
-    runs: Callable[[StepPlan, Sequence[Any], bool], Iterator[MicroBatchSamples]]
+    micro_batches: Callable[[StepPlan, Sequence[Any], bool], Iterator[MicroBatchSamples]]
     """The function that yields the micro-batches to run of a batch, with their samples. Its
     arguments are the batch's plan, its samples, and whether it leads the phase. Each micro-batch is
     requested after the end of the one before."""
-    opened: list[Shards]
-    """The iterators over shards that the script has requested since the last phase. (On a process
-    without samples, the second of ``zip(a.shards, b.shards)`` never begins.)"""
-    micro: MicroBatch | None
-    """The running micro-batch; None: outside of ``batch.shards``."""
+    phase: RunningPhase | None
+    """The running phase; None: outside of ``batch.shards``."""
     step: int
     """The number of the current step; between steps, of the last one."""
+
+    @property
+    def micro(self) -> MicroBatch | None:
+        """The running micro-batch; None: outside of ``batch.shards``."""
+
+    def open(self, batch: Batch, upload: Upload | None) -> Shards:
+        """Returns a loop over the shards of a batch, which may begin a phase. ``upload``: moves its
+        samples to the device; None: they stay where they are."""
 
     def compare_data(self, description: str) -> None:
         """Checks that all ranks have read the same first samples. Every rank must call it; it
@@ -68,17 +91,6 @@ class PhaseDriver(Protocol):
     def begin_phase(self, batch: Batch) -> Batch:
         """Begins a phase on a batch's shards. Returns the batch that leads the phase: this one, or
         another that this one follows."""
-
-    def begin_shard(self, micro: MicroBatch, data: Any) -> None:
-        """Begins a micro-batch, of which the script is about to receive the samples. ``data``: the
-        samples before they are moved to the device."""
-
-    def received(self, micro: MicroBatch, data: Any) -> None:
-        """Notes that the script is about to receive samples of the current micro-batch from a batch
-        that follows."""
-
-    def end_shard(self) -> None:
-        """Ends the micro-batch."""
 
     def end_phase(self) -> None:
         """Ends the phase: combines this process's shards with the shards of the other ranks.
@@ -178,9 +190,7 @@ class Batch(GlobalBatch):
         Each loop over them is a phase, with a separate gradient and separate random streams. The
         end of the loop synchronizes gradients over all ranks, so every rank must reach it. Leaving
         the loop early is an error."""
-        shards = Shards(self, self._driver, self._upload)
-        self._driver.opened.append(shards)
-        return shards
+        return self._driver.open(self, self._upload)
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
         """Records values of the current shard. After the phase, ``batch[name]`` is their mean or
@@ -303,7 +313,7 @@ class Shards:
         self._upload = upload
         self._micro_batches: Iterator[MicroBatchSamples] = iter(())
         self._leader: Batch | None = None
-        self._has_finished = False
+        self._has_finished = self._was_left = False
 
     def __iter__(self) -> Shards:
         return self
@@ -313,13 +323,20 @@ class Shards:
             raise StopIteration
         driver, batch = self._driver, self.batch
         if self._leader is None:
+            if self._was_left:
+                raise UsageError(
+                    f"a loop over batch.shards of step {batch.plan.number} is continued after it was left and that step ended. "
+                    "Begin a loop over the shards of the next batch, in the body of `for batch in loader:`.",
+                    code="left-loop-continued",
+                )
             self._leader = driver.begin_phase(batch)
             leads = self._leader is batch
-            self._micro_batches = driver.runs(batch.plan, batch.data, leads)
+            self._micro_batches = driver.micro_batches(batch.plan, batch.data, leads)
         else:
             leads = self._leader is batch
             if leads:
-                driver.end_shard()
+                assert driver.phase is not None
+                driver.phase.end_shard()
         run = next(self._micro_batches, None)
         if run is None:
             self._has_finished = True
@@ -328,20 +345,26 @@ class Shards:
             raise StopIteration
         micro, data = run
         samples = data if self._upload is None else self._upload.take(micro.index, data)
+        # read here: the micro-batch may be a dry run's, in the place of the phase
+        phase = driver.phase
+        assert phase is not None
         if leads:
-            driver.begin_shard(micro, data)
+            phase.begin_shard(micro, data)
             return samples
-        if driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
+        running = phase.micro
+        if running is None or (running.shard, running.part) != (micro.shard, micro.part):
             raise UsageError(
                 f"the shards of two batches must run side by side, as in zip(a.shards, b.shards): the second batch is at "
-                f"{_name(micro)}, and the first at {_name(driver.micro)}.",
+                f"{_name(micro)}, and the first at {_name(running)}.",
                 code="shards-not-side-by-side",
             )
-        driver.received(micro, data)
+        phase.received(micro, data)
         return samples
 
     def drop(self) -> None:
-        """Undoes a dry run of a shard, after the script has left the phase."""
+        """Undoes a dry run of a shard, after the script has left the phase. The loop cannot
+        continue."""
+        self._leader, self._was_left = None, True
         if isinstance(self._micro_batches, Generator):
             self._micro_batches.close()
 

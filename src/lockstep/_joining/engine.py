@@ -48,6 +48,7 @@ from lockstep._loop.balance import Balance, may_balance
 from lockstep._loop.exchange import Peers
 from lockstep._loop.loop import Loop
 from lockstep._loop.meeting import Meetings
+from lockstep._loop.phase import RunParts
 from lockstep._loop.phases import Phases
 from lockstep._loop.preparing import Preparation
 from lockstep._plan.blocks import Blocks, even_blocks
@@ -188,17 +189,18 @@ class Engine:
         self.trained = TrainedObjects(scaling)
         self.guards = ShardGuards(self.trained, config.shards, is_plain=self.sync.is_plain)
         self.listeners = Listeners()
-        self.phases = Phases(
+        parts = RunParts(
             config.seed,
             config.shards,
             self.sync,
             Peers(collectives, config.accumulate, self.balance or self.clock),
             self.trained,
             self.guards,
-            self.listeners,
+            self.listeners.methods,
             self.clock.mark,
-            functools.partial(shared.gather, collectives=collectives, device=self.devices[0]),
         )
+        gather = functools.partial(shared.gather, collectives=collectives, device=self.devices[0])
+        self.phases = Phases(parts, self.listeners, gather)
         self.phases.may_warn_of_loader = self.is_main and self.world.world_size > 1
         self.meetings = Meetings(self.world.world_size, group_store(), config.timeout_s)
         self.loop = Loop(
@@ -378,7 +380,7 @@ class Engine:
             rank=self.world.rank,
             world_size=self.world.world_size,
             num_shards=self.phases.num_shards,
-            seed=self.phases.seed,
+            seed=self.phases.run.seed,
             loader=loader,
             accumulate=self.config.accumulate,
             allows_other_data="data" in self.config.allow,

@@ -91,7 +91,7 @@ class Team(Collectives):
     @property
     def seed(self) -> int:
         """Root of the run's random streams."""
-        return self._phases.seed
+        return self._phases.run.seed
 
     @contextlib.contextmanager
     def hide_launcher(self) -> Iterator[None]:

@@ -1,10 +1,11 @@
 """Repeating a shard as a dry run: the body of the script's loop over ``batch.shards`` runs for it,
 without any effect on the run.
 
-An instrument gives ``Phases.runs`` a generator that yields the micro-batches of the shard in the
-context ``DryRuns.of_shard``, before or after the micro-batches that count. Nothing of them is
-recorded or exchanged. When they have run, gradients, buffers, random streams and what the shard
-carries from batch to batch are as before. lockstep cannot undo what the script itself keeps: see
+An instrument gives ``Phases.micro_batches`` a generator that yields the micro-batches of the shard
+in the context ``DryRuns.of_shard``, before or after the micro-batches that count. They run in a
+``Phase`` that takes the place of the running one, so nothing of them is recorded or exchanged. When
+they have run, gradients, buffers, random streams and what the shard carries from batch to batch are
+as before. lockstep cannot undo what the script itself keeps: see
 ``Team.in_audit``."""
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing_extensions import override
 from lockstep._base.errors import UsageError
 from lockstep._data.streams import preserve_rng
 from lockstep._listener import Listener, Listeners
-from lockstep._loop.numbers import PhaseNumbers
-from lockstep._loop.phases import Phases, Sinks
+from lockstep._loop.phase import Phase
+from lockstep._loop.phases import Phases
 from lockstep._plan.shards import MicroBatch
 from lockstep._prepare.per_shard import PerShard
 from lockstep._state.recovery.run_state import RunState
@@ -77,12 +78,18 @@ class DryRuns:
                 items = self._per_shard()
                 own = [item.swap(shard, value) for item, value in zip(items, carried, strict=True)]
                 undo.callback(lambda: [item.swap(shard, value) for item, value in zip(items, own, strict=True)])
-                undo.callback(setattr, phases, "sinks", phases.sinks)
-                phases.sinks = Sinks(
-                    PhaseNumbers(),
+                phase = phases.phase
+                assert phase is not None
+                undo.callback(setattr, phases, "phase", phase)
+                phases.phase = Phase(
+                    phases.run,
+                    phase.step,
+                    phase.number,
+                    phase.batch,
                     _Dropped(self._sync, trained.parameters),
                     Listeners([listener]).methods,
                     lambda mark: None,
+                    is_dry_run=True,
                 )
                 yield
         except BaseException:

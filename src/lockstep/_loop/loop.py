@@ -257,13 +257,13 @@ class Loop(Driver):
     def _reseed_between(self, epoch: int) -> None:
         if self._leader is None:
             section, *_ = self.resumption.newest_pass()
-            reseed(self.phases.seed, Purpose.EPOCH, section, epoch)
+            reseed(self.phases.run.seed, Purpose.EPOCH, section, epoch)
 
     def _reseed_after_pass(self) -> None:
         """Begins the random stream of the code after a pass. It belongs to the pass, not to its
         last step, which a launch that skips the pass does not know: the numbers drawn there may
         decide what later passes learn."""
-        reseed(self.phases.seed, Purpose.TAIL, *self.resumption.newest_pass())
+        reseed(self.phases.run.seed, Purpose.TAIL, *self.resumption.newest_pass())
 
     # Passes
 
@@ -427,7 +427,7 @@ class Loop(Driver):
         self._num_in_pass += 1
         # A step without a phase has exchanged nothing, so nothing shows that the other ranks take
         # it, too: they may be in its phase, and the collectives of ``tick`` would match theirs.
-        if self.phases.num_done == 0 and self.meetings.are_held:
+        if self.meetings.are_held and self.phases.num_done == 0:
             self.meetings.leave(passed_over(self.step), early=True)
             self.meetings.meet("the end of the step", self.step)
             self.meetings.left = None

@@ -3,13 +3,15 @@ buffers and values.
 
 The script's own ``for`` loops are the clock. Each ``next()`` first ends what came before it::
 
-    script                           calls                          here
-    for batch in loader:             Loop.begin_step             -> begin_step
-        for x in batch.shards:       1st next()                  -> begin_phase, begin_shard
-            team.backward(loss)                                  -> backward
-            batch.add(loss=loss)                                 -> add
-                                     2nd next()                  -> end_shard, begin_shard
-                                     next() behind the last one  -> end_shard, end_phase (all wait)
+    script                           calls                          what happens
+    for batch in loader:             Loop.begin_step             -> begin_step: a Step
+        for x in batch.shards:       1st next()                  -> begin_phase: a Phase
+                                                                    Phase.begin_shard
+            team.backward(loss)                                  -> Phase.backward
+            batch.add(loss=loss)                                 -> Phase.numbers.add
+                                     2nd next()                  -> Phase.end_shard, begin_shard
+                                     next() behind the last one  -> Phase.end_shard
+                                                                    Phase.end (all wait)
         optimizer.step()             a hook of PyTorch           -> before_optimizer
                                      the loader's next()         -> end_step
 
@@ -19,15 +21,13 @@ begin_shard and end_shard run for each.
 
 So nothing runs at the end of a shard or phase if the script leaves its loop early: that is noticed
 at the next call that belongs outside (``check_outside``), or when the loader's iterator is dropped
-(``leave_step``). A rank without samples makes no shard, but runs begin_phase and end_phase as the
-others do, since its loop asks ``batch.shards`` once."""
+(``leave_step``, which abandons the phase). A rank without samples makes no shard, but runs
+begin_phase and end_phase as the others do, since its loop asks ``batch.shards`` once."""
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -40,30 +40,16 @@ from lockstep._data.batch import Batch, PhaseDriver, Shards, own_micro_batches
 from lockstep._data.evaluation_pass import EvaluationBatch
 from lockstep._data.shared import Shared
 from lockstep._data.streams import Purpose, reseed
+from lockstep._data.uploads import Upload
 from lockstep._data.values import check_weight
-from lockstep._events.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
 from lockstep._listener import Listeners
 from lockstep._loop import refusals
-from lockstep._loop.exchange import Agreed, Peers, exchange
-from lockstep._loop.numbers import PhaseNumbers
+from lockstep._loop.phase import Phase, RunParts
 from lockstep._loop.refusals import is_sum, may_be_sum
+from lockstep._loop.step import Step
 from lockstep._plan.shards import MicroBatch, StepPlan
-from lockstep._prepare.guards import ShardGuards
 from lockstep._prepare.state_adapters import parameters_of
-from lockstep._prepare.trained import TrainedObjects
 from lockstep._prepare.unprepared import refuse
-from lockstep._sync.gradients import Gradients, detach_grads, put_back
-from lockstep._sync.protocol import ShardSync, Sync
-
-
-class Sinks(NamedTuple):
-    """The receivers of what a micro-batch computes, records and reports."""
-
-    numbers: PhaseNumbers
-    sync: ShardSync
-    methods: Mapping[str, Sequence[Callable[..., None]]]
-    """The functions to call at each event, as ``Listeners.methods``."""
-    mark: Mark
 
 
 class Position(NamedTuple):
@@ -81,38 +67,22 @@ class Phases(PhaseDriver):
     """The phases of the current step, and the ``PhaseDriver`` of its batches.
 
     Args:
-        seed: the root of the run's random streams.
-        num_shards: V.
-        sync: synchronizes gradients and buffers.
-        peers: the ranks with which each phase exchanges its weights and values.
-        trained: what was prepared so far.
-        guards: of what is trained.
+        run: what all phases use.
         listeners: notified of steps, phases and shards.
-        mark: notes the time at which an activity begins.
         gather: gathers what the shards of all ranks have shared. A collective.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        num_shards: int,
-        sync: Sync,
-        peers: Peers,
-        trained: TrainedObjects,
-        guards: ShardGuards,
-        listeners: Listeners,
-        mark: Mark,
-        gather: Callable[[list[Shared]], list[Shared]],
-    ) -> None:
+    def __init__(self, run: RunParts, listeners: Listeners, gather: Callable[[list[Shared]], list[Shared]]) -> None:
+        self.run = run
+        self.num_shards = run.num_shards
+        self.trained, self.guards = run.trained, run.guards
         self._gather = gather
-        self.seed = seed
-        self.num_shards = num_shards
+        self._listeners = listeners
+        self._methods = listeners.methods
         self.step = 0
         """The number of the current step; between steps, of the last one."""
-        self.micro: MicroBatch | None = None
-        """The running micro-batch; None: outside of ``batch.shards``."""
-        self.num_done = 0
-        """The number of completed phases of the current step: the index of the running one."""
+        self.phase: Phase | None = None
+        """The running phase, or the dry run in its place; None: outside of ``batch.shards``."""
         self.was_left = 0
         """The step that was left inside ``batch.shards`` and is yet to be reported; 0: none."""
         self.has_loader = False
@@ -122,62 +92,42 @@ class Phases(PhaseDriver):
         self.evaluated: list[EvaluationBatch] = []
         """The batches of evaluations over whose shards loops run, in the order in which the loops
         began."""
-        self._sync = sync
-        self.peers = peers
-        self.trained, self.guards = trained, guards
-        self._listeners = listeners
-        self._methods = listeners.methods
-        self._combines = not sync.is_plain
-        """Whether what shards compute is combined. The gradients and buffers of a single shard stay
-        where they are."""
-        self._has_streams = num_shards > 1
-        """Whether each shard has a random stream, after which the step's begins again. With V = 1
-        the step's stream simply continues, as in any script: starting a stream costs some 10 µs,
-        most of it for ``random`` and ``numpy.random``."""
-        self.runs = own_micro_batches
+        self.micro_batches = own_micro_batches
         """The function that gives the micro-batches to run of a batch. An instrument that repeats
         shards sets another one (``loop.dry_runs``)."""
         self.found_wrong = False
         """Whether an instrument has found a result of the run wrong, so that nothing may be saved
         any more."""
-        self._mark = mark
-        self.own = Sinks(PhaseNumbers(), sync, listeners.methods, mark)
-        """The receivers of micro-batches that count."""
-        self.sinks = self.own
-        """The receivers of the running micro-batch."""
-        self._plan: StepPlan | None = None
-        """The plan of the current step; None: between steps."""
-        self._batch: Batch | None = None
-        """The batch that leads the current phase: the first of ``zip(a.shards, b.shards)``; None:
-        between phases."""
-        self.opened: list[Shards] = []
-        """The iterators over shards that the script has requested since the last phase."""
-        self._carried: Gradients = {}
-        """The gradients from before the phase, to which the phase's gradients are added."""
+        self._current: Step | None = None
+        """The current step; None: between steps."""
+        self._num_done = 0
+        """The number of completed phases of the step before."""
         self._checked: set[tuple[int, int]] = set()
         """The phases and backward calls whose loss was checked for being a sum."""
         self._has_warned = False
         """Whether the warning of a loss that may be a sum was printed."""
-        self._has_refused = False
-        """Whether an error was raised already for a call that does not belong in the current
-        phase."""
-        self._agreed: Agreed | None = None
-        """The result of the exchange at the end of the current phase; None: not yet exchanged."""
-        self._cut_short: BaseException | None = None
-        """The error that interrupted a backward pass of the running micro-batch. It counts only if
-        the script catches it and continues."""
 
     # The step
 
     @property
     def in_step(self) -> bool:
         """Whether the body of a loop over a prepared loader is running."""
-        return self._plan is not None
+        return self._current is not None
 
     @property
     def in_phase(self) -> bool:
         """Whether a loop over ``batch.shards`` is running."""
-        return self._batch is not None
+        return self.phase is not None
+
+    @property
+    def num_done(self) -> int:
+        """The number of completed phases of the current step, or of the last one."""
+        return self._num_done if self._current is None else self._current.num_done
+
+    @property
+    @override
+    def micro(self) -> MicroBatch | None:
+        return None if self.phase is None else self.phase.micro
 
     def position(self) -> Position:
         """Returns where this process is now. May be called from another thread."""
@@ -188,17 +138,15 @@ class Phases(PhaseDriver):
     @override
     def is_dry_run(self) -> bool:
         """Whether a shard is being repeated without effect on the run."""
-        return self.sinks is not self.own
+        return self.phase is not None and self.phase.is_dry_run
 
     def begin_step(self, plan: StepPlan) -> None:
         """Begins a step with the next global batch."""
         self.step += 1
-        self._plan = plan
-        self.num_done = 0
-        self.opened = []
+        self._current = Step(plan)
         for notify in self._methods["begin_step"]:
             notify(self.step)
-        reseed(self.seed, Purpose.STEP, self.step, 0)
+        reseed(self.run.seed, Purpose.STEP, self.step, 0)
 
     def end_step(self) -> None:
         """Ends the step, after the loop's body has run.
@@ -206,11 +154,12 @@ class Phases(PhaseDriver):
         Raises:
             UsageError: like ``check_outside``.
         """
-        if self._batch is not None:
+        if self.phase is not None:
             self.check_outside("the next step")
-        plan, self._plan = self._plan, None
-        assert plan is not None
-        plan.was_passed_over = self.num_done == 0
+        current, self._current = self._current, None
+        assert current is not None
+        plan, self._num_done = current.plan, current.num_done
+        plan.was_passed_over = self._num_done == 0
         step, num_samples = self.step, plan.num_samples
         for notify in self._methods["end_step"]:
             notify(step, num_samples)
@@ -220,23 +169,19 @@ class Phases(PhaseDriver):
         if a phase was completed and none is open."""
         # All ranks decide alike without a message: a completed phase is one that all have
         # completed.
-        if not failed and self._batch is None and self.num_done > 0:
+        if not failed and self.phase is None and self.num_done > 0:
             self.end_step()
             return True
-        self._plan = None
-        if self._batch is not None:
-            if not failed and not self._has_refused:
+        left, self._current = self._current, None
+        assert left is not None
+        self._num_done = left.num_done
+        if self.phase is not None:
+            if not failed and not self.phase.has_refused:
                 self.was_left = self.step
-            for shards in self.opened:
-                shards.drop()
-            self._sync.drop()
-            self.guards.gradients.drop()
-            # The gradients of a single shard, which nothing combines, are where autograd has left
-            # them.
-            detach_grads(self.trained.parameters)
-            put_back(self._carried)
-        self._batch = self.micro = self._cut_short = self._agreed = None
-        self._carried = {}
+            for shards in left.opened:
+                shards.drop()  # with a dry run in the place of the phase, if there is one
+            self.phase.abandon()
+            self.phase = None
         self._listeners.drop()
         # The next step takes this number. After an error it stays, for messages that name the step.
         self.step -= not failed
@@ -255,12 +200,12 @@ class Phases(PhaseDriver):
             raise refusals.abandoned(call, left_step, error)
         if left_step:
             raise refusals.left_early(call, left_step)
-        if self._batch is None:
+        if self.phase is None:
             if self.evaluated:
                 self.evaluated[-1].refuse_inside(call)
             return
-        self._has_refused = True
-        micro = self.micro
+        self.phase.has_refused = True
+        micro = self.phase.micro
         where = f" in step {self.step}, shard {micro.shard}" if micro is not None else ""
         by_zip = " or zip(other, batch.shards) (write zip(batch.shards, other))" if micro is None or micro.is_last else ""
         raise UsageError(
@@ -275,7 +220,7 @@ class Phases(PhaseDriver):
         Raises:
             UsageError: like ``check_outside``.
         """
-        if self._batch is None and not (self.was_left or self.evaluated):
+        if self.phase is None and not (self.was_left or self.evaluated):
             return
         self.check_outside(
             call,
@@ -301,22 +246,22 @@ class Phases(PhaseDriver):
         A stream is a sequence of random numbers with its own seed. Inside ``batch.shards`` the
         seed is derived from the run's seed, step, shard, part and phase, and outside from the run's
         seed, step and phase."""
-        micro = self.micro
+        seed, micro = self.run.seed, self.micro
         if micro is not None:
-            reseed(self.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)
-        elif self._plan is not None:
-            reseed(self.seed, Purpose.STEP, self.step, self.num_done)
+            reseed(seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)
+        elif self._current is not None:
+            reseed(seed, Purpose.STEP, self.step, self._current.num_done)
 
     @override
     def compare_data(self, description: str) -> None:
         """Checks that all ranks have read the same first samples. Every rank must call it."""
-        self.peers.same_data.compare(description)
+        self.run.peers.same_data.compare(description)
 
     @override
     def note_data(self, description: str) -> None:
         """Checks at the end of the next phase, without a further message, that all ranks have read
         the same first samples. Every rank must call it."""
-        self.peers.same_data.note(description)
+        self.run.peers.same_data.note(description)
 
     @override
     def gather(self, mine: list[Shared]) -> list[Shared]:
@@ -326,161 +271,69 @@ class Phases(PhaseDriver):
     # Phases
 
     @override
+    def open(self, batch: Batch, upload: Upload | None) -> Shards:
+        """Returns a loop over a batch's shards. Local."""
+        shards = Shards(batch, self, upload)
+        if self._current is not None:
+            self._current.opened.append(shards)
+        return shards
+
+    @override
     def begin_phase(self, batch: Batch) -> Batch:
         """Begins a phase on a batch's shards, or joins one that another batch leads. Local."""
         # A second batch while a shard runs: zip(a.shards, b.shards). Its shards are paired with
         # those of the batch that leads, so both must have as many, on the same ranks.
-        if self._batch is not None and self._batch is not batch and self.micro is not None:
-            first, second = ([min(n, self.num_shards) for n in b.plan.sizes] for b in (self._batch, batch))
+        if self.phase is not None and self.phase.batch is not batch and self.phase.micro is not None:
+            leader = self.phase.batch
+            first, second = ([min(n, self.run.num_shards) for n in b.plan.sizes] for b in (leader, batch))
             if first != second:
                 raise refusals.uneven_side_by_side(first, second)
-            if batch.plan.blocks.sizes != self._batch.plan.blocks.sizes:
+            if batch.plan.blocks.sizes != leader.plan.blocks.sizes:
                 raise refusals.moved_side_by_side()
-            return self._batch
-        if self._batch is not None:
+            return leader
+        if self.phase is not None:
             self.check_outside("another loop over batch.shards")
-        if self._plan is None or batch.plan.was_passed_over:
+        if self._current is None or batch.plan.was_passed_over:
             raise refusals.step_is_over(batch.plan.number)
-        self._batch, self._has_refused = batch, False
-        self.own = self.sinks = Sinks(PhaseNumbers(), self._sync, self._methods, self._mark)
-        trained, guards = self.trained, self.guards
-        # A phase begins with empty .grad: autograd then creates each shard's gradient in the same
-        # way on every rank, and a sum over shards does not contain what an earlier phase has left
-        # there.
-        self._carried = detach_grads(trained.parameters)
-        if trained.scaling is not None:
-            trained.scaling.begin_phase(self._carried)
-        if self._combines:
-            self._sync.begin_phase(batch.plan, self.num_done)
-        if guards.is_strict:
-            guards.weights.begin_phase(self.step)
-        if guards.unprepared.known:
-            guards.unprepared.begin_phase()
-        for notify in self._methods["begin_phase"]:
-            notify(self.num_done)
-        self.own.mark((BEGINNING, perf_counter()))
+        self.phase = Phase(self.run, self.step, self._current.num_done, batch)
+        self.phase.begin()
         return batch
 
-    @override
-    def begin_shard(self, micro: MicroBatch, data: Any) -> None:
-        """Begins a micro-batch, of which the script is about to receive the samples. With
-        ``accumulate``, runs for each of a shard's micro-batches. Local."""
-        self.micro = self.guards.gradients.micro = micro
-        _, sync, methods, mark = self.sinks
-        if self._combines:
-            sync.begin_shard(micro)
-        for notify in methods["begin_shard"]:
-            notify(micro)
-        # The stream belongs to step, shard, part and phase. So a micro-batch draws the same numbers
-        # on any rank, and after any number of others.
-        if self._has_streams:
-            self.resume_stream()
-        for notify in methods["received"]:
-            notify(micro, data)
-        mark((IN_FORWARD, perf_counter()))
-
-    @override
-    def received(self, micro: MicroBatch, data: Any) -> None:
-        """Notifies listeners of samples from another loader than the leading one. Local."""
-        for notify in self.sinks.methods["received"]:
-            notify(micro, data)
-
-    @override
-    def end_shard(self) -> None:
-        """Ends the micro-batch. With ``accumulate``, runs for each of a shard's micro-batches.
-        Local.
-
-        Raises:
-            UsageError: the script caught an error of its backward pass.
-        """
-        micro = self.micro
-        assert micro is not None
-        if self._cut_short is not None:
-            raise refusals.cut_short(micro, self._cut_short) from self._cut_short
-        numbers, sync, methods, mark = self.sinks
-        self.guards.gradients.end_shard(numbers.num_calls)
-        if self.guards.is_strict:
-            self.guards.weights.end_shard(self.step)
-        numbers.end_shard(micro)
-        if self._combines:
-            sync.end_shard()
-        for notify in methods["end_shard"]:
-            notify()
-        self.micro = None
-        mark((ENDING, perf_counter()))
-
-    def settle(self) -> None:
-        """Exchanges the weights and values of the phase, once the shards of this process have run.
-        Every rank must call it; it blocks until all have.
-
-        ``end_phase`` calls it, unless an instrument did before: an audit repeats shards once the
-        ranks have exchanged rows, while buffers still have the values with which all shards
-        began."""
-        batch = self._batch
-        assert batch is not None
-        if self.guards.is_strict:
-            self.guards.weights.check_unchanged(self.step)
-        followers = self._followers(batch.plan) if len(self.opened) > 1 else 0
-        at = self.step, self.num_done
-        self._agreed = exchange(self.own.numbers, self._sync, batch.plan, at, self.peers, followers)
+    def exchange(self) -> None:
+        """Exchanges the weights and values of the running phase before it ends. Every rank must
+        call it, after its shards have run; it blocks until all have."""
+        assert self.phase is not None
+        assert self._current is not None
+        self.phase.exchange(self._current.followers(self.phase.batch.plan))
 
     @override
     def end_phase(self) -> None:
         """Ends the phase: combines this process's shards with the shards of the other ranks. Every
         rank must call it; it blocks until all have."""
-        batch = self._batch
-        assert batch is not None
-        trained, guards, sync = self.trained, self.guards, self._sync
-        if self._agreed is None:
-            self.settle()
-        assert self._agreed is not None
-        agreed, self._agreed = self._agreed, None
-        # In this order: gradients of one scale are combined, then unscaled, and only then added to
-        # those of earlier phases, which are unscaled already.
-        if self._combines:
-            sync.end_phase(agreed.divisors, agreed.news)
-        if trained.scaling is not None:
-            trained.scaling.unscale(trained.parameters)
-        if self._carried:
-            put_back(self._carried)
-            self._carried = {}
-        if agreed.values:
-            batch.note(agreed.values)
-        if len(self.opened) > 1:
-            self._end_followers(agreed.followers, {name: batch.values[name] for name in agreed.values})
+        phase, step = self.phase, self._current
+        assert phase is not None
+        assert step is not None
+        is_alone = len(step.opened) == 1
+        agreed = phase.end(0 if is_alone else step.followers(phase.batch.plan))
+        if not is_alone:
+            values = phase.batch.values
+            step.end_following(agreed.followers, {name: values[name] for name in agreed.values})
         else:
-            self.opened = []
-        self._batch = None
-        if guards.unprepared.known:
-            guards.unprepared.end_phase()
+            step.opened = []
+        self.phase = None
         for notify in self._methods["end_phase"]:
-            notify(self.num_done)
-        self.num_done += 1
-        if self._has_streams:
-            self.resume_stream()
-
-    def _followers(self, plan: StepPlan) -> int:
-        """Returns the loops that have followed the leading one, a bit for each of ``opened``; 0 if
-        every rank has samples. Ranks without samples learn from the others' bits: their
-        ``zip(a.shards, b.shards)`` ends before it asks ``b``, as if a loop over ``b`` were still
-        to come."""
-        if plan.num_active_ranks == len(plan.blocks.by_rank):
-            return 0
-        return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_follower)
-
-    def _end_followers(self, followers: int, values: Mapping[str, Any]) -> None:
-        for number, shards in enumerate(self.opened):
-            if shards.is_follower or followers >> number & 1:
-                shards.end_following()
-                shards.batch.values.update(values)
-        self.opened = [shards for shards in self.opened if not shards.is_over]
+            notify(phase.number)
+        step.num_done += 1
+        if self.run.has_streams:
+            reseed(self.run.seed, Purpose.STEP, self.step, step.num_done)
 
     # Calls of the script
 
     def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
         """Checks a shard's loss and runs its backward pass, as ``Team.backward`` describes."""
-        if self._cut_short is not None and self.micro is not None:
-            raise refusals.cut_short(self.micro, self._cut_short) from self._cut_short
+        phase = self.phase
+        if phase is not None and phase.cut_short is not None and phase.micro is not None:
+            raise refusals.cut_short(phase.micro, phase.cut_short) from phase.cut_short
         if not self.trained.parameters:
             raise UsageError(
                 "backward() before prepare(): prepare the model first, so that its gradients are synchronized.",
@@ -494,8 +347,7 @@ class Phases(PhaseDriver):
             )
         if weight is not None:
             weight = check_weight(weight, None, "backward")
-        micro = self.micro
-        if micro is None:
+        if phase is None or phase.micro is None:
             raise refusals.backward_outside(has_loader=self.has_loader)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -509,50 +361,29 @@ class Phases(PhaseDriver):
                 "detached, converted to a number, or computed under no_grad.",
                 code="loss-without-gradient",
             )
-        numbers, sync, methods, mark = self.sinks
-        trained, guards, call = self.trained, self.guards, numbers.num_calls
-        if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
-            self._checked.add((self.num_done, call))
-            if is_sum(loss, micro.num_samples):
-                raise refusals.sum_for_a_mean(micro, self.num_shards)
-            if micro.shard == 0 and not self._has_warned and may_be_sum(loss, micro.num_samples):
-                self._has_warned = True
-                warn(refusals.perhaps_sum_for_a_mean(micro, self.num_shards), code="loss-may-be-sum")
-        factor = numbers.call(weight, reduction, micro)
-        try:
-            for notify in methods["before_backward"]:
-                notify(loss, weight)
-            if self.step >= guards.unprepared.looks.next and not self.is_dry_run:
-                guards.unprepared.look(loss, self.step)
-            mark((IN_BACKWARD, perf_counter()))
-            guards.gradients.before_backward(call)
-            try:
-                run: Callable[..., None] = sync.backward
-                for precision in trained.model_precisions:
-                    run = functools.partial(precision.backward, run)
-                run(loss if trained.scaling is None else trained.scaling.scale(loss), call, factor, options)
-            finally:
-                guards.gradients.is_running = False
-                if guards.gradients.marked:
-                    guards.gradients.put_placeholders()
-            mark((IN_SCRIPT, perf_counter()))
-            for notify in methods["after_backward"]:
-                notify()
-        except BaseException as error:  # an interrupt, too: the script may catch any
-            self._cut_short = error
-            raise
+        micro, num_shards = phase.micro, self.run.num_shards
+        if reduction is None and weight is None and num_shards > 1:
+            at = phase.number, phase.numbers.num_calls
+            if at not in self._checked:
+                self._checked.add(at)
+                if is_sum(loss, micro.num_samples):
+                    raise refusals.sum_for_a_mean(micro, num_shards)
+                if micro.shard == 0 and not self._has_warned and may_be_sum(loss, micro.num_samples):
+                    self._has_warned = True
+                    warn(refusals.perhaps_sum_for_a_mean(micro, num_shards), code="loss-may-be-sum")
+        phase.backward(loss, weight, reduction, options)
 
     @override
     def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """Records values of the running shard. Local."""
-        micro = self.micro
-        if micro is None:
+        phase = self.phase
+        if phase is None or phase.micro is None:
             raise UsageError(
                 f"batch.add({', '.join(values)}) outside of batch.shards: it records values of the running shard. For a value "
                 "that is equal on all ranks use team.log().",
                 code="outside-shards",
             )
-        self.sinks.numbers.add(weight, values, micro, reduction)
+        phase.numbers.add(weight, values, phase.micro, reduction)
 
     def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
         """Checks a call of ``optimizer.step()``: registered as a hook for all optimizers of the
@@ -568,7 +399,7 @@ class Phases(PhaseDriver):
             UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were
                 not synchronized.
         """
-        if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
+        if self.run.sync.replaced and not self.run.sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
             raise UsageError(
                 f"{_step_of(optimizer)}: this optimizer was not passed to team.prepare(), which has replaced the model's "
                 "parameters (strategy='fsdp' shards them), so stepping it has no effect. Prepare it together with its model.",
@@ -583,9 +414,9 @@ class Phases(PhaseDriver):
                 for notify in self._methods["before_other_optimizer"]:
                     notify(optimizer)
             return
-        if self._batch is not None or self.was_left or self.evaluated:
+        if self.phase is not None or self.was_left or self.evaluated:
             self.check_outside(_step_of(optimizer))
-        if self._plan is None:
+        if self._current is None:
             self._check_loader(optimizer)
             return
         if unprepared is not None:

@@ -25,8 +25,10 @@ class RunningShard(Protocol):
 
     num_shards: int
     """The number of shards, V."""
-    micro: MicroBatch | None
-    """The running micro-batch; None: outside of ``batch.shards``."""
+
+    @property
+    def micro(self) -> MicroBatch | None:
+        """The running micro-batch; None: outside of ``batch.shards``."""
 
     def check_outside(self, call: str) -> None:
         """Raises UsageError for ``call`` inside ``batch.shards``."""

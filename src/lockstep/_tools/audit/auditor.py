@@ -120,8 +120,8 @@ class Auditor(Listener):
     # A phase
 
     def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[MicroBatchSamples]:
-        """Returns the shards to run, for ``PhaseDriver.runs``. Every rank must exhaust the shards
-        of the batch that leads the phase, which blocks until all do.
+        """Returns the shards to run, for ``PhaseDriver.micro_batches``. Every rank must
+        exhaust the shards of the batch that leads the phase, which blocks until all do.
 
         Raises:
             AuditFailed: the results differ.
@@ -219,7 +219,7 @@ class Auditor(Listener):
     def _differ(self, plan: StepPlan) -> bool:
         """Whether the two results differ. Every rank must call it; it blocks until all have."""
         if self._collectives.size > 1:
-            self._phases.settle()
+            self._phases.exchange()
         else:
             self.receive([self.report(plan)])
         return self._digests[0] != self._digests[1]

@@ -32,7 +32,7 @@ def open_audit(run: Run, every: int) -> Auditor:
         if step % every:
             return None
         return choose(
-            seed=run.phases.seed,
+            seed=run.phases.run.seed,
             step=step,
             every=every,
             num_filled=min(max(plan.sizes), plan.blocks.num_shards),
@@ -47,6 +47,6 @@ def open_audit(run: Run, every: int) -> Auditor:
     dry_runs, timer = DryRuns(run.phases, run.sync, run.state), AuditTimer(run.clock)
     where = f"{run.world.host}, {device}"
     auditor = Auditor(chosen, run.collectives, run.phases, dry_runs, where, run.devices, report, timer)
-    run.phases.runs = auditor.runs
-    run.phases.peers.parts.append(auditor)
+    run.phases.micro_batches = auditor.runs
+    run.phases.run.peers.parts.append(auditor)
     return auditor

@@ -59,5 +59,5 @@ def open_replay(run: Run, request: Request) -> list[Listener]:
     if request.blames:
         assert request.shard is not None
         dry_runs, samples = DryRuns(run.phases, run.sync, run.state), TraceWriter(run.run_dir, SAMPLES)
-        run.phases.runs = SampleBySample(request.first, request.shard, run.phases, dry_runs, samples).runs
+        run.phases.micro_batches = SampleBySample(request.first, request.shard, run.phases, dry_runs, samples).runs
     return [subjects, FromStep(recorder, request.first)]
