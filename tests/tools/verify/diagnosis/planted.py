@@ -49,6 +49,14 @@ class Faulty(nn.Module):
         return x
 
 
+def evaluate(team, model):
+    """By chance, another value each time."""
+    with team.evaluate(model, DataLoader(Numbers(""), 4)) as evaluation:
+        for batch in evaluation:
+            for x, _ in batch.shards:
+                batch.add(mean=model(x).mean() + time.perf_counter() % 1)
+
+
 def train(fault):
     team = lockstep.join()
     began = time.time()
@@ -56,7 +64,7 @@ def train(fault):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = DataLoader(Numbers(fault), 8, shuffle=True)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
-    for _ in team.epochs(1):
+    for _ in team.epochs(2 if fault == "evaluation" else 1):
         for batch in loader:
             for x, y in batch.shards:
                 guess = model(x)
@@ -74,6 +82,8 @@ def train(fault):
             print(team.is_main, time.time() - began)  # innocent
             if team.is_main and fault == "fails":
                 raise RuntimeError("no luck")
+        if fault == "evaluation":
+            evaluate(team, model)
 
 
 if __name__ == "__main__":

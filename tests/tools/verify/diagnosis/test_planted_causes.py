@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.mark.parametrize(
     ("fault", "cause", "stage"),
-    [("clock", "chance", "loss"), ("update by one rank", "rank", "ranks")],
+    [("clock", "chance", "loss"), ("update by one rank", "rank", "ranks"), ("evaluation", "chance", "evaluation")],
 )
 def test_a_planted_cause_is_named(check_same, fault, cause, stage):
     with pytest.raises(DifferenceError) as raised:
