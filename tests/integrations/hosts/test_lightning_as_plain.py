@@ -15,6 +15,8 @@ ASKED = {
     "accumulation": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5},
     "a step limit": {"max_steps": 9, "max_epochs": -1},
 }
+CHANGED_LATER = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
+"""What is logged, and then changed in place, by the reduction of its shards."""
 
 
 @pytest.fixture
@@ -50,6 +52,10 @@ def made_net(lightning):
             self.log("count", float(len(batch[1])), reduce_fx="sum", on_epoch=True)
             self.log("largest", batch[0].max(), reduce_fx=torch.max, on_epoch=True)
             self.log("least", batch[0].min(), reduce_fx="min", on_epoch=True)
+            for reduction, of_samples in CHANGED_LATER.items():
+                changed = of_samples(batch[0])
+                self.log(f"{reduction} of what changes later", changed, reduce_fx=reduction, on_epoch=True)
+                changed.fill_(1000.0)
             return loss
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -109,3 +115,27 @@ def test_logs_of_shards_are_combined_as_their_options_say(lightning):
     for kind in ("max", "min"):
         assert all(math.isnan(combined(*values, reduce_fx=kind)[0]) for values in ((math.nan, 1.0), (1.0, math.nan)))
     assert combined(1.0, 1.0, 1.0) == (1.0, 4)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        torch.tensor(1.0),
+        torch.tensor([1.0]),
+        torch.tensor(1),
+        nn.Parameter(torch.tensor(1.0)),
+        torch.arange(3.0)[1],
+        torch.ones(2, 2).diagonal()[:1],
+    ],
+    ids=["number", "one item", "integer", "weight", "part of a tensor", "part of a view"],
+)
+def test_a_logged_tensor_keeps_the_value_that_it_had(lightning, changed):
+    from lockstep.integrations.lightning._logs import as_plain
+
+    options = {"reduce_fx": torch.max, "sync_dist": True}
+    value, plain = as_plain(changed, options, {})
+    with torch.no_grad():
+        changed.fill_(7)
+    assert (value.item(), value.requires_grad, value.shape) == (1, False, changed.shape)
+    assert plain == {"reduce_fx": "max"}
+    assert options == {"reduce_fx": torch.max, "sync_dist": True}
