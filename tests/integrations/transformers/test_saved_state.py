@@ -5,7 +5,10 @@ import copy
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 
+import numpy as np
 import pytest
+
+from lockstep._base.digest import digest
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.long]  # it imports transformers
 VALUES = {
@@ -66,6 +69,61 @@ def test_what_was_small_is_saved_when_it_has_grown_and_what_was_large_at_first_n
     resumed = state.Attributes(owner(VALUES), lambda name: True)
     resumed.load_state_dict(attributes.state_dict())
     assert resumed.state_dict()["list"] == trainer.list
+
+
+GROWING = {
+    "list": lambda size: [0.5] * size,
+    "deque": lambda size: deque([1] * size),
+    "tuple": lambda size: (1,) * size,
+    "dict": lambda size: dict.fromkeys(range(size), "x"),
+    "set": lambda size: set(range(size)),
+    "frozenset": lambda size: frozenset(range(size)),
+    "ordered": lambda size: OrderedDict.fromkeys(range(size), 1),
+    "counter": lambda size: Counter(range(size)),
+    "default": lambda size: defaultdict(int, dict.fromkeys(range(size), 1)),
+    "array": np.zeros,
+    "list in a dict": lambda size: {"losses": [0.5] * size},
+    "array in a list": lambda size: [np.zeros(size)],
+}
+
+
+@pytest.mark.parametrize("part", ["of a subclass", "of a subclass, made later", "of a callback"])
+@pytest.mark.parametrize("kind", GROWING)
+def test_what_was_small_in_the_first_launch_is_saved_in_all_later_ones_however_large(state, kind, part):
+    grow, most = GROWING[kind], state.MOST_ITEMS
+
+    class Script:
+        """A Trainer or a callback of the script: both have the attribute."""
+
+        def __init__(self):
+            self.callback_handler = types.SimpleNamespace(callbacks=[self])
+
+    def start(size):
+        script = Script()
+        script.data = grow(most + 1)
+        if part != "of a subclass, made later":
+            script.kept = grow(size)
+        parts = {"callbacks": state.CallbackAttributes(script)} if "callback" in part else state.attributes_of(script)
+        return script, parts
+
+    def saved(parts):
+        return {name: part.state_dict() for name, part in parts.items()}
+
+    def values(states):
+        found = states["callbacks"].values() if "callback" in part else states.values()
+        return {name: value for each in found for name, value in each.items()}
+
+    script, parts = start(most)
+    script.kept = grow(most)
+    assert values(saved(parts)).keys() == {"kept"}
+    for more in (1, 2, 3):
+        script.kept = grow(most + more)
+        states = copy.deepcopy(saved(parts))
+        assert values(states).keys() == {"kept"}, "a launch that has not kept it so far"
+        script, parts = start(0)
+        for name, one in parts.items():
+            one.load_state_dict(states[name])
+        assert digest(script.kept) == digest(grow(most + more))
 
 
 def test_times_come_back_into_the_log_and_are_no_part_of_what_ranks_compare(state):
