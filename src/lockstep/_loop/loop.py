@@ -427,7 +427,7 @@ class Loop(Driver):
         self._num_in_pass += 1
         # A step without a phase has exchanged nothing, so nothing shows that the other ranks take
         # it, too: they may be in its phase, and the collectives of ``tick`` would match theirs.
-        if self.meetings.are_held and self.phases.num_done == 0:
+        if self.phases.num_done == 0 and self.meetings.are_held:
             self.meetings.leave(passed_over(self.step), early=True)
             self.meetings.meet("the end of the step", self.step)
             self.meetings.left = None
