@@ -195,6 +195,19 @@ def test_a_loss_that_is_none_is_refused(loss, code):
         process.phases.backward(loss(process.model(x)), None, None, {})
 
 
+@STRATEGIES
+def test_a_shard_that_is_left_leaves_no_change_of_buffers(strategy):
+    process, norm = Process(strategy=strategy), torch.nn.BatchNorm1d(1)
+    process.add(norm)
+    before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+    for x in process.batch().shards:
+        norm(x)
+        break
+    assert not torch.equal(norm.running_mean, before["running_mean"])
+    process.phases.leave_step(failed=True)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.named_buffers())
+
+
 @pytest.mark.parametrize("continued_in", ["no step", "the next step", "a phase of the next step"])
 def test_a_loop_that_was_left_does_not_continue_in_another_step(continued_in):
     process = Process()

@@ -95,24 +95,24 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
             plan = plan_step(step, (size,), team.rank, even_blocks(team.world_size, team.num_shards))
             for phase, calls in enumerate(phases):
                 numbers = PhaseNumbers()
-                sync.begin_phase(plan, phase)
+                sums = sync.open(plan, phase)
                 for micro in plan.micro_batches:
-                    sync.begin_shard(micro)
+                    sums.begin_shard(micro)
                     first = sum(len(range(s, size, team.num_shards)) for s in range(micro.shard))
                     x = samples(step, size)[first : first + micro.num_samples]
                     for number, (scale, weights, reduction) in enumerate(calls):
                         factor = numbers.call(None if weights is None else weights[micro.shard], reduction, micro)
-                        sync.backward(scale * forward(x).sum(1).mean(), number, factor, {})
+                        sums.backward(scale * forward(x).sum(1).mean(), number, factor, {})
                         if not micro.is_last:
                             assert model.weight.grad is None
                     numbers.end_shard(micro)
-                    sync.end_shard()
+                    sums.end_shard()
                     if step in drops:
-                        sync.drop()
+                        sums.abandon()
                         break
                 else:
-                    agreed = exchange(numbers, sync, plan, (step, phase), peers)
-                    sync.end_phase(agreed.divisors, agreed.news)
+                    agreed = exchange(numbers, sums, plan, (step, phase), peers)
+                    sums.finish(agreed.divisors, agreed.news)
                 state = {name: tensor.clone() for name, tensor in model.named_buffers()}
                 grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
                 seen.append((step, grads, state))

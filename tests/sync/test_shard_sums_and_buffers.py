@@ -198,13 +198,13 @@ def test_the_set_of_parameters_that_learns_most_often_is_not_forgotten_for_other
         for number, layer in enumerate(layers):
             layer.requires_grad_(number != frozen)
         plan = plan_step(step, (4,), 0, blocks)
-        sync.begin_phase(plan, 0)
+        sums = sync.open(plan, 0)
         for micro in plan.micro_batches:
-            sync.begin_shard(micro)
-            sync.backward(sum(layer(torch.ones(2, 2)).mean() for layer in layers), 0, 0.5, {})
-            sync.end_shard()
-        news = sync.news()
-        sync.end_phase([None], news)
+            sums.begin_shard(micro)
+            sums.backward(sum(layer(torch.ones(2, 2)).mean() for layer in layers), 0, 0.5, {})
+            sums.end_shard()
+        news = sums.news()
+        sums.finish([None], news)
         if news:
             unknown.append(step)
     sync.close()

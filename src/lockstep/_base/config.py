@@ -56,7 +56,7 @@ class Strategy:
     """A strategy for synchronizing gradients: its module, and its requirements."""
 
     sync: str = ""
-    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Sync``,
+    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Strategy``,
     imported when needed."""
     one_process: bool = False
     devices: str = "several"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # so that an instrument can be imported without torch
     from lockstep._state.recovery.run_state import RunState
     from lockstep._state.recovery.saving import Saver
     from lockstep._state.rundir.fixed_settings import FixedSettings
-    from lockstep._sync.protocol import Sync
+    from lockstep._sync.protocol import Strategy
     from lockstep._world.comm.collectives import Collectives
     from lockstep._world.environment import World
 
@@ -73,7 +73,7 @@ class Run:
     # version.
     phases: Phases
     state: RunState
-    sync: Sync
+    sync: Strategy
     saver: Saver
     fingerprint: Fingerprint
     stop_watch: StopWatch

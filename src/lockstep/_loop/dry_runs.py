@@ -23,11 +23,11 @@ from lockstep._data.streams import preserve_rng
 from lockstep._listener import Listener, Listeners
 from lockstep._loop.phase import Phase
 from lockstep._loop.phases import Phases
-from lockstep._plan.shards import MicroBatch
 from lockstep._prepare.per_shard import PerShard
 from lockstep._state.recovery.run_state import RunState
 from lockstep._sync.gradients import detach_grads, put_back
-from lockstep._sync.protocol import ShardSync, Sync
+from lockstep._sync.protocol import Strategy
+from lockstep._sync.single import PlainSums
 
 
 class DryRuns:
@@ -39,7 +39,7 @@ class DryRuns:
         state: of the run.
     """
 
-    def __init__(self, phases: Phases, sync: Sync, state: RunState) -> None:
+    def __init__(self, phases: Phases, sync: Strategy, state: RunState) -> None:
         self._phases = phases
         self._sync = sync
         self._state = state
@@ -86,7 +86,7 @@ class DryRuns:
                     phase.step,
                     phase.number,
                     phase.batch,
-                    _Dropped(self._sync, trained.parameters),
+                    _DiscardingSums(self._sync, trained.parameters),
                     Listeners([listener]).methods,
                     lambda mark: None,
                     is_dry_run=True,
@@ -104,21 +104,17 @@ class DryRuns:
             )
 
 
-class _Dropped(ShardSync):
-    """A strategy that discards the gradients of backward passes.
+class _DiscardingSums(PlainSums):
+    """Sums that discard the gradients of backward passes.
 
     Args:
         sync: of the run.
         parameters: of all prepared models.
     """
 
-    def __init__(self, sync: Sync, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, sync: Strategy, parameters: Iterable[nn.Parameter]) -> None:
         self._sync = sync
         self._parameters = parameters
-
-    @override
-    def begin_shard(self, micro: MicroBatch) -> None:
-        pass
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
@@ -126,10 +122,6 @@ class _Dropped(ShardSync):
             loss.backward(**options)  # type: ignore[no-untyped-call]
         if not self._sync.is_plain:  # else the script may use ``.grad`` inside ``batch.shards``
             detach_grads(self._parameters)
-
-    @override
-    def end_shard(self) -> None:
-        pass
 
 
 def _remember_buffers(models: Iterable[nn.Module]) -> Callable[[], None]:

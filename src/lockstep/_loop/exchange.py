@@ -41,7 +41,7 @@ from lockstep._loop.numbers import PhaseNumbers, RankNumbers, different_kinds
 from lockstep._loop.same_data import SameData
 from lockstep._plan.shards import StepPlan
 from lockstep._sync.news import News
-from lockstep._sync.protocol import Sync
+from lockstep._sync.protocol import PhaseSums
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.short import all_gather_short
 from lockstep._world.comm.waiter import has_timed_out
@@ -66,7 +66,7 @@ class Agreed:
     values: Mapping[str, Total]
     """For each name, what the shards have added under it."""
     news: News
-    """``Sync.news`` of all ranks."""
+    """``PhaseSums.news`` of all ranks."""
     followers: int = 0
     """The loops over second batches (``zip(a.shards, b.shards)``) that belonged to the phase on any
     rank, as bits in the order in which the script opened them."""
@@ -115,14 +115,14 @@ class Peers:
 
 
 def exchange(
-    numbers: PhaseNumbers, sync: Sync, plan: StepPlan, at: tuple[int, int], peers: Peers, followers: int = 0
+    numbers: PhaseNumbers, sums: PhaseSums, plan: StepPlan, at: tuple[int, int], peers: Peers, followers: int = 0
 ) -> Agreed:
     """Exchanges the numbers of a phase with the other ranks, and what is new in it. Every rank must
     call it; it blocks until all have.
 
     Args:
         numbers: of this rank.
-        sync: combines the gradients; it may send the row along with them.
+        sums: of the gradients; they may send the row along.
         plan: of the step.
         at: the number of the step, and the index of the phase in it.
         peers: the other ranks.
@@ -138,7 +138,7 @@ def exchange(
         ConfigError: a weight that was on a device is negative or infinite.
     """
     # First, because it starts to send what earlier phases had: a device may finish meanwhile.
-    news = sync.news()
+    news = sums.news()
     if numbers.are_on_device:
         numbers.read_devices()
         peers.clock.device_finished()
@@ -150,7 +150,7 @@ def exchange(
         return _agreed([own], own.kinds, step)
     own.news, own.followers = news, followers
     forecast = peers.forecasts[phase]
-    ranks = _of_all_ranks(own, forecast, sync, plan, at, peers)
+    ranks = _of_all_ranks(own, forecast, sums, plan, at, peers)
     kinds = max((rank.kinds for rank in ranks), key=len)
     for rank in ranks:
         for call, kind in enumerate(rank.kinds):
@@ -161,7 +161,7 @@ def exchange(
 
 
 def _of_all_ranks(
-    own: RankNumbers, forecast: Forecast, sync: Sync, plan: StepPlan, at: tuple[int, int], peers: Peers
+    own: RankNumbers, forecast: Forecast, sums: PhaseSums, plan: StepPlan, at: tuple[int, int], peers: Peers
 ) -> list[RankNumbers]:
     """Exchanges the numbers of all ranks."""
     step, phase = at
@@ -178,7 +178,7 @@ def _of_all_ranks(
     for name in sorted(forecast.names):
         line += [number for slot in slots for number in own.values.get((name, slot), (0.0, -1.0))]
     try:
-        lines = sync.gather(line) or all_gather_short(torch.tensor(line, dtype=torch.float64)).tolist()
+        lines = sums.gather(line) or all_gather_short(torch.tensor(line, dtype=torch.float64)).tolist()
     except RuntimeError as error:
         if not has_timed_out(error):
             raise

@@ -22,10 +22,13 @@ from lockstep._plan.shards import MicroBatch
 from lockstep._prepare.guards import ShardGuards
 from lockstep._prepare.trained import TrainedObjects
 from lockstep._sync.gradients import Gradients, detach_grads, put_back
-from lockstep._sync.protocol import ShardSync, Sync
+from lockstep._sync.protocol import PhaseSums, Strategy
+from lockstep._sync.single import PlainSums
 
 Methods = Mapping[str, Sequence[Callable[..., None]]]
 """The functions to call at each event, as ``Listeners.methods``."""
+_NONE = PlainSums()
+"""The sums of a phase that has not begun."""
 
 
 class RunParts:
@@ -46,7 +49,7 @@ class RunParts:
         self,
         seed: int,
         num_shards: int,
-        sync: Sync,
+        sync: Strategy,
         peers: Peers,
         trained: TrainedObjects,
         guards: ShardGuards,
@@ -57,9 +60,6 @@ class RunParts:
         self.sync, self.peers = sync, peers
         self.trained, self.guards = trained, guards
         self.methods, self.mark = methods, mark
-        self.combines = not sync.is_plain
-        """Whether what shards compute is combined. The gradients and buffers of a single shard stay
-        where they are."""
         self.has_streams = num_shards > 1
         """Whether each shard has a random stream, after which the step's begins again. With V = 1
         the step's stream simply continues, as in any script: starting a stream costs some 10 µs,
@@ -74,7 +74,7 @@ class Phase:
         step: the number of the step.
         number: of the phase in its step, from 0.
         batch: leads the phase: the first of ``zip(a.shards, b.shards)``.
-        sums: adds up what the shards compute; None: the run's.
+        sums: of what the shards compute; None: ``begin`` opens those of the run's strategy.
         methods: the functions to call at each event; None: the run's.
         mark: notes times; None: the run's.
         is_dry_run: whether the phase has no effect on the run.
@@ -103,14 +103,15 @@ class Phase:
         step: int,
         number: int,
         batch: Batch,
-        sums: ShardSync | None = None,
+        sums: PhaseSums | None = None,
         methods: Methods | None = None,
         mark: Mark | None = None,
         *,
         is_dry_run: bool = False,
     ) -> None:
         self._run, self.step, self.number, self.batch = run, step, number, batch
-        self._sums, self._methods, self._mark = sums or run.sync, methods or run.methods, mark or run.mark
+        self._sums: PhaseSums = sums or _NONE
+        self._methods, self._mark = methods or run.methods, mark or run.mark
         self.is_dry_run = is_dry_run
         self.micro: MicroBatch | None = None
         """The running micro-batch; None: between two."""
@@ -134,8 +135,7 @@ class Phase:
         self._earlier_grads = detach_grads(trained.parameters)
         if trained.scaling is not None:
             trained.scaling.begin_phase(self._earlier_grads)
-        if run.combines:
-            run.sync.begin_phase(self.batch.plan, self.number)
+        self._sums = run.sync.open(self.batch.plan, self.number)
         if guards.is_strict:
             guards.weights.begin_phase(self.step)
         if guards.unprepared.known:
@@ -151,8 +151,7 @@ class Phase:
         ``accumulate``, runs for each of a shard's micro-batches. Local."""
         run = self._run
         self.micro = run.guards.gradients.micro = micro
-        if run.combines:
-            self._sums.begin_shard(micro)
+        self._sums.begin_shard(micro)
         for notify in self._methods["begin_shard"]:
             notify(micro)
         # The stream belongs to step, shard, part and phase. So a micro-batch draws the same numbers
@@ -212,8 +211,7 @@ class Phase:
         if run.guards.is_strict:
             run.guards.weights.end_shard(self.step)
         numbers.end_shard(micro)
-        if run.combines:
-            self._sums.end_shard()
+        self._sums.end_shard()
         for notify in self._methods["end_shard"]:
             notify()
         self.micro = None
@@ -236,18 +234,17 @@ class Phase:
             if run.guards.is_strict:
                 run.guards.weights.check_unchanged(self.step)
             at = self.step, self.number
-            self._agreed = exchange(self.numbers, run.sync, self.batch.plan, at, run.peers, followers)
+            self._agreed = exchange(self.numbers, self._sums, self.batch.plan, at, run.peers, followers)
         return self._agreed
 
     def end(self, followers: int) -> Agreed:
         """Ends the phase: combines this process's shards with the shards of the other ranks. Every
         rank must call it; it blocks until all have. ``followers``: as for ``exchange``."""
-        run, trained, guards = self._run, self._run.trained, self._run.guards
+        trained, guards = self._run.trained, self._run.guards
         agreed = self.exchange(followers)
         # In this order: gradients of one scale are combined, then unscaled, and only then added to
         # those of earlier phases, which are unscaled already.
-        if run.combines:
-            run.sync.end_phase(agreed.divisors, agreed.news)
+        self._sums.finish(agreed.divisors, agreed.news)
         if trained.scaling is not None:
             trained.scaling.unscale(trained.parameters)
         if self._earlier_grads:
@@ -262,7 +259,7 @@ class Phase:
         """Discards the phase, after the script has left its loop. Local."""
         run = self._run
         self.micro = None
-        run.sync.drop()
+        self._sums.abandon()
         run.guards.gradients.drop()
         # The gradients of a single shard, which nothing combines, are where autograd has left them.
         detach_grads(run.trained.parameters)

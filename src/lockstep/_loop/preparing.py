@@ -28,7 +28,7 @@ from lockstep._prepare.remap import remap
 from lockstep._prepare.trained import TrainedObjects
 from lockstep._prepare.unprepared import forget_gradients
 from lockstep._state.recovery.run_state import RunState
-from lockstep._sync.protocol import Sync
+from lockstep._sync.protocol import Strategy
 from lockstep._world.comm.agreement import compare_ranks
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.devices import move
@@ -62,7 +62,7 @@ class Preparation:
         config: RunConfig,
         devices: Sequence[torch.device],
         assignment: Callable[[int], ShardAssignment],
-        sync: Sync,
+        sync: Strategy,
         loop: Loop,
         collectives: Collectives,
         trained: TrainedObjects,

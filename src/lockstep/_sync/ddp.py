@@ -38,8 +38,8 @@ from lockstep._sync.gradients import (
     widen,
 )
 from lockstep._sync.news import News
-from lockstep._sync.protocol import Sync
-from lockstep._sync.sharded import ShardedSync
+from lockstep._sync.protocol import PhaseSums, Strategy
+from lockstep._sync.sharded import ShardedSums, ShardedSync
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
@@ -110,35 +110,29 @@ class DDPSync(ShardedSync):
 
     def __init__(self, num_shards: int, *, find_unused: bool) -> None:
         super().__init__(num_shards, dist.get_world_size())
-        self._find_unused = find_unused
-        self._engines: list[_Engine] = []
-        self._factor: float | Tensor = 1.0
-        self._earlier: Gradients = {}
-        self._is_weighted = False
+        self.find_unused = find_unused
+        self.engines: list[_Engine] = []
+        self.running: DDPSums | None = None
+        """The phase that runs a backward pass through DDP, and gets its buckets."""
+        self.is_weighted = False
         """Whether any backward call's sum was divided by weights: 16-bit gradients are then reduced
         without DDP."""
-        self._num_calls: dict[int, int] = {}
+        self.num_calls: dict[int, int] = {}
         """The number of backward calls of each phase when it was last run."""
-        self._launched_at_s = 0.0
-        """The time at which the last bucket of the backward pass was handed to the process group;
-        0: no bucket was."""
-        self._overlapped: dict[int, list[_Engine]] = {}
-        """The models whose gradients DDP has reduced, by backward call."""
 
     @override
-    def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        super().begin_phase(plan, phase)
-        self._overlapped = {}
-        for engine in self._engines:
+    def open(self, plan: StepPlan, phase: int) -> PhaseSums:
+        for engine in self.engines:
             engine.look()
             if phase == 0:
                 self._follow_changes(engine)
             engine.overlaps = False
-        for engine in self._engines:
-            engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
+        for engine in self.engines:
+            engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self.world_size
             # 16-bit gradients must be divided by the weights before they are rounded to 16 bits,
             # which DDP does first.
-            engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
+            engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self.is_weighted)
+        return DDPSums(self, plan, phase)
 
     def _follow_changes(self, engine: _Engine) -> None:
         """Rebuilds the DDP after the script has frozen or unfrozen parameters. If it did so for a
@@ -149,70 +143,8 @@ class DDPSync(ShardedSync):
             self._build(engine)
 
     @override
-    def begin_shard(self, micro: MicroBatch) -> None:
-        super().begin_shard(micro)
-        # DDP would reduce the gradients of each shard. So only the last shard runs through it, and
-        # the hook adds the sums of the earlier shards: as many messages as with one shard.
-        for engine in self._engines:
-            engine.overlaps = micro.is_last and engine.may_overlap
-
-    @override
-    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        factor, self.waited_s = usable(factor, self._parameters), 0.0
-        if not any(engine.overlaps for engine in self._engines):
-            super().backward(loss, call, factor, options)
-            return
-        self._launched_at_s = 0.0
-        for engine in self._engines:
-            engine.launched, engine.finished = 0, False
-        self._factor, self._earlier = factor, self._sums.pop(call, {})
-        with self.buffers.held():
-            loss.backward(**options)  # type: ignore[no-untyped-call]
-        if self._launched_at_s:
-            self.waited_s = time.perf_counter() - self._launched_at_s
-        self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
-        # DDP's sums are complete, and already weighted.
-        reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
-        separate(reduced)
-        add_weighted(self._parameters, self._earlier, factor)
-        self._sums[call] = {**self._earlier, **reduced}
-        self._earlier = {}
-
-    @override
-    def end_shard(self) -> None:
-        """Raises:
-        UsageError: the other ranks wait in a backward pass that this rank's last shard did not run.
-        """
-        micro = self._micro
-        assert micro is not None
-        if micro.is_last and len(self._overlapped) < self._num_calls.get(self._phase, 0):
-            waiting = [engine for engine in self._engines if engine.overlaps]
-            if waiting and self._world_size > 1:
-                raise UsageError(
-                    f"step {micro.step}, shard {micro.shard}: {len(self._overlapped)} backward calls in this phase, but "
-                    f"{self._num_calls[self._phase]} in earlier steps. With strategy='ddp' the other ranks wait for them. To "
-                    "leave a shard out, call team.backward(loss, weight=0).",
-                    code="missing-backward-call",
-                )
-        super().end_shard()
-        for engine in self._engines:
-            engine.overlaps = False  # forward passes outside of the shards are local
-
-    @override
-    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
-        self._num_calls[self._phase] = len(divisors)
-        self._is_weighted = self._is_weighted or any(divisor is not None for divisor in divisors)
-        super().end_phase(divisors, news)
-
-    @override
-    def drop(self) -> None:
-        super().drop()
-        for engine in self._engines:
-            engine.overlaps = False
-
-    @override
     def close(self) -> None:
-        for engine in self._engines:
+        for engine in self.engines:
             engine.ddp, engine.overlaps = None, False
 
     # Models
@@ -220,11 +152,11 @@ class DDPSync(ShardedSync):
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         broadcast_from_rank_0(model)
         engine = _Engine(model)
-        for earlier in self._engines:
+        for earlier in self.engines:
             if not engine.names.keys().isdisjoint(earlier.model.parameters()):
                 engine.shares = earlier.shares = True
         self._register(engine)
-        self._engines.append(engine)
+        self.engines.append(engine)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             engine.overlaps = engine.overlaps and _are_same(engine.learning(), engine.trainable)
@@ -243,7 +175,102 @@ class DDPSync(ShardedSync):
             # A lambda, since DDP checks a hook's annotations and rejects those that are strings.
             engine.ddp.register_comm_hook(engine, lambda state, bucket: self._reduce_bucket(state, bucket))
 
-    # Gradients
+    def _reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if self.running is None or not engine.overlaps:
+            # An earlier forward pass without a backward pass has armed DDP, which mistakes this
+            # backward pass for its own.
+            unchanged: torch.futures.Future[Tensor] = torch.futures.Future()
+            unchanged.set_result(bucket.buffer())
+            return unchanged
+        return self.running.reduce_bucket(engine, bucket)
+
+
+class DDPSums(ShardedSums):
+    """The sums of a phase, of which DDP reduces those of the last micro-batch.
+
+    Args:
+        strategy: opens the phase.
+        plan: of the step.
+        phase: index of the phase in the step.
+    """
+
+    def __init__(self, strategy: DDPSync, plan: StepPlan, phase: int) -> None:
+        super().__init__(strategy, plan)
+        self._ddp, self._engines, self._phase = strategy, strategy.engines, phase
+        self._factor: float | Tensor = 1.0
+        self._earlier: Gradients = {}
+        """The sums of this process's earlier shards, for the running backward pass to add."""
+        self._launched_at_s = 0.0
+        """The time at which the last bucket of the backward pass was handed to the process group;
+        0: no bucket was."""
+        self._overlapped: dict[int, list[_Engine]] = {}
+        """The models whose gradients DDP has reduced, by backward call."""
+
+    @override
+    def begin_shard(self, micro: MicroBatch) -> None:
+        super().begin_shard(micro)
+        # DDP would reduce the gradients of each shard. So only the last shard runs through it, and
+        # the hook adds the sums of the earlier shards: as many messages as with one shard.
+        for engine in self._engines:
+            engine.overlaps = micro.is_last and engine.may_overlap
+
+    @override
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
+        factor, self._ddp.waited_s = usable(factor, self._parameters), 0.0
+        if not any(engine.overlaps for engine in self._engines):
+            super().backward(loss, call, factor, options)
+            return
+        self._launched_at_s = 0.0
+        for engine in self._engines:
+            engine.launched, engine.finished = 0, False
+        self._factor, self._earlier = factor, self._sums.pop(call, {})
+        self._ddp.running = self
+        try:
+            with self._buffers.held():
+                loss.backward(**options)  # type: ignore[no-untyped-call]
+        finally:
+            self._ddp.running = None
+        if self._launched_at_s:
+            self._ddp.waited_s = time.perf_counter() - self._launched_at_s
+        self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
+        # DDP's sums are complete, and already weighted.
+        reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
+        separate(reduced)
+        add_weighted(self._parameters, self._earlier, factor)
+        self._sums[call] = {**self._earlier, **reduced}
+        self._earlier = {}
+
+    @override
+    def end_shard(self) -> None:
+        """Raises:
+        UsageError: the other ranks wait in a backward pass that this rank's last shard did not run.
+        """
+        micro = self._micro
+        assert micro is not None
+        if micro.is_last and len(self._overlapped) < self._ddp.num_calls.get(self._phase, 0):
+            waiting = [engine for engine in self._engines if engine.overlaps]
+            if waiting and self._ddp.world_size > 1:
+                raise UsageError(
+                    f"step {micro.step}, shard {micro.shard}: {len(self._overlapped)} backward calls in this phase, but "
+                    f"{self._ddp.num_calls[self._phase]} in earlier steps. With strategy='ddp' the other ranks wait for them. "
+                    "To leave a shard out, call team.backward(loss, weight=0).",
+                    code="missing-backward-call",
+                )
+        super().end_shard()
+        for engine in self._engines:
+            engine.overlaps = False  # forward passes outside of the shards are local
+
+    @override
+    def finish(self, divisors: Sequence[float | None], news: News) -> None:
+        self._ddp.num_calls[self._phase] = len(divisors)
+        self._ddp.is_weighted = self._ddp.is_weighted or any(divisor is not None for divisor in divisors)
+        super().finish(divisors, news)
+
+    @override
+    def abandon(self) -> None:
+        super().abandon()
+        for engine in self._engines:
+            engine.overlaps = False
 
     def _reduce(self, call: int) -> Gradients:
         sums = self._sums.pop(call, {})
@@ -253,13 +280,8 @@ class DDPSync(ShardedSync):
                 self._reduce_afterwards(engine, sums, done)
         return sums
 
-    def _reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        if not engine.overlaps:
-            # An earlier forward pass without a backward pass has armed DDP, which mistakes this
-            # backward pass for its own.
-            unchanged: torch.futures.Future[Tensor] = torch.futures.Future()
-            unchanged.set_result(bucket.buffer())
-            return unchanged
+    def reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Starts reducing a bucket. Called by DDP within the backward pass."""
         engine.launched += 1
         self._launched_at_s = time.perf_counter()
         engine.finished = engine.finished or bucket.is_last()
@@ -308,7 +330,7 @@ class DDPSync(ShardedSync):
             return False
         names = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
         raise ModelError(
-            f"step {self._plan.number if self._plan else '?'}: {type(engine.model).__name__} used all its parameters in the "
+            f"step {self._plan.number}: {type(engine.model).__name__} used all its parameters in the "
             f"first step, but now the loss does not depend on {names or 'some of them'}, and the other ranks wait for their "
             "gradients. If some steps do not use all parameters, call lockstep.join(find_unused_parameters=True).",
             code="unused-parameters",
@@ -320,11 +342,10 @@ class DDPSync(ShardedSync):
         trainable = [p for p in engine.learning() if p not in done]
         done.update(trainable)
         engine_sums: Gradients = {p: sums.pop(p) for p in trainable if p in sums}
-        all_used = reduce_afterwards(trainable, engine_sums, self._world_size)
+        all_used = reduce_afterwards(trainable, engine_sums, self._ddp.world_size)
         sums.update(engine_sums)
-        assert self._plan is not None
-        everyone = self._plan.num_active_ranks == self._world_size
-        if everyone and engine_sums and not self._find_unused:
+        everyone = self._plan.num_active_ranks == self._ddp.world_size
+        if everyone and engine_sums and not self._ddp.find_unused:
             if not all_used:
                 engine.partial.add(self._phase)
                 engine.proven.discard(self._phase)
@@ -336,6 +357,6 @@ def _are_same(left: list[Parameter], right: list[Parameter]) -> bool:
     return list(map(id, left)) == list(map(id, right))
 
 
-def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
     """Creates the strategy for ``sync.table.make_sync``."""
     return DDPSync(num_shards, find_unused=config.find_unused_parameters)

@@ -19,7 +19,7 @@ from typing_extensions import override
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError, ModelError
 from lockstep._sync.buffers import BATCH_NORMS
-from lockstep._sync.protocol import Sync
+from lockstep._sync.protocol import Strategy
 from lockstep._sync.single import SingleSync
 from lockstep._world.comm.group import Transport
 
@@ -125,6 +125,6 @@ def _check_copies(model: nn.Module, num_gpus: int) -> None:
         )
 
 
-def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
     """Creates the strategy for ``sync.table.make_sync``."""
     return DataParallelSync(num_shards, config.accumulate, devices, config.batch_dim)

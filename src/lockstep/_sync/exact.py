@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,17 +48,18 @@ from typing_extensions import override
 
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import UsageError
-from lockstep._plan.blocks import even_blocks
+from lockstep._plan.blocks import Blocks
 from lockstep._plan.shards import MicroBatch, StepPlan, num_filled
 from lockstep._plan.tree import Node, push
 from lockstep._sync.bucket_sum import BucketSum
-from lockstep._sync.buckets import Bucket, keep_freed_memory, make_buckets
+from lockstep._sync.buckets import keep_freed_memory
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.exchange import Exchange
 from lockstep._sync.gradients import came_in_pieces, has_gradient, on_gradient, refuse_create_graph, take_gradient
+from lockstep._sync.layouts import History, Layout, Layouts, UsedSlots
 from lockstep._sync.news import News
 from lockstep._sync.ordered import OrderedExchange
-from lockstep._sync.protocol import Sync
+from lockstep._sync.protocol import PhaseSums, Strategy
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
@@ -66,57 +67,6 @@ MOST_TOGETHER = 1 << 20
 """The most bytes that a rank receives in one message with the rows of all ranks. More are better
 sent in buckets during the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time
 in buckets, 1.11 together)."""
-_MAX_LAYOUTS = 8
-"""The number of cached bucket layouts, one per set of trainable parameters: a script may freeze
-other parameters in every step. (A layout that a step and the two before it have not used has no
-memory.)"""
-
-
-class Layout:
-    """The assignment of each parameter's gradient to a bucket."""
-
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        self.buckets = buckets
-        self.slots = {p: (index, slot) for index, bucket in enumerate(buckets) for slot, p in enumerate(bucket.parameters)}
-        """Each parameter's place: the index of its bucket, and its slot in the bucket."""
-        self._last_step: int | None = None
-        """The newest step that has used it; None: its memory is freed."""
-
-    def use(self, step: int) -> None:
-        """Notes that this step uses the layout."""
-        self._last_step = step
-
-    def free_unless_used_since(self, step: int) -> None:
-        """Frees the memory for gradients if neither this step nor a later one has used it."""
-        if self._last_step is not None and self._last_step < step:
-            self._last_step = None
-            for bucket in self.buckets:
-                bucket.free()
-
-
-class _Slots(NamedTuple):
-    """The slots of a bucket that have gradients."""
-
-    own: set[int]
-    """The slots in which a shard of this process had one."""
-    any_shard: list[int]
-    """The slots in which a shard of any process had one, as the summed counts have shown."""
-
-
-class _History:
-    """What earlier phases of one index have sent. It is sent without asking from then on. The same
-    on every rank, except ``slots[...].own``."""
-
-    def __init__(self) -> None:
-        self.buckets: dict[tuple[Layout, int], set[int]] = {}
-        """The buckets in which any shard had gradients, for each layout and backward call."""
-        self.modules: set[int] = set()
-        """The numbers of the modules whose buffers any shard has changed."""
-        self.slots: dict[tuple[Layout, int, int], _Slots | None] = {}
-        """The slots of each bucket on a GPU, by layout, backward call and bucket. A bucket without
-        an entry has yet to be read for the first time. Reading its counts waits for the GPU, so
-        they are not read again while every rank's own slots are the same. None: some rank has
-        reported other own slots, so the counts are read in every phase."""
 
 
 def _cut_off() -> UsageError:
@@ -128,7 +78,7 @@ def _cut_off() -> UsageError:
     )
 
 
-class ExactSync(Sync):
+class ExactSync(Strategy):
     """The strategy ``exact``.
 
     Args:
@@ -157,38 +107,99 @@ class ExactSync(Sync):
         gpus: Sequence[torch.device] = (),
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
-        self._rank = rank
-        self._blocks = even_blocks(world_size, num_shards)
-        """The blocks of the current phase."""
-        self._block = self._blocks.by_rank[rank]
-        self._num_shards = num_shards
-        self._exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
-        self._on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
-        self._world_size = world_size
-        self._num_phases = 0
-        self._names: dict[Parameter, str] = {}
-        self._layouts: dict[tuple[tuple[bool, torch.dtype], ...], Layout] = {}
-        self._layout = Layout(())
-        self._hooks: list[RemovableHandle] = []
-        self._missing: list[set[int]] = []
-        """For each bucket, the slots whose gradients the current backward pass has yet to
-        produce."""
+        self.rank, self.world_size = rank, world_size
+        self.exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
+        self.on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
+        self.names: dict[Parameter, str] = {}
+        """The names of the parameters of all models."""
         self.buffers = ShardBuffers()
-        self._histories: dict[int, _History] = {}
+        self.running: ExactSums | None = None
+        """The phase that runs a backward pass, and gets its gradients."""
+        self.left_mid_exchange = False
+        """Whether a phase was left while its sums were exchanged."""
+        self._num_shards = num_shards
+        self._num_phases = 0
+        self._layouts = Layouts()
+        self._histories: dict[int, History] = {}
         """The history of each phase index."""
-        self._micro: MicroBatch | None = None
-        self._listening = False
+        self._hooks: list[RemovableHandle] = []
         self._hook_lock = threading.Lock()
         """The lock of gradient hooks: autograd has a thread per GPU, and the modules of a model may
         be on several."""
-        self._call = 0
-        self._factor: float | Tensor = 1.0
-        self._left_mid_exchange = False
-        """Whether a phase was left while its sums were exchanged."""
         keep_freed_memory()
-        self._forget_phase()
 
-    def _forget_phase(self) -> None:
+    @override
+    def attach(self, model: nn.Module) -> Callable[..., Any]:
+        if self.world_size > 1:
+            broadcast_from_rank_0(model)
+        for name, parameter in model.named_parameters():
+            if parameter not in self.names:
+                self.names[parameter] = name
+                if has_gradient(parameter):
+                    self._hooks.append(on_gradient(parameter, self._arrived))
+        self.buffers.attach(model)
+        return model
+
+    def _arrived(self, parameter: Parameter) -> None:
+        """Moves a new gradient into its bucket while it is in the CPU cache. Called by autograd
+        during the backward pass."""
+        if self.running is not None:
+            with self._hook_lock:
+                self.running.arrived(parameter)
+
+    @override
+    def open(self, plan: StepPlan, phase: int) -> PhaseSums:
+        if self.left_mid_exchange:
+            raise _cut_off()
+        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
+        layout, blocks = self._lay_out(plan.number), plan.blocks
+        history = self._histories.setdefault(phase, History())
+        self._num_phases += 1
+        if phase == 0:
+            self.exchange.begin_step()
+        self.exchange.begin_phase(self._num_phases, blocks.roots, holds=self._fits_one_message(layout, blocks))
+        for exchange in self.on_gpus.values():
+            exchange.begin_phase(blocks.roots)
+        return ExactSums(self, layout, history, blocks.by_rank[self.rank])
+
+    def _lay_out(self, step: int) -> Layout:
+        """Returns the bucket layout for the current set of trainable parameters."""
+        layout, dropped = self._layouts.choose(self.names, step)
+        if dropped is not None:
+            for history in self._histories.values():
+                history.forget(dropped)
+        return layout
+
+    def _fits_one_message(self, layout: Layout, blocks: Blocks) -> bool:
+        """Whether the gradients of a phase are sent together with the rows of its ranks."""
+        if self.world_size == 1 or any(bucket.device.type != "cpu" for bucket in layout.buckets):
+            return False
+        # Nodes of one rank x bytes of a node x other ranks. In an all-gather all ranks send as many
+        # nodes as the rank with the most, so that the rows have one length.
+        size = sum(bucket.length * bucket.dtype.itemsize for bucket in layout.buckets)
+        return size * blocks.most_roots * (self.world_size - 1) <= MOST_TOGETHER
+
+    @override
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+class ExactSums(PhaseSums):
+    """The sums of a phase, by backward call and bucket.
+
+    Args:
+        strategy: opens the phase.
+        layout: of the buckets.
+        history: what earlier phases of this index have sent.
+        block: this rank's shards.
+    """
+
+    def __init__(self, strategy: ExactSync, layout: Layout, history: History, block: range) -> None:
+        self._strategy, self._layout, self._history, self._block = strategy, layout, history, block
+        self._buffers, self._exchange = strategy.buffers, strategy.exchange
+        self._micro: MicroBatch | None = None
         self._sums: dict[tuple[int, int], BucketSum] = {}
         """The sum of each bucket, by backward call and bucket."""
         self._sent: list[tuple[int, int]] = []
@@ -196,39 +207,15 @@ class ExactSync(Sync):
         self._num_calls = 0
         """The number of backward calls in this process's last micro-batch."""
         self._changes: list[Node[dict[int, Tensor]]] = []
-        self._next_shard = 0
-        """This process's first shard that has yet to run in this phase."""
-
-    # Methods of Sync
-
-    @override
-    def attach(self, model: nn.Module) -> Callable[..., Any]:
-        if self._world_size > 1:
-            broadcast_from_rank_0(model)
-        for name, parameter in model.named_parameters():
-            if parameter not in self._names:
-                self._names[parameter] = name
-                if has_gradient(parameter):
-                    self._hooks.append(on_gradient(parameter, self._arrived))
-        self.buffers.attach(model)
-        return model
-
-    @override
-    def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        if self._left_mid_exchange:
-            raise _cut_off()
-        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
-        self._lay_out(plan.number)
-        self._history = self._histories.setdefault(phase, _History())
-        self._num_phases += 1
-        self._blocks = blocks = plan.blocks
-        self._block = blocks.by_rank[self._rank]
-        self._next_shard = self._block.start
-        if phase == 0:
-            self._exchange.begin_step()
-        self._exchange.begin_phase(self._num_phases, blocks.roots, holds=self._goes_together())
-        for exchange in self._on_gpus.values():
-            exchange.begin_phase(blocks.roots)
+        self._next_shard = block.start
+        """This process's first shard that has yet to run."""
+        self._call = 0
+        self._factor: float | Tensor = 1.0
+        self._missing: list[set[int]] = []
+        """For each bucket, the slots whose gradients the current backward pass has yet to
+        produce."""
+        self._send_when_full: list[int] = []
+        """The buckets that the current backward pass has yet to send, in order."""
 
     @override
     def begin_shard(self, micro: MicroBatch) -> None:
@@ -236,24 +223,23 @@ class ExactSync(Sync):
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        micro = self._micro
+        micro, strategy = self._micro, self._strategy
         assert micro is not None
         refuse_create_graph(options, "exact")
-        for index, bucket in enumerate(self._layout.buckets):
-            self._missing[index] = set(range(len(bucket.parameters)))
+        self._missing = [set(range(len(bucket.parameters))) for bucket in self._layout.buckets]
         if isinstance(factor, Tensor) and any(bucket.device.type == "cpu" for bucket in self._layout.buckets):
             factor = float(factor)
         self._call, self._factor = call, factor
         # Only in the last micro-batch: before that, this rank's roots lack a leaf. So communication
         # overlaps with the last of its backward passes, and with none of the others.
-        self._at_once = self._foreseen(call) if micro.is_last else []
-        self._listening = True
+        self._send_when_full = self._foreseen(call) if micro.is_last else []
+        strategy.running = self
         try:
             self._exchange.waited_s = 0.0
-            with self.buffers.held():
+            with self._buffers.held():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
-            self._listening = False
+            strategy.running = None
         with torch.no_grad():
             # Parameters that the loss does not reach get no hook call. Now it is known that no
             # gradient comes any more, so their buckets count as complete, with ABSENT in these
@@ -263,7 +249,7 @@ class ExactSync(Sync):
                 if of_call == call:
                     bucket_sum.flush()
             self._send_complete()
-        self.waited_s = self._exchange.waited_s
+        strategy.waited_s = self._exchange.waited_s
         if micro.is_last:
             self._num_calls = call + 1
 
@@ -272,7 +258,7 @@ class ExactSync(Sync):
     def end_shard(self) -> None:
         micro, self._micro = self._micro, None
         assert micro is not None
-        changes = self.buffers.end_shard(micro)
+        changes = self._buffers.end_shard(micro)
         if changes is not None:
             self._end_leaves(micro.shard, changes)
 
@@ -299,7 +285,7 @@ class ExactSync(Sync):
             buckets=[key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used],
             slots=[key for key in self._sent if self._has_other_slots(*key)],
             modules=sorted(modules - self._history.modules),
-            looks=self.buffers.looks(),
+            looks=self._buffers.looks(),
         )
 
     def _has_other_slots(self, call: int, index: int) -> bool:
@@ -311,17 +297,9 @@ class ExactSync(Sync):
     def gather(self, row: list[float]) -> list[list[float]] | None:
         return self._exchange.gather(row) if self._exchange.holds else None
 
-    def _goes_together(self) -> bool:
-        if self._world_size == 1 or any(bucket.device.type != "cpu" for bucket in self._layout.buckets):
-            return False
-        # Nodes of one rank x bytes of a node x other ranks. In an all-gather all ranks send as many
-        # nodes as the rank with the most, so that the rows have one length.
-        size = sum(bucket.length * bucket.dtype.itemsize for bucket in self._layout.buckets)
-        return size * self._blocks.most_roots * (self._world_size - 1) <= MOST_TOGETHER
-
     @torch.no_grad()
     @override
-    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
+    def finish(self, divisors: Sequence[float | None], news: News) -> None:
         # Sorted: every rank must start new buckets in the same order, since the tags of messages
         # are assigned in the order of starts. (The news came by rank, each rank's own first seen
         # first.)
@@ -331,12 +309,12 @@ class ExactSync(Sync):
         for call, index in news.slots:
             self._history.slots[self._layout, call, index] = None
         self._history.modules.update(news.modules)
-        changes = self.buffers.start_sums(self._history.modules, self._changes, self._send)
+        changes = self._buffers.start_sums(self._history.modules, self._changes, self._send)
         self._exchange.finish()
-        for exchange in self._on_gpus.values():
+        for exchange in self._strategy.on_gpus.values():
             exchange.finish()
-        self.buffers.apply(changes)
-        self.buffers.warn_of_lost_changes(news.looks)
+        self._buffers.apply(changes)
+        self._buffers.warn_of_lost_changes(news.looks)
         for call, index in sorted(self._sent):
             divisor = divisors[call] if call < len(divisors) else None
             # Divided once, after the sum: dividing each leaf would round V times, and the total of
@@ -348,53 +326,16 @@ class ExactSync(Sync):
         self._clear()
 
     @override
-    def drop(self) -> None:
+    def abandon(self) -> None:
         # What was sent cannot be recalled: peers that have not received it would add it to later
         # gradients. (Gradients that are held back for one message at the end were not sent.)
-        self._left_mid_exchange |= self._world_size > 1 and bool(self._sent) and not self._exchange.holds
-        self.buffers.rewind()
+        self._strategy.left_mid_exchange |= self._strategy.world_size > 1 and bool(self._sent) and not self._exchange.holds
+        self._buffers.rewind()
         self._clear()
 
     def _clear(self) -> None:
         for bucket_sum in self._sums.values():
             bucket_sum.clear()
-        self._forget_phase()
-        self._micro = None
-
-    @override
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-
-    # The layout
-
-    def _lay_out(self, step: int) -> None:
-        """Chooses the bucket layout for the current set of trainable parameters.
-
-        Frozen parameters, which may be unfrozen within a phase, have separate buckets: as long
-        as they have no gradients, nothing is stored or sent for them.
-        """
-        kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
-        # Reinserted behind the others, so that the first is the one that was not used for longest.
-        layout = self._layouts.pop(kind, None)
-        if layout is None:
-            if len(self._layouts) == _MAX_LAYOUTS:
-                dropped = self._layouts.pop(next(iter(self._layouts)))
-                for history in self._histories.values():
-                    history.buckets = {key: used for key, used in history.buckets.items() if key[0] is not dropped}
-                    history.slots = {key: used for key, used in history.slots.items() if key[0] is not dropped}
-            can_learn = list(filter(has_gradient, self._names))
-            learning = make_buckets([p for p in can_learn if p.requires_grad])
-            layout = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
-        self._layouts[kind] = layout
-        layout.use(step)
-        if len(self._layouts) > 1:
-            for other in self._layouts.values():
-                other.free_unless_used_since(step - 2)
-        if self._layout is not layout:
-            self._layout = layout
-            self._missing = [set() for _ in self._layout.buckets]
 
     def _foreseen(self, call: int) -> list[int]:
         """Returns the buckets that are sent as soon as the backward pass has filled them, in
@@ -406,18 +347,16 @@ class ExactSync(Sync):
 
     # The backward pass
 
-    def _arrived(self, parameter: Parameter) -> None:
-        """Moves a new gradient into its bucket while it is in the CPU cache. Called by autograd
-        during the backward pass."""
-        location = self._layout.slots.get(parameter) if self._listening else None
+    def arrived(self, parameter: Parameter) -> None:
+        """Moves a new gradient into its bucket. Called within the backward pass."""
+        location = self._layout.slots.get(parameter)
         if location is not None:
-            with self._hook_lock:
-                self._take(*location, parameter)
+            self._take(*location, parameter)
 
     def _take(self, index: int, slot: int, parameter: Parameter) -> None:
-        gradient = take_gradient(parameter, self._names[parameter])
+        gradient = take_gradient(parameter, self._strategy.names[parameter])
         if (self._call, index) in self._sent:
-            raise came_in_pieces(self._names[parameter])
+            raise came_in_pieces(self._strategy.names[parameter])
         factor = self._factor
         # A gradient of weight 0 is left out: it may be NaN, from a mean over nothing, and 0 x NaN
         # is NaN.
@@ -443,8 +382,8 @@ class ExactSync(Sync):
         # graph, which may differ between ranks, and two ranks that start in different orders would
         # match each other's messages of different buckets. A complete bucket waits for the ones
         # before it.
-        while self._at_once and not self._missing[self._at_once[0]]:
-            index = self._at_once.pop(0)
+        while self._send_when_full and not self._missing[self._send_when_full[0]]:
+            index = self._send_when_full.pop(0)
             self._sum(self._call, index).end_shard(self._micro.shard)
             for shard in range(self._micro.shard + 1, self._block.stop):
                 self._sum(self._call, index).end_shard(shard)
@@ -459,7 +398,7 @@ class ExactSync(Sync):
 
     def _send(self, nodes: list[Tensor]) -> None:
         """Starts summing tensors over all ranks; ``nodes[0]`` becomes the sum."""
-        (self._on_gpus.get(nodes[0].device) or self._exchange).start(nodes)
+        (self._strategy.on_gpus.get(nodes[0].device) or self._exchange).start(nodes)
 
     def _set_gradients(self, call: int, index: int, bucket_sum: BucketSum) -> None:
         """Sets the gradients of a bucket's parameters to their sums, where any shard had one."""
@@ -480,7 +419,7 @@ class ExactSync(Sync):
             own: the slots in which a shard of this process had one.
             counts: the numbers of shards that had one, by slot, summed over all processes.
         """
-        if self._world_size == 1:
+        if self._strategy.world_size == 1:
             return sorted(own)
         # A gradient of zeros and no gradient differ: optimizers with momentum or weight decay skip
         # a parameter whose .grad is None. So the counts behind each bucket are summed with it.
@@ -489,11 +428,11 @@ class ExactSync(Sync):
             return known.any_shard
         used = [slot for slot, count in enumerate(counts.tolist()) if count > 0]
         if not counts.is_cpu:
-            self._history.slots.setdefault(key, _Slots(own, used))
+            self._history.slots.setdefault(key, UsedSlots(own, used))
         return used
 
 
-def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
     """Creates the strategy for ``sync.table.make_sync``."""
     return ExactSync(
         dist.get_rank(),

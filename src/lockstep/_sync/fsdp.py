@@ -40,7 +40,7 @@ from lockstep._sync.gradients import (
 from lockstep._sync.news import News
 from lockstep._sync.norms import WholeNorms
 from lockstep._sync.ordered import OrderedExchange
-from lockstep._sync.protocol import Sync
+from lockstep._sync.protocol import PhaseSums, Strategy
 from lockstep._sync.slice_exchange import SliceExchange
 from lockstep._sync.slices import Slices
 from lockstep._sync.start import broadcast_from_rank_0
@@ -53,7 +53,7 @@ from lockstep._world.comm.group import Transport, default_group
 from lockstep._world.devices import move
 
 
-class FSDPSync(Sync):
+class FSDPSync(Strategy):
     """The strategy ``fsdp``.
 
     Args:
@@ -92,48 +92,37 @@ class FSDPSync(Sync):
         self.replaced: dict[Parameter, Parameter] = {}
         self.buffers = ShardBuffers()
         self._num_shards = num_shards
-        self._rank, self._world_size = rank, world_size
+        self.rank, self.world_size = rank, world_size
         self._blocks = [block(number, world_size, num_shards) for number in range(world_size)]
         self._device = devices[0]
         self.times_forward = self._device.type == "cpu"
-        self._waited = Waited()
+        self.waited = Waited()
         self._mesh: DeviceMesh | None = None
-        self._gradients = SliceExchange(rank, self._blocks, self._device, self._waited)
-        self._exchange: Exchange | OrderedExchange
+        self.gradients = SliceExchange(rank, self._blocks, self._device, self.waited)
+        self.exchange: Exchange | OrderedExchange
         """The exchange of buffers."""
         if self._device.type == "cpu":
-            self._exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
+            self.exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
         else:
-            self._exchange = OrderedExchange(self._device)
+            self.exchange = OrderedExchange(self._device)
         self._num_phases = 0
-        self._units: list[Unit] = []
-        self._parameters: list[Parameter] = []
+        self.units: list[Unit] = []
+        self.parameters: list[Parameter] = []
         """The sharded parameters of all models."""
-        self._numbers: dict[Parameter, int] = {}
+        self.numbers: dict[Parameter, int] = {}
         """The number of each sharded parameter in that list."""
-        self._names: dict[Parameter, str] = {}
+        self.names: dict[Parameter, str] = {}
         """The names of sharded parameters, and of whole ones, on which autograd works."""
-        self._places: dict[Parameter, tuple[Unit, Slices, int]] = {}
+        self.places: dict[Parameter, tuple[Unit, Slices, int]] = {}
         """Each whole parameter's unit, and where the slices of its gradient go: the slot."""
         self._hooks: list[RemovableHandle] = []
-        self._hook_lock = threading.Lock()
-        self._runs, self._used = UnitRuns(), UsedParameters(self._device)
-        self._changing: set[int] = set()
+        self.hook_lock = threading.Lock()
+        self.runs, self.used = UnitRuns(), UsedParameters(self._device)
+        self.changing: set[int] = set()
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
-        self._micro: MicroBatch | None = None
-        self._listening = False
-        self._call = 0
-        self._factor: float | Tensor = 1.0
+        self.phase: FSDPSums | None = None
+        """The running phase."""
         self._norms = WholeNorms()
-        self._forget_phase()
-
-    def _forget_phase(self) -> None:
-        self._changes: list[Node[dict[int, Tensor]]] = []
-        self._sent: set[Unit] = set()
-        """The units whose gradients the newest backward pass has sent."""
-        self._gradients.clear()
-
-    # Methods of Sync
 
     @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
@@ -148,12 +137,12 @@ class FSDPSync(Sync):
         for name, old in before.items():
             old.data = old.data.new_empty(0)
             if has_gradient(old):
-                self._names[old] = name
+                self.names[old] = name
                 self._hooks.append(on_gradient(old, self._strayed))
         names = {parameter: name for name, parameter in model.named_parameters()}
         for parameter in names:
-            self._numbers[parameter] = len(self._parameters)
-            self._parameters.append(parameter)
+            self.numbers[parameter] = len(self.parameters)
+            self.parameters.append(parameter)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 self._add_unit(module, names)
@@ -189,20 +178,20 @@ class FSDPSync(Sync):
 
     def _add_unit(self, module: FSDPModule, names: dict[Parameter, str]) -> None:
         if self.times_forward:
-            module.set_custom_all_gather(TimedAllGather(self._waited))  # type: ignore[arg-type]  # whose base is private
-        unit = Unit(module, len(self._units), self._world_size, self._has_begun, self._enters, self._is_through)
-        self._units.append(unit)
+            module.set_custom_all_gather(TimedAllGather(self.waited))  # type: ignore[arg-type]  # whose base is private
+        unit = Unit(module, len(self.units), self.world_size, self._has_begun, self._enters, self._is_through)
+        self.units.append(unit)
         places = {
             parameter: (unit, slices, slot) for slices in unit.slices for slot, parameter in enumerate(slices.parameters)
         }
         for whole, parameter in unit.gathered.items():
-            self._names[whole] = self._names[parameter] = names[parameter]
+            self.names[whole] = self.names[parameter] = names[parameter]
             if has_gradient(whole):
-                self._places[whole] = places[parameter]
+                self.places[whole] = places[parameter]
                 self._hooks += [on_gradient(whole, self._arrived), on_gradient(parameter, self._strayed)]
 
     @override
-    def begin_phase(self, plan: StepPlan, phase: int) -> None:
+    def open(self, plan: StepPlan, phase: int) -> PhaseSums:
         """Raises:
         DataError: a global batch has too few samples for all shards.
         """
@@ -214,100 +203,16 @@ class FSDPSync(Sync):
                 code="fsdp-empty-shard",
             )
         self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
-        self._runs.begin_phase(phase)
-        self._used.begin_phase(phase)
-        self._step, self._num_phases = plan.number, self._num_phases + 1
+        self.runs.begin_phase(phase)
+        self.used.begin_phase(phase)
+        self._num_phases += 1
         subtrees = list(map(roots, self._blocks))
-        if isinstance(self._exchange, Exchange):
-            self._exchange.begin_phase(self._num_phases, subtrees)
+        if isinstance(self.exchange, Exchange):
+            self.exchange.begin_phase(self._num_phases, subtrees)
         else:
-            self._exchange.begin_phase(subtrees)
-
-    @override
-    def begin_shard(self, micro: MicroBatch) -> None:
-        self._micro = micro
-        self._runs.begin_shard()
-        for unit in self._units:
-            unit.begin_shard()
-        self._waited.take()  # an evaluation may have come before
-
-    @override
-    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        self.waited_in_forward_s = self._waited.take()
-        refuse_create_graph(options, "fsdp")
-        if is_dtensor(loss):
-            raise _penalty("the loss is a DTensor, so part of it was computed from parameters")
-        self._call, self._factor, self._sent = call, usable(factor, self._parameters), set()
-        self._gradients.begin_backward(call)
-        self._runs.begin_backward()
-        self._used.begin_call(call)
-        self._listening = True
-        try:
-            with self.buffers.held():
-                loss.backward(**options)  # type: ignore[no-untyped-call]
-        finally:
-            self._listening = False
-        # Units that the backward pass has not announced, in a fixed order, which is the same on all
-        # ranks: each is a collective.
-        for unit in reversed(self._units):
-            if unit not in self._sent and (unit.has_run or any(map(self._gradients.holds, unit.slices))):
-                self._send(unit)
-        self._runs.end_backward(keeps_graph=bool(options.get("retain_graph")))
-        self.waited_s = self._waited.take()
-
-    @torch.no_grad()
-    @override
-    def end_shard(self) -> None:
-        micro, self._micro = self._micro, None
-        assert micro is not None
-        changes = self.buffers.end_shard(micro)
-        if changes is not None:
-            push(self._changes, Node(micro.shard, 1, changes), add_changes)
-
-    @override
-    def news(self) -> News:
-        order = self._runs.new_order()
-        modules = {number for node in self._changes for number in node.value}
-        return News(
-            modules=sorted(modules - self._changing),
-            looks=self.buffers.looks(),
-            unit_orders=() if order is None else (order,),
-            has_other_parameters=self._used.is_new,
-        )
-
-    @override
-    def gather(self, row: list[float]) -> list[list[float]] | None:
-        return None
-
-    @torch.no_grad()
-    @override
-    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
-        self._runs.agree(news.unit_orders, self._world_size, self._step)
-        if news.has_other_parameters:
-            self._used.exchange(len(divisors), len(self._parameters))
-        self._changing.update(news.modules)
-        changes = self.buffers.start_sums(self._changing, self._changes, self._exchange.start)
-        self._exchange.finish()
-        self.buffers.apply(changes)
-        self.buffers.warn_of_lost_changes(news.looks)
-        for call, slices, row in self._gradients.totals():
-            divisor = divisors[call] if call < len(divisors) else None
-            self._set_gradients(call, slices, row if divisor is None else row.div_(divisor))
-        # All units, also those whose forward pass no backward pass has followed: otherwise the
-        # optimizer would step the slices, and the next forward pass would use the gathered, older
-        # weights.
-        for unit in self._units:
-            unit.module.reshard()
-        self._forget_phase()
-
-    @override
-    def drop(self) -> None:
-        self.buffers.rewind()
-        # Otherwise the script would find whole weights, which an optimizer's step does not change.
-        for unit in self._units:
-            unit.module.reshard()
-        self._forget_phase()
-        self._micro = None
+            self.exchange.begin_phase(subtrees)
+        self.phase = FSDPSums(self, plan.number)
+        return self.phase
 
     @override
     def close(self) -> None:
@@ -319,68 +224,190 @@ class FSDPSync(Sync):
     def _reshard(self, model: nn.Module, *_: object) -> None:
         """Reshards after a forward pass that no backward pass follows, which alone would do so
         otherwise."""
-        is_trained = id(model) in {id(unit.module) for unit in self._units}
-        if isinstance(model, FSDPModule) and (self._micro is None or not is_trained or not torch.is_grad_enabled()):
+        is_trained = id(model) in {id(unit.module) for unit in self.units}
+        if isinstance(model, FSDPModule) and (not self._runs_shard or not is_trained or not torch.is_grad_enabled()):
             model.reshard()
 
-    # The backward pass
+    @property
+    def _runs_shard(self) -> bool:
+        return self.phase is not None and self.phase.micro is not None
+
+    # Within the script's forward and backward passes
 
     def _has_begun(self, unit: Unit) -> bool:
         """Notes that a forward pass of a unit begins. Returns whether it counts: not if it is an
         evaluation's, or a checkpoint's."""
-        if self._micro is None or self._listening:
+        if self.phase is None or self.phase.micro is None or self.phase.in_backward:
             return False
-        self._runs.begun(unit)
+        self.runs.begun(unit)
         return True
 
     def _arrived(self, whole: Parameter) -> None:
-        """Moves a new gradient into its leaf. Called by autograd during the backward pass."""
-        if not self._listening:
-            return
-        with self._hook_lock, torch.no_grad():
-            unit, slices, slot = self._places[whole]
-            gradient = take_gradient(whole, self._names[whole])
-            if unit in self._sent:
-                raise came_in_pieces(self._names[whole])
-            if is_left_out(self._factor):
-                return
-            self._gradients.put(slices, slot, gradient, self._factor)
-            self._used.add(self._call, self._numbers[slices.parameters[slot]])
+        if self.phase is not None and self.phase.in_backward:
+            self.phase.arrived(whole)
 
     def _strayed(self, parameter: Parameter) -> None:
         """Refuses a gradient of this rank's slice of a parameter: no other rank's shards are in
         it."""
-        if self._listening:
-            raise _penalty(f"part of the loss was computed from the parameter {self._names[parameter]!r}")
+        if self.phase is not None and self.phase.in_backward:
+            raise _penalty(f"part of the loss was computed from the parameter {self.names[parameter]!r}")
 
     def _enters(self, unit: Unit) -> None:
         """Notes that the backward pass has the gradient of an output of a unit, whose parameters
         PyTorch gathers if it is the first."""
-        if self._listening:
-            self._runs.entered(unit)
+        if self.phase is not None and self.phase.in_backward:
+            self.runs.entered(unit)
 
     def _is_through(self, unit: Unit) -> None:
+        if self.phase is not None and self.phase.in_backward:
+            self.phase.is_through(unit)
+
+
+class FSDPSums(PhaseSums):
+    """The sums of a phase: of the slices of gradients that this rank owns, over all ranks.
+
+    Args:
+        strategy: opens the phase.
+        step: the number of the step.
+    """
+
+    def __init__(self, strategy: FSDPSync, step: int) -> None:
+        self._strategy, self._step = strategy, step
+        self._gradients, self._runs, self._used = strategy.gradients, strategy.runs, strategy.used
+        self._buffers, self._units = strategy.buffers, strategy.units
+        self.micro: MicroBatch | None = None
+        """The running micro-batch; None: between two."""
+        self.in_backward = False
+        """Whether a backward pass is running."""
+        self._call = 0
+        self._factor: float | Tensor = 1.0
+        self._changes: list[Node[dict[int, Tensor]]] = []
+        self._sent: set[Unit] = set()
+        """The units whose gradients the newest backward pass has sent."""
+
+    @override
+    def begin_shard(self, micro: MicroBatch) -> None:
+        self.micro = micro
+        self._runs.begin_shard()
+        for unit in self._units:
+            unit.begin_shard()
+        self._strategy.waited.take()  # an evaluation may have come before
+
+    @override
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
+        self._strategy.waited_in_forward_s = self._strategy.waited.take()
+        refuse_create_graph(options, "fsdp")
+        if is_dtensor(loss):
+            raise _penalty("the loss is a DTensor, so part of it was computed from parameters")
+        self._call, self._factor, self._sent = call, usable(factor, self._strategy.parameters), set()
+        self._gradients.begin_backward(call)
+        self._runs.begin_backward()
+        self._used.begin_call(call)
+        self.in_backward = True
+        try:
+            with self._buffers.held():
+                loss.backward(**options)  # type: ignore[no-untyped-call]
+        finally:
+            self.in_backward = False
+        # Units that the backward pass has not announced, in a fixed order, which is the same on all
+        # ranks: each is a collective.
+        for unit in reversed(self._units):
+            if unit not in self._sent and (unit.has_run or any(map(self._gradients.holds, unit.slices))):
+                self._send(unit)
+        self._runs.end_backward(keeps_graph=bool(options.get("retain_graph")))
+        self._strategy.waited_s = self._strategy.waited.take()
+
+    @torch.no_grad()
+    @override
+    def end_shard(self) -> None:
+        micro, self.micro = self.micro, None
+        assert micro is not None
+        changes = self._buffers.end_shard(micro)
+        if changes is not None:
+            push(self._changes, Node(micro.shard, 1, changes), add_changes)
+
+    @override
+    def news(self) -> News:
+        order = self._runs.new_order()
+        modules = {number for node in self._changes for number in node.value}
+        return News(
+            modules=sorted(modules - self._strategy.changing),
+            looks=self._buffers.looks(),
+            unit_orders=() if order is None else (order,),
+            has_other_parameters=self._used.is_new,
+        )
+
+    @override
+    def gather(self, row: list[float]) -> list[list[float]] | None:
+        return None
+
+    @torch.no_grad()
+    @override
+    def finish(self, divisors: Sequence[float | None], news: News) -> None:
+        self._runs.agree(news.unit_orders, self._strategy.world_size, self._step)
+        if news.has_other_parameters:
+            self._used.exchange(len(divisors), len(self._strategy.parameters))
+        self._strategy.changing.update(news.modules)
+        changes = self._buffers.start_sums(self._strategy.changing, self._changes, self._strategy.exchange.start)
+        self._strategy.exchange.finish()
+        self._buffers.apply(changes)
+        self._buffers.warn_of_lost_changes(news.looks)
+        for call, slices, row in self._gradients.totals():
+            divisor = divisors[call] if call < len(divisors) else None
+            self._set_gradients(call, slices, row if divisor is None else row.div_(divisor))
+        # All units, also those whose forward pass no backward pass has followed: otherwise the
+        # optimizer would step the slices, and the next forward pass would use the gathered, older
+        # weights.
+        for unit in self._units:
+            unit.module.reshard()
+        self._end()
+
+    @override
+    def abandon(self) -> None:
+        self._buffers.rewind()
+        # Otherwise the script would find whole weights, which an optimizer's step does not change.
+        for unit in self._units:
+            unit.module.reshard()
+        self._end()
+
+    def _end(self) -> None:
+        self._gradients.clear()
+        self._strategy.phase = None
+
+    # The backward pass
+
+    def arrived(self, whole: Parameter) -> None:
+        """Moves a new gradient into its leaf. Called within the backward pass."""
+        with self._strategy.hook_lock, torch.no_grad():
+            unit, slices, slot = self._strategy.places[whole]
+            gradient = take_gradient(whole, self._strategy.names[whole])
+            if unit in self._sent:
+                raise came_in_pieces(self._strategy.names[whole])
+            if is_left_out(self._factor):
+                return
+            self._gradients.put(slices, slot, gradient, self._factor)
+            self._used.add(self._call, self._strategy.numbers[slices.parameters[slot]])
+
+    def is_through(self, unit: Unit) -> None:
         """Notes that the backward pass completed one forward pass of a unit: after the last, sends
         its gradients.
 
         Every rank comes here at the same place among PyTorch's collectives, whichever parameters
         had a gradient."""
-        if self._listening and self._runs.passed(unit) and unit not in self._sent:
+        if self._runs.passed(unit) and unit not in self._sent:
             self._send(unit)
 
     def _send(self, unit: Unit) -> None:
         """Sends the gradients of a unit to their owners, and adds the gradients that arrive."""
-        assert self._micro is not None
+        assert self.micro is not None
         self._sent.add(unit)
         for slices in unit.slices:
-            self._gradients.send(slices, self._micro)
-
-    # The end of a phase
+            self._gradients.send(slices, self.micro)
 
     def _set_gradients(self, call: int, slices: Slices, row: Tensor) -> None:
         """Sets this rank's slices of gradients to their sums, where any shard had one."""
         used = self._used.of(call)
-        slots = [slot for slot, parameter in enumerate(slices.parameters) if self._numbers[parameter] in used]
+        slots = [slot for slot, parameter in enumerate(slices.parameters) if self._strategy.numbers[parameter] in used]
         for slot, own in zip(slots, slices.own(row, slots), strict=True):
             parameter: Any = slices.parameters[slot]
             gradient = cut_like(own.to(parameter.dtype), parameter)
@@ -396,7 +423,7 @@ def _penalty(what: str) -> LossError:
     )
 
 
-def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
     """Creates the strategy for ``sync.table.make_sync``."""
     if config.precision == "16-master":
         raise ConfigError(

@@ -24,8 +24,8 @@ from lockstep._base.errors import PeerError
 from lockstep._plan.shards import StepPlan
 from lockstep._sync.afterwards import add_absent
 from lockstep._sync.gradients import Gradients, add_weighted, came_in_pieces, has_gradient, on_gradient, usable
-from lockstep._sync.protocol import Sync
-from lockstep._sync.sharded import ShardedSync
+from lockstep._sync.protocol import PhaseSums, Strategy
+from lockstep._sync.sharded import ShardedSums, ShardedSync
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 from lockstep._world.comm.horovod import start_horovod
@@ -47,19 +47,14 @@ class HorovodSync(ShardedSync):
 
     def __init__(self, num_shards: int, timeout_s: float) -> None:
         super().__init__(num_shards, dist.get_world_size())
-        self._horovod = start_horovod(timeout_s)
-        self._timeout_s = timeout_s
-        self._names: dict[Parameter, str] = {}
-        self._wires: dict[Parameter, str] = {}
+        self.horovod = start_horovod(timeout_s)
+        self.timeout_s = timeout_s
+        self.names: dict[Parameter, str] = {}
+        self.wires: dict[Parameter, str] = {}
         """The names of the gradients in messages, which are unique over models."""
         self._hooks: list[RemovableHandle] = []
-        self._listening = False
-        """Whether gradients are sent as they arrive."""
-        self._factor: float | Tensor = 1.0
-        self._earlier: Gradients = {}
-        self._call = 0
-        self._sent: dict[int, dict[Parameter, Callable[[], Tensor]]] = {}
-        """The function that waits for the sum of each sent gradient, by backward call."""
+        self.running: HorovodSums | None = None
+        """The phase that runs a backward pass whose gradients are sent as they arrive."""
 
     @override
     def close(self) -> None:
@@ -72,16 +67,38 @@ class HorovodSync(ShardedSync):
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         broadcast_from_rank_0(model)
         for name, parameter in model.named_parameters():
-            if parameter not in self._names and has_gradient(parameter):
-                self._wires[parameter] = f"lockstep.{len(self._names)}.{name}"
-                self._names[parameter] = name
+            if parameter not in self.names and has_gradient(parameter):
+                self.wires[parameter] = f"lockstep.{len(self.names)}.{name}"
+                self.names[parameter] = name
                 self._hooks.append(on_gradient(parameter, self._arrived))
         return model
 
+    def _arrived(self, parameter: Parameter) -> None:
+        if self.running is not None:
+            self.running.arrived(parameter)
+
     @override
-    def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        super().begin_phase(plan, phase)
-        self._sent = {}
+    def open(self, plan: StepPlan, phase: int) -> PhaseSums:
+        return HorovodSums(self, plan)
+
+
+class HorovodSums(ShardedSums):
+    """The sums of a phase, of which those of the last micro-batch are sent as they are complete.
+
+    Args:
+        strategy: opens the phase.
+        plan: of the step.
+    """
+
+    def __init__(self, strategy: HorovodSync, plan: StepPlan) -> None:
+        super().__init__(strategy, plan)
+        self._horovod_sync, self._horovod, self._names = strategy, strategy.horovod, strategy.names
+        self._call = 0
+        self._factor: float | Tensor = 1.0
+        self._earlier: Gradients = {}
+        """The sums of this process's earlier shards, for the running backward pass to add."""
+        self._sent: dict[int, dict[Parameter, Callable[[], Tensor]]] = {}
+        """The function that waits for the sum of each sent gradient, by backward call."""
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
@@ -89,25 +106,23 @@ class HorovodSync(ShardedSync):
         factor = usable(factor, self._parameters)
         # Only the last shard's gradients are sent, with the sums of the earlier shards added to
         # them.
-        if not self._micro.is_last or self._world_size == 1:
+        if not self._micro.is_last or self._horovod_sync.world_size == 1:
             super().backward(loss, call, factor, options)
             return
         self._call, self._factor, self._earlier = call, factor, self._sums.pop(call, {})
-        self._listening = True
+        self._horovod_sync.running = self
         try:
-            with self.buffers.held():
+            with self._buffers.held():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
-            self._listening = False
+            self._horovod_sync.running = None
         # Gradients that were not sent stay in the sum of their call.
         add_weighted(list(self._names), self._earlier, factor)
         self._sums[call] = self._earlier
         self._earlier = {}
 
-    def _arrived(self, parameter: Parameter) -> None:
-        """Sends a new gradient. Called by autograd during the backward pass."""
-        if not self._listening:
-            return
+    def arrived(self, parameter: Parameter) -> None:
+        """Sends a new gradient. Called within the backward pass."""
         if parameter in self._sent.get(self._call, {}):
             raise came_in_pieces(self._names[parameter])
         sums: Gradients = {parameter: self._earlier.pop(parameter)} if parameter in self._earlier else {}
@@ -119,7 +134,7 @@ class HorovodSync(ShardedSync):
         """Sends the gradients that were not sent during the backward pass, if any rank has one;
         then wait for all sums."""
         sums = self._sums.pop(call, {})
-        if self._world_size == 1:
+        if self._horovod_sync.world_size == 1:
             return sums
         trainable = [p for p in self._names if p.requires_grad]  # scripts freeze and unfreeze
         waiting = self._sent.pop(call, {})
@@ -141,7 +156,7 @@ class HorovodSync(ShardedSync):
             parameter: the parameter.
             own: the sum over this process's shards. It is changed in place.
         """
-        name, horovod, sent = f"{self._wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
+        name, horovod, sent = f"{self._horovod_sync.wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
         # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with
         # NCCL.
         plain = torch.view_as_real(own) if own.is_complex() else own
@@ -159,10 +174,10 @@ class HorovodSync(ShardedSync):
     def _wait(self, handle: Any) -> None:
         """Waits for an operation. (Horovod's ``synchronize`` spins, which occupies a core, and has
         no timeout.)"""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._horovod_sync.timeout_s
         while not self._horovod.poll(handle):
             if time.monotonic() > deadline:
-                raise self._failure(f"a rank did not take part within {self._timeout_s:g} s.")
+                raise self._failure(f"a rank did not take part within {self._horovod_sync.timeout_s:g} s.")
             time.sleep(_POLL_S)
         self._checked(lambda: self._horovod.synchronize(handle))
 
@@ -173,7 +188,7 @@ class HorovodSync(ShardedSync):
             raise self._failure(str(error)) from error
 
     def _failure(self, why: str) -> PeerError:
-        step, why = self._plan.number if self._plan else "?", why.rstrip(". ")
+        step, why = self._plan.number, why.rstrip(". ")
         return PeerError(
             f"Horovod could not reduce the gradients of step {step}: {why}. If another rank has failed, look at its error "
             "first.",
@@ -181,6 +196,6 @@ class HorovodSync(ShardedSync):
         )
 
 
-def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
     """Creates the strategy for ``sync.table.make_sync``."""
     return HorovodSync(num_shards, config.timeout_s)

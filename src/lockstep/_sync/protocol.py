@@ -1,17 +1,19 @@
-"""``Sync``: the interface of all strategies for synchronizing gradients.
+"""``Strategy``: the interface of all strategies for synchronizing gradients, and ``PhaseSums``, the
+sums of one in a phase.
 
-Who calls what in a phase, on a rank with two shards::
+A strategy lives for the run, and opens a ``PhaseSums`` for each phase, which ends by ``finish`` or
+``abandon``. Who calls what in a phase, on a rank with two shards::
 
-    begin_phase                           local
+    Strategy.open                         local
     begin_shard, backward, end_shard      for each micro-batch; backward may exchange
     news                                  after the last shard; starts what earlier phases had
     gather                                the rows of all ranks (``loop.exchange``): all wait
-    end_phase                             starts the rest: all wait
+    finish                                starts the rest: all wait
 
-A row is what a rank has recorded in the phase: weights and values. ``news`` comes
-before the exchange of rows and ``end_phase`` after it, because a rank learns only from the others'
-rows which gradients and buffers, that no earlier phase had, some rank has in this one. In a phase
-like the one before it, that is none, and nothing but the rows and the gradients is sent."""
+A row is what a rank has recorded in the phase: weights and values. ``news`` comes before the
+exchange of rows and ``finish`` after it, because a rank learns only from the others' rows which
+gradients and buffers, that no earlier phase had, some rank has in this one. In a phase like the one
+before it, that is none, and nothing but the rows and the gradients is sent."""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ from lockstep._sync.buffers import ShardBuffers
 from lockstep._sync.news import News
 
 
-class ShardSync(Protocol):
-    """What a micro-batch needs of a strategy."""
+class PhaseSums(Protocol):
+    """The gradients and changes of buffers of a phase: added up over this rank's shards, and in the
+    end over all ranks. Every rank has one for each phase, also if it has no samples."""
 
     def begin_shard(self, micro: MicroBatch) -> None:
         """Begins a micro-batch. Local."""
@@ -46,23 +49,48 @@ class ShardSync(Protocol):
         """Ends the micro-batch. If it is the last of its shard, records the shard's changes of
         buffers and undoes them. Local."""
 
+    def news(self) -> News:
+        """Returns what the other ranks must learn about the phase, after the last shard. May
+        communicate: it starts the exchange of what earlier phases had."""
 
-class Sync(ShardSync, Protocol):
-    """A strategy: the only place where strategies differ. Created once per run.
+    def gather(self, row: list[float]) -> list[list[float]] | None:
+        """Gathers the row of each rank, in one message with the gradients of the phase. Every rank
+        must call it, after ``news`` and before ``finish``.
 
-    In each phase every rank calls ``begin_phase``. For each of its micro-batches, if any, it calls
-    ``begin_shard``, ``backward`` as often as the script does, and ``end_shard``. Then it calls
-    ``news``; ``gather``, by which the ranks exchange weights and values; and ``end_phase``,
-    which synchronizes gradients and buffers. It calls ``drop`` instead, at any point, if all ranks
-    end or leave the step.
-    """
+        Args:
+            row: of equal length on every rank.
+
+        Returns:
+            The rows by rank; None, on every rank, if gradients are sent separately.
+        """
+
+    def finish(self, divisors: Sequence[float | None], news: News) -> None:
+        """Synchronizes gradients and buffers. Every rank must call it; it blocks until all have.
+
+        Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) /
+        divisor`` over all shards of all ranks: the same on every rank, and None if no shard used
+        the parameter. Buffers are the same on every rank too.
+
+        Args:
+            divisors: for each backward call, the divisor of its sum over all shards; None: not
+                divided. The same on every rank.
+            news: of all ranks. The same on every rank.
+        """
+
+    def abandon(self) -> None:
+        """Discards what was added up, at any point, and undoes changes of buffers. All ranks end or
+        leave the step. Local."""
+
+
+class Strategy(Protocol):
+    """A strategy: the only place where strategies differ. Created once per run."""
 
     forward_is_collective: bool
     """Whether a forward pass is a collective, so that all ranks must run the model equally often,
     in evaluations too."""
     is_plain: bool
     """Whether a step is the step of a plain single-device script, with the same ``.grad`` inside
-    ``batch.shards``. Then nothing is combined, and a phase calls only ``backward``."""
+    ``batch.shards``. Then nothing is combined."""
     waited_s: float
     """The seconds that this rank waited for others in the newest backward pass, as far as known."""
     waited_in_forward_s: float
@@ -93,43 +121,13 @@ class Sync(ShardSync, Protocol):
         unless ``forward_is_collective``."""
         return
 
-    def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """Begins a phase of a step. Every parameter's ``.grad`` must be None. Local.
+    def open(self, plan: StepPlan, phase: int) -> PhaseSums:
+        """Begins a phase. Every parameter's ``.grad`` must be None. Local.
 
         Args:
             plan: the plan of the step.
             phase: index of the phase in the step, from 0.
         """
-
-    def news(self) -> News:
-        """Returns what the other ranks must learn about the phase. May communicate: it starts the
-        exchange of what earlier phases had."""
-
-    def gather(self, row: list[float]) -> list[list[float]] | None:
-        """Gathers the row of each rank, in one message with the gradients of the phase.
-        Every rank must call it, after its shards have run and before ``end_phase``.
-
-        Args:
-            row: of equal length on every rank.
-
-        Returns:
-            The rows by rank; None, on every rank, if gradients are sent separately.
-        """
-
-    def end_phase(self, divisors: Sequence[float | None], news: News) -> None:
-        """Synchronizes gradients and buffers. Every rank must call it; it blocks until all have.
-
-        Args:
-            divisors: for each backward call, the divisor of its sum over all shards; None: not
-                divided. The same on every rank.
-            news: of all ranks. The same on every rank.
-
-        Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) /
-        divisor`` over all shards of all ranks: the same on every rank, and None if no shard used
-        the parameter. Buffers are the same on every rank too."""
-
-    def drop(self) -> None:
-        """Discards the sums of an unfinished phase. Local."""
 
     def close(self) -> None:
         """Releases resources at the end of the run. Local."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lockstep._base.config import RunConfig
+from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._sync.news import NOTHING, News
-from lockstep._sync.protocol import Sync
+from lockstep._sync.protocol import PhaseSums, Strategy
 from lockstep._sync.sharded import ShardedSync
 from lockstep._world.comm.group import Transport
 
@@ -28,23 +29,49 @@ class SingleSync(ShardedSync):
     def __init__(self, num_shards: int, accumulate: int = 1) -> None:
         super().__init__(num_shards)
         self.is_plain = num_shards == 1 == accumulate
+        self._plain = PlainSums()
 
     @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         return model if self.is_plain else super().attach(model)
 
     @override
-    def news(self) -> News:
-        return NOTHING if self.is_plain else super().news()
+    def open(self, plan: StepPlan, phase: int) -> PhaseSums:
+        return self._plain if self.is_plain else super().open(plan, phase)
+
+
+class PlainSums(PhaseSums):
+    """The sums of a single shard, which are where autograd and the forward pass have left them."""
+
+    @override
+    def begin_shard(self, micro: MicroBatch) -> None:
+        pass
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        if self.is_plain:
-            loss.backward(**options)  # type: ignore[no-untyped-call]
-        else:
-            super().backward(loss, call, factor, options)
+        loss.backward(**options)  # type: ignore[no-untyped-call]
+
+    @override
+    def end_shard(self) -> None:
+        pass
+
+    @override
+    def news(self) -> News:
+        return NOTHING
+
+    @override
+    def gather(self, row: list[float]) -> None:
+        return None
+
+    @override
+    def finish(self, divisors: Sequence[float | None], news: News) -> None:
+        pass
+
+    @override
+    def abandon(self) -> None:
+        pass
 
 
-def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
     """Creates the strategy for ``sync.table.make_sync``."""
     return SingleSync(num_shards, config.accumulate)

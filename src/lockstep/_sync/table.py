@@ -9,7 +9,7 @@ import torch
 from lockstep._base.config import STRATEGIES, RunConfig
 from lockstep._base.errors import ConfigError
 from lockstep._sync.dp import check_dp
-from lockstep._sync.protocol import Sync
+from lockstep._sync.protocol import Strategy
 from lockstep._world.comm.group import Transport
 from lockstep._world.comm.horovod import find_horovod
 
@@ -48,8 +48,8 @@ def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: b
 
 def make_sync(
     strategy: str, config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]
-) -> Sync:
-    """Creates the Sync of a strategy other than ``auto``. ``devices``: the devices of this
+) -> Strategy:
+    """Creates the Strategy of a strategy other than ``auto``. ``devices``: the devices of this
     process."""
-    sync: Sync = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, transport, devices)
+    sync: Strategy = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, transport, devices)
     return sync

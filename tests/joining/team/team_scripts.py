@@ -283,13 +283,20 @@ def names_by_step(num_steps):
     with lockstep.join(checkpoint_every="off") as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(4 * num_steps), 4))
         sync, values, lengths = team._loop.phases.run.sync, [], []
-        gather = sync.gather
+        begin = sync.open
 
-        def watched(row):
-            lengths.append(len(row))
-            return gather(row)
+        def watched(plan, phase):
+            sums = begin(plan, phase)
+            gather = sums.gather
 
-        sync.gather = watched
+            def measured(row):
+                lengths.append(len(row))
+                return gather(row)
+
+            sums.gather = measured
+            return sums
+
+        sync.open = watched
         for batch in loader:
             step = team.step
             names = [f"loss of step {step}", f"loss of task {step % 7}", "loss", *(["seldom"] if step % 60 == 0 else [])]
