@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 
+import psutil
 import pytest
 
 from lockstep._base.stopping import SAME_S, SIGNALS, StopWatch
@@ -208,6 +209,47 @@ def test_when_it_is_over_a_signal_does_what_it_does_by_itself_or_nothing_if_all_
         expected[*first, "ended", last] = BY_ITSELF[last]
         expected[*first, "saved", "ended", last, 9.0, last] = "went on"
     assert differing(expected) == {}
+
+
+WITH_WORKER = """
+import multiprocessing, os, signal, time
+from lockstep._base import stopping
+
+def work():
+    os.closerange(0, 3)  # whoever reads them does not wait for this process
+    time.sleep(60)
+
+class Worker(multiprocessing.get_context("fork").Process):
+    def kill(self):
+        super().kill()
+        self.join()  # the signal of its end comes before the next line
+
+def fail(*_):  # as the handler of PyTorch's loaders
+    raise RuntimeError("a worker was killed")
+
+worker = Worker(target=work, daemon=True)
+worker.start()
+print(worker.pid, flush=True)
+signal.signal(signal.SIGCHLD, fail)
+stopping.SAME_S = 0.0
+watch = stopping.StopWatch(speaks=False)
+watch.begin()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("signal.raise_signal(signal.SIGTERM); watch.exit_with(75); signal.raise_signal(signal.SIGTERM)", 75),
+        ("signal.raise_signal(signal.SIGTERM); signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM),
+        ("stopping.end_stuck('', '', 3, speaks=False)", 3),
+    ],
+    ids=["second signal after the save", "second signal", "stuck"],
+)
+def test_a_process_that_exits_at_once_stops_its_loader_workers_first(end, status):
+    done = run(f"{WITH_WORKER}\n{end}\n")
+    assert done.returncode == status, done.stderr
+    assert not psutil.pid_exists(int(done.stdout))
 
 
 WORKER = """

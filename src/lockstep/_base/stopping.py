@@ -28,7 +28,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from lockstep._base.escape_control import escape_control
 
@@ -275,9 +275,7 @@ class StopWatch:
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if number == signal.SIGINT and _launcher is not None and _launcher.is_ending():
-            # Without this, the loader would wait 5 s for each worker that does not respond, and
-            # PyTorch's SIGCHLD handler would raise an error for each worker that is killed.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Without this, the loader would wait 5 s for each worker that does not respond.
             _kill_children()
             signal.default_int_handler(number, frame)
         if self.received is None:
@@ -285,7 +283,7 @@ class StopWatch:
             self.say(self.received)
         elif not is_same(number, now - self._came_at):
             if self._exit_status is not None:
-                os._exit(self._exit_status)
+                exit_now(self._exit_status)
             if number == signal.SIGINT:
                 signal.signal(number, signal.default_int_handler)
                 signal.default_int_handler(number, frame)
@@ -360,9 +358,19 @@ def say(words: str) -> None:
 
 
 def _kill_children() -> None:
+    if threading.current_thread() is threading.main_thread():
+        # PyTorch's handler would raise an error here for each worker that is killed.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         if child.daemon:  # loader workers, which would notice only after seconds
             child.kill()
+
+
+def exit_now(status: int) -> NoReturn:
+    """Exits without exit handlers. In one of them multiprocessing stops loader workers, so they are
+    stopped here."""
+    _kill_children()
+    os._exit(status)
 
 
 def _end_at_once(number: int) -> None:
@@ -383,10 +391,7 @@ def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
         speaks: whether this process prints the report, if there is no launcher.
     """
     tell_stuck(report, how, status, speaks=speaks)
-    # sys.exit would end this thread alone. os._exit calls no exit handlers, in which
-    # multiprocessing stops loader workers, so they are stopped here.
-    _kill_children()
-    os._exit(status)
+    exit_now(status)  # sys.exit would end this thread alone
 
 
 def tell_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:

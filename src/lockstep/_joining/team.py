@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from lockstep._base.errors import MismatchError, PartedError, PeerError, UsageError
 from lockstep._base.exit_status import ExitStatus, ScriptEnd, is_success
-from lockstep._base.stopping import UNSAVED_END_STATUS, end_unsaved, say, tell_stuck
+from lockstep._base.stopping import UNSAVED_END_STATUS, end_unsaved, exit_now, say, tell_stuck
 from lockstep._data.batches import map_tensors
 from lockstep._data.evaluation import Evaluation
 from lockstep._data.evaluation_pass import EvaluationPass
@@ -593,7 +593,7 @@ class Team(Collectives):
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(1)
+            exit_now(1)
 
     def __enter__(self) -> Team:
         return self
