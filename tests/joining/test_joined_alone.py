@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from codes import raises
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -13,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 import lockstep
-from lockstep._base.errors import ConfigError
+from lockstep._base.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.timeout(60)
 HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
@@ -117,6 +118,36 @@ def test_workers_fetch_samples_of_training_and_evaluation(tmp_path, workers):
         with team.evaluate(model, DataLoader(InWorkers(), 4, num_workers=1 - workers)) as evaluation:
             found += [x.unique().item() for x in evaluation.shards]
     assert {*found} == {float(workers)}
+
+
+COLLECTIVES = {
+    "tensor": lambda: dist.all_reduce(torch.ones(())),
+    "objects": lambda: dist.all_gather_object([None], "any"),
+    "barrier": dist.barrier,
+}
+
+
+def evaluate(team, model, between, inside, share=False):
+    with team.evaluate(model, numbers(), share=share) as evaluation:
+        for batch in evaluation:
+            between()
+            for (x,) in batch.shards:
+                batch.add(mean=x.mean())
+                inside(x)
+    return evaluation["mean"]
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("call", [*COLLECTIVES.values()], ids=[*COLLECTIVES])
+def test_collectives_of_the_script_are_refused_in_the_shards_of_an_evaluation_and_not_between_its_batches(team, call, share):
+    model = team.prepare(nn.Linear(1, 1))
+    assert evaluate(team, model, call, model, share) == 5.5
+    with raises(UsageError, "collective-inside-evaluation-shards"):
+        evaluate(team, model, call, lambda x: call(), share)
+    with raises(UsageError, "collective-inside-evaluation-shards"), team.evaluate(model, numbers()) as evaluation:
+        for _ in evaluation.shards:
+            call()
+    assert evaluate(team, model, call, model, share) == 5.5
 
 
 def test_norms_are_of_the_type_asked_for(team):

@@ -83,8 +83,9 @@ class Evaluation:
         """The ``batch.shards`` of all batches, one after another: the batches of this rank, each on
         ``team.device``.
 
-        The loop runs a different number of times on each rank, so it is no place for collectives.
-        Leaving it early is an error."""
+        The loop runs a different number of times on each rank, so collectives inside are refused
+        (with ``fsdp``, calls of ``torch.distributed`` are not noticed). Leaving it early is an
+        error."""
         return itertools.chain.from_iterable(batch.shards for batch in self)
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:

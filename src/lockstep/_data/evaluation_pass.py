@@ -31,6 +31,7 @@ from lockstep._data.shared import gather, keep
 from lockstep._data.uploads import Uploads
 from lockstep._data.values import SUM, Entry, Weight, check_weight, checked, combine, entry_of, on_cpu, take
 from lockstep._world.comm.collectives import Collectives
+from lockstep._world.comm.raw_collectives import EvaluationCollectives
 
 LINES = (
     "The lines: `for images, labels in evaluation.shards: ... evaluation.add(accuracy=...)`, and evaluation['accuracy'] after "
@@ -65,6 +66,8 @@ class EvaluationPass:
             equally often. Then W batches run at the same time.
         shares: whether results are shared. Then, too, W batches run at the same time: one after
             another, each would wait for the one before.
+        of_script: refuses the script's own collectives inside shards; None: they cannot be
+            distinguished from the collectives of the model's forward pass.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class EvaluationPass:
         *,
         together: bool = False,
         shares: bool = False,
+        of_script: EvaluationCollectives | None = None,
     ) -> None:
         self._source = source
         self._key = key
@@ -87,6 +91,7 @@ class EvaluationPass:
         self._guard = guard
         self._together = together
         self._shares = shares
+        self._of_script = of_script
         self._num_at_once = collectives.size if together or shares else 1
         self._is_open = self._has_begun = False
         self._round = Round(())
@@ -189,7 +194,11 @@ class EvaluationPass:
             if self._place is not None:
                 self._source.reseed(self._key, *self._place)
             evaluated.append(batch)
+            if self._of_script is not None:
+                self._of_script.begin_shard()
             yield samples
+            if self._of_script is not None:
+                self._of_script.end_shard(batch.number)
             # Also removes the other loops of zip(a.shards, b.shards): zip exhausts only the first.
             del evaluated[evaluated.index(batch) :]
         self._source.reseed_between(self._key, batch.place, turn + 1)

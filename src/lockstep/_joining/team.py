@@ -31,6 +31,7 @@ from lockstep._state.script_state import SavedValue, ScriptState
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.dtensors import full_tensor
 from lockstep._world.comm.group import default_group
+from lockstep._world.comm.raw_collectives import EvaluationCollectives
 from lockstep._world.environment import World, failure_file, hidden_launcher
 
 _OF_ALL_RANKS = (MismatchError, UsageError)
@@ -443,9 +444,18 @@ class Team(Collectives):
         models = [model] if isinstance(model, nn.Module) else list(model)
         section, epoch, _ = self._loop.resumption.newest_pass()
         source, key = self._engine.evaluated.next(loader, (section, epoch), self.step, in_step=self._phases.in_step)
-        together = self._engine.sync.forward_is_collective and self.world_size > 1
-        collectives = self._engine.collectives
-        over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together, shares=share)
+        collectives, is_collective = self._engine.collectives, self._engine.sync.forward_is_collective
+        over = EvaluationPass(
+            source,
+            key,
+            collectives,
+            self.device,
+            self._phases,
+            metrics,
+            together=is_collective and self.world_size > 1,
+            shares=share,
+            of_script=None if is_collective else EvaluationCollectives(collectives),
+        )
         return Evaluation(models, over, self._evaluated)
 
     def _evaluated(self, results: dict[str, Any]) -> None:

@@ -208,6 +208,17 @@ def raw_all_reduce_inside(team):
     inside(team, lambda model, loss: distributed.all_reduce(loss.detach().clone()))
 
 
+@refused(code="collective-inside-evaluation-shards")
+def raw_all_reduce_in_evaluation(team):
+    """`torch.distributed.all_reduce` in an evaluation's shards."""
+    model, data = mlp(), dataset()
+    model, optimizer, loader = prepared(team, model, data=data)
+    train(team, model, optimizer, loader)
+    with team.evaluate(model, DataLoader(data, 3)) as evaluation:
+        for inputs, targets in evaluation.shards:
+            distributed.all_reduce(functional.cross_entropy(model(inputs), targets))
+
+
 @refused(code="inside-shards")
 def evaluate_inside(team):
     """`team.evaluate` inside."""

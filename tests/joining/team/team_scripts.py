@@ -398,6 +398,23 @@ def another_loader_in_the_shards():
     return None
 
 
+def collective_in_an_evaluation(num_batches):
+    """What is said of a collective of ``torch.distributed`` in the shards of an evaluation, and
+    how many were called."""
+    with lockstep.join() as team:
+        model, _ = team.prepare(linear(), DataLoader(numbers(12), 4))
+        sums = []
+
+        def evaluate():
+            with team.evaluate(model, DataLoader(numbers(2 * num_batches), 2)) as evaluation:
+                for batch in evaluation:
+                    for (inputs,) in batch.shards:
+                        sums.append(model(inputs).sum())
+                        dist.all_reduce(sums[-1])
+
+        return refusal_of(evaluate), len(sums)
+
+
 LEFT_EARLY = ["pass", "collective", "clipping"]
 
 

@@ -191,6 +191,22 @@ def test_another_loader_is_not_asked_for_a_batch_in_the_shards_in_any_of_its_pas
         assert [(kind, code) for kind, code, _ in refusals] == [("UsageError", "inside-shards")] * 2
 
 
+@pytest.mark.parametrize(("strategy", "nproc"), [("single", 1), ("exact", 2), ("ddp", 2)])
+def test_a_collective_in_the_shards_of_an_evaluation_is_refused_before_a_rank_waits_for_those_with_fewer(
+    standing_crew, strategy, nproc
+):
+    settings = {"shards": nproc, "strategy": strategy, "timeout_s": 20.0}
+    scripts = standing_crew(nproc, team_scripts.collective_in_an_evaluation, 3, **settings)
+    for (kind, code, _), num_called in scripts:
+        assert (kind, code, num_called) == ("UsageError", "collective-inside-evaluation-shards", 1)
+
+
+@pytest.mark.parametrize(("nproc", "num_called"), [(1, 3), (2, 2)])
+def test_a_forward_pass_may_be_a_collective_in_the_shards_of_an_evaluation(standing_crew, nproc, num_called):
+    scripts = standing_crew(nproc, team_scripts.collective_in_an_evaluation, 3, shards=2, strategy="fsdp", timeout_s=20.0)
+    assert scripts == [(None, num_called)] * nproc
+
+
 @pytest.mark.parametrize("then", team_scripts.LEFT_EARLY)
 def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_does(standing_crew, then):
     codes = standing_crew(2, team_scripts.left_early, then, shards=2, timeout_s=20.0)

@@ -1,4 +1,5 @@
-"""Collectives that the script calls by itself, through ``torch.distributed``, while shards run."""
+"""Collectives that the script calls by itself, through ``torch.distributed``, while shards run: of
+training (``RawCollectives``), or of an evaluation (``EvaluationCollectives``)."""
 
 from __future__ import annotations
 
@@ -62,6 +63,41 @@ class RawCollectives(Listener):
             "batch.add(name=value). For losses over the global batch, collect inside the loop and "
             "call team.all_gather_object() or team.all_reduce() after it.",
             code="collective-inside-shards",
+        )
+
+
+class EvaluationCollectives:
+    """Refuses such collectives in the shards of an evaluation, where only the process that owns a
+    batch runs. They are noticed when the shard ends. For models whose forward passes send nothing
+    by themselves.
+
+    Args:
+        collectives: of the default group, as for ``RawCollectives``.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._num_before = 0
+
+    def begin_shard(self) -> None:
+        """The script is about to receive the samples of a batch."""
+        self._num_before = num_collectives(self._collectives.group)
+
+    def end_shard(self, batch: int) -> None:
+        """The script has run the batch of this number.
+
+        Raises:
+            UsageError: it has called a collective.
+        """
+        if num_collectives(self._collectives.group) == self._num_before:
+            return
+        raise UsageError(
+            f"a collective of torch.distributed was called inside batch.shards, in batch {batch} of an evaluation. There "
+            "only the process that owns the batch runs: the collective combines whichever batches run at that moment, so "
+            "results would depend on the number of processes, and ranks may hang. For averages use batch.add(name=value), and "
+            "evaluation['name'] after the `with` block. For metric objects use batch.update(metric, ...). For anything else, "
+            "collect inside the loop and call team.all_gather_object() after the block.",
+            code="collective-inside-evaluation-shards",
         )
 
 
