@@ -1,5 +1,6 @@
 """Small checkpoints, what to do to their files, and runs that write each of them at once."""
 
+import weakref
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,10 +31,11 @@ def flip(path: Path, random: Random) -> None:
 def save_at_once(saver: Any) -> None:
     """From now on every checkpoint is written when ``saver.save`` returns, so that none is left out
     because steps are faster."""
-    save = saver.save
+    # by a proxy: a saver that keeps itself would keep the store of its run, which listens at a port
+    save, proxy = type(saver).save, weakref.proxy(saver)
 
     def save_and_wait(*args: Any, **options: Any) -> None:
-        save(*args, **options)
-        assert saver.wait_until_written()
+        save(proxy, *args, **options)
+        assert proxy.wait_until_written()
 
     saver.save = save_and_wait

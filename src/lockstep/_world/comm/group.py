@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import importlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -189,6 +190,9 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     """
     check_not_open()
     guard_forks()
+    # Its functions have the group of all ranks as a default argument, which is evaluated when it is
+    # imported: by any optimizer, among others. The group and its port would then outlive the run.
+    importlib.import_module("torch.distributed.nn.functional")
     if transport.backend == "mpi":
         dist.init_process_group("mpi")  # MPI knows the ranks, and has no timeouts
         return
