@@ -130,14 +130,33 @@ EVENTS = tuple(name for name, plain in vars(Listener).items() if isinstance(plai
 """The names of a listener's methods."""
 
 
+class Calls:
+    """The methods that listeners override, for each event of a step, in the order of the calls."""
+
+    # The loop calls them directly, `for notify in on.begin_shard: notify(micro)`: otherwise most of
+    # a small model's step would be spent on passing calls on.
+
+    begin_step: tuple[Callable[[int], None], ...] = ()
+    begin_phase: tuple[Callable[[int], None], ...] = ()
+    begin_shard: tuple[Callable[[MicroBatch], None], ...] = ()
+    received: tuple[Callable[[MicroBatch, Any], None], ...] = ()
+    before_backward: tuple[Callable[[Tensor, float | Tensor | None], None], ...] = ()
+    after_backward: tuple[Callable[[], None], ...] = ()
+    end_shard: tuple[Callable[[], None], ...] = ()
+    end_phase: tuple[Callable[[int], None], ...] = ()
+    before_optimizer: tuple[Callable[[Optimizer], None], ...] = ()
+    before_other_optimizer: tuple[Callable[[Optimizer], None], ...] = ()
+    end_step: tuple[Callable[[int, int], None], ...] = ()
+    tick: tuple[Callable[[int], None], ...] = ()
+
+
 class Listeners(Listener):
     """A listener that notifies several listeners, by stage."""
 
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
         self._listeners: list[Listener] = []
-        self.methods: dict[str, tuple[Callable[..., None], ...]] = {}
-        """The methods that listeners override, by event, in order. The loop calls them directly:
-        otherwise most of a small model's step would be spent on passing calls on."""
+        self.on = Calls()
+        """The calls for each event of a step."""
         self.add(listeners)
 
     def add(self, listeners: Iterable[Listener]) -> None:
@@ -146,9 +165,12 @@ class Listeners(Listener):
         for name in EVENTS:
             plain = vars(Listener)[name]
             methods = [getattr(item, name) for item in self._listeners]
-            self.methods[name] = tuple(method for method in methods if getattr(method, "__func__", None) is not plain)
-            setattr(self, name, partial(self._notify, name))
+            overriding = tuple(method for method in methods if getattr(method, "__func__", None) is not plain)
+            if hasattr(Calls, name):
+                setattr(self.on, name, overriding)
+            setattr(self, name, partial(_call_all, overriding))
 
-    def _notify(self, event: str, *args: Any, **kwargs: Any) -> None:
-        for method in self.methods[event]:
-            method(*args, **kwargs)
+
+def _call_all(methods: tuple[Callable[..., None], ...], *args: Any, **kwargs: Any) -> None:
+    for method in methods:
+        method(*args, **kwargs)

@@ -8,7 +8,7 @@ from codes import raises
 from lockstep._base.config import merge_settings, options_of_tools
 from lockstep._base.errors import ConfigError
 from lockstep._joining.instrument import make_instruments
-from lockstep._listener import Listener, Listeners, Stage
+from lockstep._listener import EVENTS, Calls, Listener, Listeners, Stage
 
 
 class Told(Listener):
@@ -37,6 +37,10 @@ def install(tmp_path, monkeypatch):
 
     yield run
     options_of_tools.cache_clear()
+
+
+def test_whatever_the_loop_calls_is_an_event_of_listeners():
+    assert vars(Calls)["__annotations__"].keys() <= set(EVENTS)
 
 
 def test_listeners_are_notified_by_stage_and_then_as_they_came():

@@ -49,7 +49,7 @@ class Process:
         self.noting = Noting()
         peers = Rank(Exchanges(len(sizes)), rank, sizes).peers
         listeners = Listeners([self.noting])
-        run = RunParts(seed, num_shards, sync, peers, trained, guards, listeners.methods, lambda _: None)
+        run = RunParts(seed, num_shards, sync, peers, trained, guards, listeners.on, lambda _: None)
         self.phases = Phases(run, listeners, lambda mine: mine)
         self.model = torch.nn.Linear(1, 1, bias=False)
         with torch.no_grad():

@@ -196,7 +196,7 @@ class Engine:
             Peers(collectives, config.accumulate, self.balance or self.clock),
             self.trained,
             self.guards,
-            self.listeners.methods,
+            self.listeners.on,
             self.clock.mark,
         )
         gather = functools.partial(shared.gather, collectives=collectives, device=self.devices[0])

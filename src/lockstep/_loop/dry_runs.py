@@ -87,7 +87,7 @@ class DryRuns:
                     phase.number,
                     phase.batch,
                     _DiscardingSums(self._sync, trained.parameters),
-                    Listeners([listener]).methods,
+                    Listeners([listener]).on,
                     lambda mark: None,
                     is_dry_run=True,
                 )

@@ -432,7 +432,7 @@ class Loop(Driver):
             self.meetings.meet("the end of the step", self.step)
             self.meetings.left = None
         try:
-            for notify in self._listeners.methods["tick"]:
+            for notify in self._listeners.on.tick:
                 notify(self.phases.step)
         except Ended:
             self._was_ended = True

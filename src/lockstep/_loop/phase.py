@@ -6,7 +6,7 @@ of all ranks have run, or ``abandon``, when the script has left the loop before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from lockstep._data.batch import Batch
 from lockstep._data.streams import Purpose, reseed
 from lockstep._events.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
+from lockstep._listener import Calls
 from lockstep._loop import refusals
 from lockstep._loop.exchange import Agreed, Peers, exchange
 from lockstep._loop.numbers import PhaseNumbers
@@ -25,8 +26,6 @@ from lockstep._sync.gradients import Gradients, detach_grads, put_back
 from lockstep._sync.protocol import PhaseSums, Strategy
 from lockstep._sync.single import PlainSums
 
-Methods = Mapping[str, Sequence[Callable[..., None]]]
-"""The functions to call at each event, as ``Listeners.methods``."""
 _NONE = PlainSums()
 """The sums of a phase that has not begun."""
 
@@ -41,7 +40,7 @@ class RunParts:
         peers: the ranks with which each phase exchanges its weights and values.
         trained: what was prepared so far.
         guards: of what is trained.
-        methods: of the listeners, notified of steps, phases and shards.
+        on: the calls of listeners.
         mark: notes the time at which an activity begins.
     """
 
@@ -53,13 +52,13 @@ class RunParts:
         peers: Peers,
         trained: TrainedObjects,
         guards: ShardGuards,
-        methods: Methods,
+        on: Calls,
         mark: Mark,
     ) -> None:
         self.seed, self.num_shards = seed, num_shards
         self.sync, self.peers = sync, peers
         self.trained, self.guards = trained, guards
-        self.methods, self.mark = methods, mark
+        self.on, self.mark = on, mark
         self.has_streams = num_shards > 1
         """Whether each shard has a random stream, after which the step's begins again. With V = 1
         the step's stream simply continues, as in any script: starting a stream costs some 10 µs,
@@ -75,7 +74,7 @@ class Phase:
         number: of the phase in its step, from 0.
         batch: leads the phase: the first of ``zip(a.shards, b.shards)``.
         sums: of what the shards compute; None: ``begin`` opens those of the run's strategy.
-        methods: the functions to call at each event; None: the run's.
+        on: the calls of listeners; None: the run's.
         mark: notes times; None: the run's.
         is_dry_run: whether the phase has no effect on the run.
     """
@@ -84,7 +83,7 @@ class Phase:
         "_agreed",
         "_earlier_grads",
         "_mark",
-        "_methods",
+        "_on",
         "_run",
         "_sums",
         "batch",
@@ -104,14 +103,14 @@ class Phase:
         number: int,
         batch: Batch,
         sums: PhaseSums | None = None,
-        methods: Methods | None = None,
+        on: Calls | None = None,
         mark: Mark | None = None,
         *,
         is_dry_run: bool = False,
     ) -> None:
         self._run, self.step, self.number, self.batch = run, step, number, batch
         self._sums: PhaseSums = sums or _NONE
-        self._methods, self._mark = methods or run.methods, mark or run.mark
+        self._on, self._mark = on or run.on, mark or run.mark
         self.is_dry_run = is_dry_run
         self.micro: MicroBatch | None = None
         """The running micro-batch; None: between two."""
@@ -140,7 +139,7 @@ class Phase:
             guards.weights.begin_phase(self.step)
         if guards.unprepared.known:
             guards.unprepared.begin_phase()
-        for notify in self._methods["begin_phase"]:
+        for notify in self._on.begin_phase:
             notify(self.number)
         self._mark((BEGINNING, perf_counter()))
 
@@ -152,19 +151,19 @@ class Phase:
         run = self._run
         self.micro = run.guards.gradients.micro = micro
         self._sums.begin_shard(micro)
-        for notify in self._methods["begin_shard"]:
+        for notify in self._on.begin_shard:
             notify(micro)
         # The stream belongs to step, shard, part and phase. So a micro-batch draws the same numbers
         # on any rank, and after any number of others.
         if run.has_streams:
             reseed(run.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.number)
-        for notify in self._methods["received"]:
-            notify(micro, data)
+        for receive in self._on.received:
+            receive(micro, data)
         self._mark((IN_FORWARD, perf_counter()))
 
     def received(self, micro: MicroBatch, data: Any) -> None:
         """Notifies listeners of samples from another loader than the leading one. Local."""
-        for notify in self._methods["received"]:
+        for notify in self._on.received:
             notify(micro, data)
 
     def backward(self, loss: Tensor, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
@@ -174,7 +173,7 @@ class Phase:
         trained, guards, call = run.trained, run.guards, numbers.num_calls
         factor = numbers.call(weight, reduction, micro)
         try:
-            for notify in self._methods["before_backward"]:
+            for notify in self._on.before_backward:
                 notify(loss, weight)
             if self.step >= guards.unprepared.looks.next and not self.is_dry_run:
                 guards.unprepared.look(loss, self.step)
@@ -190,8 +189,8 @@ class Phase:
                 if guards.gradients.marked:
                     guards.gradients.put_placeholders()
             self._mark((IN_SCRIPT, perf_counter()))
-            for notify in self._methods["after_backward"]:
-                notify()
+            for notify_after in self._on.after_backward:
+                notify_after()
         except BaseException as error:  # an interrupt, too: the script may catch any
             self.cut_short = error
             raise
@@ -212,7 +211,7 @@ class Phase:
             run.guards.weights.end_shard(self.step)
         numbers.end_shard(micro)
         self._sums.end_shard()
-        for notify in self._methods["end_shard"]:
+        for notify in self._on.end_shard:
             notify()
         self.micro = None
         self._mark((ENDING, perf_counter()))

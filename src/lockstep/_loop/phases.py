@@ -78,7 +78,7 @@ class Phases(PhaseDriver):
         self.trained, self.guards = run.trained, run.guards
         self._gather = gather
         self._listeners = listeners
-        self._methods = listeners.methods
+        self._on = listeners.on
         self.step = 0
         """The number of the current step; between steps, of the last one."""
         self.phase: Phase | None = None
@@ -144,7 +144,7 @@ class Phases(PhaseDriver):
         """Begins a step with the next global batch."""
         self.step += 1
         self._current = Step(plan)
-        for notify in self._methods["begin_step"]:
+        for notify in self._on.begin_step:
             notify(self.step)
         reseed(self.run.seed, Purpose.STEP, self.step, 0)
 
@@ -161,7 +161,7 @@ class Phases(PhaseDriver):
         plan, self._num_done = current.plan, current.num_done
         plan.was_passed_over = self._num_done == 0
         step, num_samples = self.step, plan.num_samples
-        for notify in self._methods["end_step"]:
+        for notify in self._on.end_step:
             notify(step, num_samples)
 
     def leave_step(self, *, failed: bool) -> bool:
@@ -321,7 +321,7 @@ class Phases(PhaseDriver):
         else:
             step.opened = []
         self.phase = None
-        for notify in self._methods["end_phase"]:
+        for notify in self._on.end_phase:
             notify(phase.number)
         step.num_done += 1
         if self.run.has_streams:
@@ -411,7 +411,7 @@ class Phases(PhaseDriver):
                 raise refuse(unprepared.shape, f"{_step_of(optimizer)} in step {self.step}: ")
             if self.in_step and not self.in_phase:
                 self.guards.unprepared.note(optimizer)
-                for notify in self._methods["before_other_optimizer"]:
+                for notify in self._on.before_other_optimizer:
                     notify(optimizer)
             return
         if self.phase is not None or self.was_left or self.evaluated:
@@ -423,7 +423,7 @@ class Phases(PhaseDriver):
             raise refuse(unprepared.shape, f"{_step_of(optimizer)} in step {self.step}: ")
         if len(args) == 1 and not options and not self.guards.gradients.have_been:
             self.guards.gradients.check_first_step(_step_of(optimizer), self.step)
-        for notify in self._methods["before_optimizer"]:
+        for notify in self._on.before_optimizer:
             notify(optimizer)
 
     def _check_loader(self, optimizer: Optimizer) -> None:
