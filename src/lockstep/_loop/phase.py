@@ -73,7 +73,7 @@ class Phase:
         step: the number of the step.
         number: of the phase in its step, from 0.
         batch: leads the phase: the first of ``zip(a.shards, b.shards)``.
-        sums: of what the shards compute; None: ``begin`` opens those of the run's strategy.
+        sums: of what the shards compute; None: ``begin`` lets the run's strategy open its sums.
         on: the calls of listeners; None: the run's.
         mark: notes times; None: the run's.
         is_dry_run: whether the phase has no effect on the run.

@@ -186,7 +186,7 @@ class DDPSync(ShardedSync):
 
 
 class DDPSums(ShardedSums):
-    """The sums of a phase, of which DDP reduces those of the last micro-batch.
+    """The sums of a phase. DDP reduces the gradients of the last micro-batch.
 
     Args:
         strategy: opens the phase.

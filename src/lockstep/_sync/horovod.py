@@ -83,7 +83,7 @@ class HorovodSync(ShardedSync):
 
 
 class HorovodSums(ShardedSums):
-    """The sums of a phase, of which those of the last micro-batch are sent as they are complete.
+    """The sums of a phase. In the last micro-batch, each is sent as soon as it is complete.
 
     Args:
         strategy: opens the phase.

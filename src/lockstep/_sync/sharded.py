@@ -61,7 +61,7 @@ class ShardedSync(Strategy):
 
 
 class ShardedSums(PhaseSums):
-    """The sums of one process, which is the only one unless a subclass says otherwise.
+    """The sums of one process, the only one; a subclass reduces them over processes.
 
     Args:
         strategy: opens the phase.
