@@ -26,7 +26,7 @@ _standing: dict[
 
 def in_buckets(fn: Callable[..., Any], *args: Any) -> Any:
     """``fn(*args)``, with gradients that are too large for one message."""
-    exact.MOST_TOGETHER = 0
+    exact.MAX_SINGLE_MESSAGE_BYTES = 0
     return fn(*args)
 
 

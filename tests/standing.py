@@ -119,7 +119,7 @@ def serve() -> None:
 def _run(spec: LaunchSpec, rank: int, fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """As in a process that has just been forked, with the team closed that was left to the end of
     the process."""
-    join, size = lockstep.join, exact.MOST_TOGETHER
+    join, size = lockstep.join, exact.MAX_SINGLE_MESSAGE_BYTES
     teams: list[lockstep.Team] = []
 
     def remember(*args: Any, **settings: Any) -> lockstep.Team:
@@ -142,7 +142,7 @@ def _run(spec: LaunchSpec, rank: int, fn: Callable[..., Any], args: Sequence[Any
         return result
     finally:
         lockstep.join = join
-        exact.MOST_TOGETHER = size
+        exact.MAX_SINGLE_MESSAGE_BYTES = size
 
 
 def _send(end: socket.socket, message: object) -> None:

@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 
 import lockstep
 from lockstep._base.errors import ConfigError, DataError, UsageError
-from lockstep._data.evaluated import Evaluations
 from lockstep._data.evaluation import Evaluation
+from lockstep._data.evaluation_numbers import Evaluations
 from lockstep._data.evaluation_pass import EvaluationPass
 from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep._data.evaluated import Evaluations
+from lockstep._data.evaluation_numbers import Evaluations
 from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
 
 pytestmark = pytest.mark.timeout(60)

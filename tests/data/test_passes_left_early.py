@@ -25,9 +25,9 @@ from torch.utils.data import (
 
 from lockstep._base.errors import DataError
 from lockstep._data.assignment import ShardAssignment
+from lockstep._data.block_schedule import BlockSchedule
 from lockstep._data.fetch import FetchPool
 from lockstep._data.loader import PreparedLoader
-from lockstep._data.moves import Moves
 from lockstep._data.uploads import Uploads
 from lockstep._plan.blocks import blocks_of
 
@@ -335,7 +335,7 @@ def take_pass(loader, end, way, kept):
 
 def prepare(batches, rank, blocks, uploads=False):
     place = ShardAssignment(rank=rank, world_size=len(blocks), num_shards=sum(blocks), seed=0, loader=1)
-    place.moves = Moves(blocks_of(blocks))
+    place.moves = BlockSchedule(blocks_of(blocks))
     loader = PreparedLoader(batches, place, FakeDriver(), CPU)
     if uploads:
         object.__setattr__(loader, "_uploads", Uploads(CPU, batches))

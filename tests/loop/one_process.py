@@ -13,8 +13,8 @@ from lockstep._plan.blocks import blocks_of
 from lockstep._plan.shards import plan_step
 from lockstep._prepare.guards import ShardGuards
 from lockstep._prepare.trained import TrainedObjects
-from lockstep._sync.exact import ExactSync
-from lockstep._sync.single import SingleSync
+from lockstep._sync.exact import ExactStrategy
+from lockstep._sync.single import SingleStrategy
 
 
 class Noting(Listener):
@@ -43,7 +43,7 @@ class Process:
     def __init__(self, sizes=(2,), strategy="exact", rank=0, seed=5):
         num_shards = sum(sizes)
         self.blocks, self.rank = blocks_of(sizes), rank
-        sync = SingleSync(num_shards) if strategy == "single" else ExactSync(rank, len(sizes), num_shards)
+        sync = SingleStrategy(num_shards) if strategy == "single" else ExactStrategy(rank, len(sizes), num_shards)
         trained = TrainedObjects(None)
         guards = ShardGuards(trained, num_shards, is_plain=sync.is_plain)
         self.noting = Noting()
@@ -61,7 +61,7 @@ class Process:
     def add(self, model):
         """Trains another model, too."""
         if self._is_alone:
-            self.phases.run.sync.attach(model)
+            self.phases.run.strategy.attach(model)
         self.phases.trained.add_model(model, SimpleNamespace(reaches_backward=False))
         self.phases.guards.add_model(model)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from lockstep._plan.balance import Balancer, Pace, best_blocks, can_balance, fair_sizes
+from lockstep._plan.balance import Balancer, StepTimes, best_blocks, can_balance, fair_sizes
 from lockstep._plan.blocks import blocks_of, even_blocks
 
 pytestmark = pytest.mark.timeout(60)
@@ -25,7 +25,7 @@ paces = st.integers(1, 12).flatmap(
 
 
 def pace_of(shard_s, once_s=None):
-    return Pace(shard_s=shard_s, once_s=[0.0] * len(shard_s) if once_s is None else once_s, step_s=1.0)
+    return StepTimes(shard_s=shard_s, once_s=[0.0] * len(shard_s) if once_s is None else once_s, step_s=1.0)
 
 
 @quick

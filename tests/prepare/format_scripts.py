@@ -80,7 +80,7 @@ def kinds_of_reduction():
                 team.backward(functional.cross_entropy(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
-            launched.append(team._engine.sync._engines[0].launched)
+            launched.append(team._engine.strategy.engines[0].launched)
         return launched
 
 

@@ -119,7 +119,7 @@ def state_of(model):
 def train(case, **settings):
     """The state before and after each phase of each step."""
     seen = []
-    exact.MOST_TOGETHER = 0 if case.in_buckets else 1 << 20
+    exact.MAX_SINGLE_MESSAGE_BYTES = 0 if case.in_buckets else 1 << 20
     with lockstep.join(shards=case.shards, accumulate=case.accumulate, checkpoint_every="off", **settings) as team:
         model = Model(case)
         # which strategies allow for parameters of 16 bits, too

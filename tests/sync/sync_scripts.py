@@ -20,12 +20,12 @@ from lockstep._plan.shards import plan_step
 from lockstep._plan.tree import Node, push, roots
 from lockstep._sync import exact
 from lockstep._sync.buffers import ShardBuffers
-from lockstep._sync.ddp import DDPSync
-from lockstep._sync.dp import DataParallelSync
-from lockstep._sync.exact import ExactSync
+from lockstep._sync.ddp import DDPStrategy
+from lockstep._sync.dp import DataParallelStrategy
+from lockstep._sync.exact import ExactStrategy
 from lockstep._sync.exchange import Exchange
-from lockstep._sync.horovod import HorovodSync
-from lockstep._sync.single import SingleSync
+from lockstep._sync.horovod import HorovodStrategy
+from lockstep._sync.single import SingleStrategy
 from lockstep._world.comm.short import all_gather_short
 
 
@@ -54,21 +54,21 @@ def samples(step, number):
 
 def make(kind, team, **options):
     if kind.endswith(", in buckets"):  # as if gradients were too large for one message
-        exact.MOST_TOGETHER = 0
+        exact.MAX_SINGLE_MESSAGE_BYTES = 0
         kind = kind.removesuffix(", in buckets")
     if kind == "single":
-        return SingleSync(team.num_shards)
+        return SingleStrategy(team.num_shards)
     if kind == "horovod":
-        return HorovodSync(team.num_shards, timeout_s=60)
+        return HorovodStrategy(team.num_shards, timeout_s=60)
     if kind == "dp":
-        return DataParallelSync(team.num_shards, 1, team.devices)
+        return DataParallelStrategy(team.num_shards, 1, team.devices)
     if kind == "exact":
-        return ExactSync(team.rank, team.world_size, team.num_shards)
+        return ExactStrategy(team.rank, team.world_size, team.num_shards)
     if kind == "exact, by collectives":
-        return ExactSync(team.rank, team.world_size, team.num_shards, gpus=[torch.device("cpu")])
+        return ExactStrategy(team.rank, team.world_size, team.num_shards, gpus=[torch.device("cpu")])
     if kind == "exact, between hosts":
-        return ExactSync(team.rank, team.world_size, team.num_shards, between_machines=True)
-    return DDPSync(team.num_shards, **{"find_unused": False, **options})
+        return ExactStrategy(team.rank, team.world_size, team.num_shards, between_machines=True)
+    return DDPStrategy(team.num_shards, **{"find_unused": False, **options})
 
 
 PLAIN = (((1.0, None, "mean"),),)
@@ -313,7 +313,7 @@ def bytes_alive():
 def freeze_at_random(num_steps, look_at):
     """The bytes of all tensors alive in these steps of a training that learns three of nine layers
     in each, at random."""
-    before, exact.MOST_TOGETHER = exact.MOST_TOGETHER, 0
+    before, exact.MAX_SINGLE_MESSAGE_BYTES = exact.MAX_SINGLE_MESSAGE_BYTES, 0
     found = []
     with lockstep.join(checkpoint_every="off", log_every=10**6) as team:
         layers = nn.ModuleList(nn.Linear(40, 40 + 2 ** min(number, 3)) for number in range(9))
@@ -332,5 +332,5 @@ def freeze_at_random(num_steps, look_at):
             optimizer.zero_grad()
             if team.step in look_at:
                 found.append(bytes_alive())
-    exact.MOST_TOGETHER = before
+    exact.MAX_SINGLE_MESSAGE_BYTES = before
     return found

@@ -11,8 +11,8 @@ from torch import nn
 
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError, ModelError
-from lockstep._sync.dp import DataParallelSync, _Copied
-from lockstep._sync.table import make_sync, resolve_strategy
+from lockstep._sync.dp import DataParallelStrategy, _Copied
+from lockstep._sync.table import make_strategy, resolve_strategy
 from lockstep._world.comm.group import Transport
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,10 +32,10 @@ def test_several_processes_are_refused_on_gpus_too():
 
 
 def test_the_table_makes_it_of_all_devices():
-    sync = make_sync(
+    sync = make_strategy(
         "dp", RunConfig(strategy="dp", batch_dim=1), 2, Transport(backend="gloo", interface="lo", timeout_s=60), TWO
     )
-    assert isinstance(sync, DataParallelSync)
+    assert isinstance(sync, DataParallelStrategy)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -58,7 +58,7 @@ def test_the_model_keeps_its_names_and_is_called_with_all_arguments():
             return times * self.weight * x
 
     model = Add()
-    forward = DataParallelSync(1, 1, ONE).attach(model)
+    forward = DataParallelStrategy(1, 1, ONE).attach(model)
     assert list(model.state_dict()) == ["weight"]
     forward(torch.ones(2), times=3).sum().backward()
     assert model.weight.grad.tolist() == [3.0, 3.0]
@@ -85,7 +85,7 @@ def test_copies_run_in_other_threads_under_the_autocast_of_the_one_that_asked(dt
 
 
 def test_a_forward_pass_runs_under_the_autocast_of_its_caller():
-    forward = DataParallelSync(1, 1, ONE).attach(nn.Linear(2, 2))
+    forward = DataParallelStrategy(1, 1, ONE).attach(nn.Linear(2, 2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert forward(torch.ones(1, 2)).dtype == torch.bfloat16
     assert forward(torch.ones(1, 2)).dtype == torch.float32
@@ -93,11 +93,11 @@ def test_a_forward_pass_runs_under_the_autocast_of_its_caller():
 
 def test_batch_statistics_of_parts_are_warned_of_where_there_are_parts(recwarn):
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    DataParallelSync(1, 1, ONE).attach(model)
-    DataParallelSync(1, 1, TWO).attach(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
+    DataParallelStrategy(1, 1, ONE).attach(model)
+    DataParallelStrategy(1, 1, TWO).attach(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
     assert not recwarn.list
     with pytest.warns(RuntimeWarning, match=r"BatchNorm .*'1' of Sequential"):
-        DataParallelSync(1, 1, TWO).attach(model)
+        DataParallelStrategy(1, 1, TWO).attach(model)
 
 
 @pytest.mark.long
@@ -106,6 +106,6 @@ def test_compiled_layers_are_refused_where_they_would_be_copied(monkeypatch, tmp
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager"))
     with raises(ModelError, "dp-compiled-model") as caught:
-        DataParallelSync(1, 1, TWO).attach(model)
+        DataParallelStrategy(1, 1, TWO).attach(model)
     assert "layer '1' of Sequential" in str(caught.value)
-    assert callable(DataParallelSync(1, 1, ONE).attach(model))
+    assert callable(DataParallelStrategy(1, 1, ONE).attach(model))

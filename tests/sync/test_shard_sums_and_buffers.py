@@ -7,7 +7,7 @@ from torch.nn import Parameter, functional
 from lockstep._plan.blocks import even_blocks
 from lockstep._plan.shards import plan_step
 from lockstep._sync.buffers import ShardBuffers, add_changes
-from lockstep._sync.exact import ExactSync
+from lockstep._sync.exact import ExactStrategy
 from lockstep._sync.gradients import Gradients, add_weighted
 
 
@@ -191,7 +191,7 @@ def test_a_shard_without_weight_is_absent_although_its_gradient_is_nan():
 
 def test_the_set_of_parameters_that_learns_most_often_is_not_forgotten_for_others_that_do_once():
     layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(12))
-    sync, blocks, unknown = ExactSync(0, 1, 2), even_blocks(1, 2), []
+    sync, blocks, unknown = ExactStrategy(0, 1, 2), even_blocks(1, 2), []
     sync.attach(layers)
     for step in range(1, 25):
         frozen = step // 2 if step % 2 else None  # another in every second step

@@ -52,10 +52,10 @@ def check_interval(value: Any) -> int | str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
+class StrategyTraits:
     """A strategy for synchronizing gradients: its module, and its requirements."""
 
-    sync: str = ""
+    module: str = ""
     """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Strategy``,
     imported when needed."""
     one_process: bool = False
@@ -80,15 +80,15 @@ class Strategy:
 
 
 STRATEGIES = {
-    "auto": Strategy(promises_bits=True, repeats=True),
-    "single": Strategy(sync="lockstep._sync.single", one_process=True, repeats=True, audits=True),
-    "ddp": Strategy(sync="lockstep._sync.ddp"),
-    "exact": Strategy(sync="lockstep._sync.exact", promises_bits=True, repeats=True, audits=True, balances=True),
-    "fsdp": Strategy(
-        sync="lockstep._sync.fsdp", promises_bits=True, repeats=True, devices="one", even=True, shards_parameters=True
+    "auto": StrategyTraits(promises_bits=True, repeats=True),
+    "single": StrategyTraits(module="lockstep._sync.single", one_process=True, repeats=True, audits=True),
+    "ddp": StrategyTraits(module="lockstep._sync.ddp"),
+    "exact": StrategyTraits(module="lockstep._sync.exact", promises_bits=True, repeats=True, audits=True, balances=True),
+    "fsdp": StrategyTraits(
+        module="lockstep._sync.fsdp", promises_bits=True, repeats=True, devices="one", even=True, shards_parameters=True
     ),
-    "horovod": Strategy(sync="lockstep._sync.horovod", needs="horovod"),
-    "dp": Strategy(sync="lockstep._sync.dp", one_process=True, devices="all", needs="gpus"),
+    "horovod": StrategyTraits(module="lockstep._sync.horovod", needs="horovod"),
+    "dp": StrategyTraits(module="lockstep._sync.dp", one_process=True, devices="all", needs="gpus"),
 }
 PRECISIONS = ("32-true", "16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")

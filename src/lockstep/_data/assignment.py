@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lockstep._data.moves import Moves
+from lockstep._data.block_schedule import BlockSchedule
 from lockstep._data.streams import Purpose, reseed
 from lockstep._plan.blocks import even_blocks
 from lockstep._plan.shards import StepPlan, plan_step
@@ -31,7 +31,7 @@ class ShardAssignment:
     allows_other_data: bool = False
     """Whether a resumed pass may continue although its earlier samples differ (``--allow
     data``)."""
-    moves: Moves | None = None
+    moves: BlockSchedule | None = None
     """The schedule of blocks of shards; None: the blocks are even and never change."""
     by_row: bool = False
     """Whether each sample of a DataLoader is fetched in a random stream that belongs to

@@ -25,7 +25,7 @@ from typing_extensions import override
 from lockstep._base.errors import ConfigError, UsageError
 from lockstep._data.batch import GlobalBatch
 from lockstep._data.evaluation_round import Round
-from lockstep._data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
+from lockstep._data.evaluation_source import AssignedBatch, EvaluationKey, EvaluationSource
 from lockstep._data.metric_updates import MetricUpdates
 from lockstep._data.shared import gather, keep
 from lockstep._data.uploads import Uploads
@@ -95,7 +95,7 @@ class EvaluationPass:
         self._num_at_once = collectives.size if together or shares else 1
         self._is_open = self._has_begun = False
         self._round = Round(())
-        self._dealt: Generator[Dealt] | None = None
+        self._dealt: Generator[AssignedBatch] | None = None
         self._is_short = False
         """Whether some ranks have no batch in the current round, which is the last."""
         self.current: EvaluationBatch | None = None

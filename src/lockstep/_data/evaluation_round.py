@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep._base.errors import DataError
 from lockstep._data.batches import count_samples
-from lockstep._data.evaluation_source import Dealt
+from lockstep._data.evaluation_source import AssignedBatch
 from lockstep._data.shared import Shared
 
 
@@ -27,7 +27,7 @@ class Round:
         "shared",
     )
 
-    def __init__(self, batches: Sequence[Dealt]) -> None:
+    def __init__(self, batches: Sequence[AssignedBatch]) -> None:
         self.number: int | None = None
         """The number of this rank's batch; None: it has none."""
         self.num_samples: int | None = None

@@ -14,10 +14,10 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep._data.assignment import ShardAssignment
-from lockstep._data.culprit import Culprit
 from lockstep._data.fetch import FetchPool, Request, choose_fetcher, single_threaded
 from lockstep._data.memory import Memory
 from lockstep._data.reader import StreamReader
+from lockstep._data.sample_errors import SampleErrors
 from lockstep._data.states import generators_within, put_state, take_state
 from lockstep._data.streams import Purpose, reseed
 from lockstep._data.torch_loader import check_batches, is_torch_loader
@@ -27,7 +27,7 @@ FIRST_LOADER = 1 << 20
 """The number of the first evaluation loader, for random streams. Training loaders are numbered from
 1."""
 
-Dealt = tuple[int, int | None, Callable[[], Any] | None]
+AssignedBatch = tuple[int, int | None, Callable[[], Any] | None]
 """A batch: its number, its number of samples if known, and a function that fetches it; None: it
 belongs to another process."""
 
@@ -100,7 +100,7 @@ class EvaluationSource:
             else:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
-    def deal(self, evaluation: EvaluationKey) -> Generator[Dealt]:
+    def deal(self, evaluation: EvaluationKey) -> Generator[AssignedBatch]:
         """Returns a generator of all batches of one pass, in order. The batches of this process can
         be fetched in that order only, and some may be left out. The caller closes the generator
         when the evaluation ends."""
@@ -140,7 +140,7 @@ class EvaluationSource:
     def _reseed(self, evaluation: EvaluationKey, batch: int, part: int) -> None:
         reseed(self._assignment.seed, Purpose.EVALUATE, evaluation.loader, batch, part)
 
-    def _deal_indexed(self, evaluation: EvaluationKey, pool: FetchPool) -> Generator[Dealt]:
+    def _deal_indexed(self, evaluation: EvaluationKey, pool: FetchPool) -> Generator[AssignedBatch]:
         assignment, loader = self._assignment, self.batches
         assert isinstance(loader, DataLoader)
         reseed(assignment.seed, Purpose.SAMPLER, evaluation.loader, evaluation.step, evaluation.repeat)
@@ -160,7 +160,9 @@ class EvaluationSource:
             num_samples = None if loader.batch_sampler is None else len(indices)
             yield batch, num_samples, functools.partial(_find, fetched, batch) if batch in mine else None
 
-    def _deal_read(self, evaluation: EvaluationKey, items: Iterator[tuple[int, int | None, Any]]) -> Generator[Dealt]:
+    def _deal_read(
+        self, evaluation: EvaluationKey, items: Iterator[tuple[int, int | None, Any]]
+    ) -> Generator[AssignedBatch]:
         assignment = self._assignment
         with self._unchanged():
             for batch, num_samples, data in items:
@@ -179,7 +181,9 @@ class EvaluationSource:
                 with one_thread:
                     data = next(batches, _END)
             except Exception as error:
-                raise Culprit(self.batches, assignment.rank, is_ready=True).read(error, batch, Purpose.EVALUATE) from error
+                raise SampleErrors(self.batches, assignment.rank, is_ready=True).read(
+                    error, batch, Purpose.EVALUATE
+                ) from error
             if data is _END:
                 return
             yield batch, None, data

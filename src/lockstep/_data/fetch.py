@@ -38,8 +38,8 @@ from lockstep._base.errors import DataError
 from lockstep._base.stopping import leave_signals_to_parent
 from lockstep._data.batches import pin
 from lockstep._data.changed_samples import ChangedSamples, changes_again, definition_of
-from lockstep._data.culprit import Culprit
 from lockstep._data.many_workers import warn_of_many_workers
+from lockstep._data.sample_errors import SampleErrors
 from lockstep._data.streams import Purpose, preserve_rng, remember_rng, reseed
 from lockstep._data.torch_loader import USUAL_PREFETCH
 from lockstep._data.worker_sockets import check_room_for_sockets
@@ -79,7 +79,7 @@ class SampleFetcher(Dataset[Any]):
 
     def __init__(self, seed: int, dataset: Dataset[Any], collate_fn: Callable[[Any], Any], rank: int) -> None:
         self.dataset = dataset
-        self._culprit = Culprit(dataset, rank, self._is_ready)
+        self._culprit = SampleErrors(dataset, rank, self._is_ready)
         self._seed = seed
         self._collate_fn = _collate if collate_fn is default_collate else collate_fn
         self._get_items = getattr(dataset, "__getitems__", None)

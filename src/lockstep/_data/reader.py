@@ -30,8 +30,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from lockstep._base.digest import digest
 from lockstep._data.changed_samples import ChangedSamples, definition_of
-from lockstep._data.culprit import Culprit
 from lockstep._data.fetch import from_workers, single_threaded, worker_loader
+from lockstep._data.sample_errors import SampleErrors
 from lockstep._data.states import generators_within, has_state, put_state, take_state
 from lockstep._data.streams import Purpose, reseed
 from lockstep._data.torch_loader import USUAL_PREFETCH, set_epoch
@@ -150,7 +150,7 @@ class StreamReader(IterableDataset[Any]):
     ) -> None:
         self.dataset = loader.dataset
         self._collate_fn: Callable[[Any], Any] = loader.collate_fn
-        self._culprit = Culprit(loader.dataset, rank, is_ready=loader.batch_size is None)
+        self._culprit = SampleErrors(loader.dataset, rank, is_ready=loader.batch_size is None)
         self._changed = ChangedSamples(
             loader.dataset, speaks=rank == 0 and loader.collate_fn not in (default_collate, default_convert)
         )

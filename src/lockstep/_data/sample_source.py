@@ -9,8 +9,8 @@
     Request(key, indices)  one per micro-batch -> FetchPool (workers or this process) -> samples
 
 The sampler runs on every rank, from the same random streams, so that no indices are sent. Each rank
-fetches its own shards only. Requests are made ahead of the loop: ``DrawnAhead`` hides that from the
-samplers.
+fetches its own shards only. Requests are made ahead of the loop: ``SamplerRewind`` hides that from
+the samplers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from typing_extensions import override
 from lockstep._base.digest import digest
 from lockstep._base.stopping import say
 from lockstep._data.assignment import ShardAssignment
-from lockstep._data.drawn_ahead import DrawnAhead
 from lockstep._data.fetch import FetchPool, Request, choose_fetcher
 from lockstep._data.memory import Memory, Moment
+from lockstep._data.sampler_rewind import SamplerRewind
 from lockstep._data.source import Source, StepData, lengths
 from lockstep._data.streams import Purpose, reseed
 from lockstep._data.torch_loader import samplers_of, set_epoch
@@ -74,7 +74,7 @@ class Indices:
         Later draws then need no stream."""
         self._speaks = assignment.rank == 0 or loader.num_workers == 0
         self._memory = Memory(loader)
-        self._drawn: DrawnAhead | None = None
+        self._drawn: SamplerRewind | None = None
         """The draws of the newest pass; None: there was none, or the samplers remember nothing."""
         self._first_step = 1
         """The first step of the current pass."""
@@ -119,7 +119,7 @@ class Indices:
             # pass began last.
             reseed(assignment.seed, Purpose.SET_EPOCH, epoch)
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
-        self._drawn = drawn = DrawnAhead(memory, self._drawn, self._warn) if self.is_told else None
+        self._drawn = drawn = SamplerRewind(memory, self._drawn, self._warn) if self.is_told else None
         self._at_begin = memory.state()
         # Also before the first draw: iter() of a RandomSampler draws its permutation.
         assignment.reseed(Purpose.SAMPLER, epoch, 0)

@@ -29,9 +29,9 @@ from typing_extensions import override
 from lockstep._base.digest import digest
 from lockstep._data.assignment import ShardAssignment
 from lockstep._data.batches import count_samples, cut, map_tensors
-from lockstep._data.culprit import Culprit
 from lockstep._data.fetch import FetchPool, Request, choose_fetcher
 from lockstep._data.reader import StreamReader
+from lockstep._data.sample_errors import SampleErrors
 from lockstep._data.sample_source import Indices, SampleSource
 from lockstep._data.source import Source, StepData, lengths
 from lockstep._data.states import generators_of, generators_within, has_state, put_state, take_state
@@ -266,7 +266,7 @@ class ReadySource(Source):
                     iterator = iter(batches)
                     batch = next(iterator, _END)
             except Exception as error:
-                raise Culprit(batches, assignment.rank, is_ready=True).read(error, number, Purpose.FETCH) from error
+                raise SampleErrors(batches, assignment.rank, is_ready=True).read(error, number, Purpose.FETCH) from error
             if batch is _END:
                 return
             yield batch

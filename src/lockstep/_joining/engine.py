@@ -19,7 +19,7 @@ from lockstep._base.escape_control import escape_control
 from lockstep._base.stopping import StopWatch, say
 from lockstep._data import shared
 from lockstep._data.assignment import ShardAssignment
-from lockstep._data.evaluated import Evaluations
+from lockstep._data.evaluation_numbers import Evaluations
 from lockstep._data.loader import PreparedLoader
 from lockstep._data.streams import Purpose, draw_on, preserve_rng, reseed
 from lockstep._events.measure.log import MetricLog
@@ -67,7 +67,7 @@ from lockstep._state.recovery.saving import Saver
 from lockstep._state.recovery.unsaved_objects import UnsavedObjects
 from lockstep._state.rundir.fixed_settings import FixedSettings
 from lockstep._state.rundir.lock import RunLock
-from lockstep._sync.table import make_sync
+from lockstep._sync.table import make_strategy
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.group import Transport, close_group, default_group, group_store
 from lockstep._world.comm.raw_collectives import RawCollectives
@@ -180,19 +180,19 @@ class Engine:
         assert config.seed is not None
         self.precision = find_precision(config.precision)
         scaling = LossScaling(self.devices[0].type) if self.precision.scales_loss else None
-        self.sync = make_sync(config.strategy, config, config.shards, self.transport, self.devices)
+        self.strategy = make_strategy(config.strategy, config, config.shards, self.transport, self.devices)
         self.clock = StepClock(self.saver, self.devices[0])
         self.balance = None
         if may_balance(config, self.world.world_size):
             registered = self.state.registered.values
             self.balance = Balance(self.world.world_size, config.shards, self.clock, self.events, registered)
         self.trained = TrainedObjects(scaling)
-        self.guards = ShardGuards(self.trained, config.shards, is_plain=self.sync.is_plain)
+        self.guards = ShardGuards(self.trained, config.shards, is_plain=self.strategy.is_plain)
         self.listeners = Listeners()
         parts = RunParts(
             config.seed,
             config.shards,
-            self.sync,
+            self.strategy,
             Peers(collectives, config.accumulate, self.balance or self.clock),
             self.trained,
             self.guards,
@@ -216,7 +216,7 @@ class Engine:
             config,
             self.devices,
             self.assignment,
-            self.sync,
+            self.strategy,
             self.loop,
             collectives,
             self.trained,
@@ -237,7 +237,7 @@ class Engine:
         warns = self.is_main and config.interval != "off"
         # ``RawCollectives`` refuses the script's own collectives inside batch.shards. It could not
         # distinguish them from the collectives that FSDP makes in a forward pass.
-        is_forward_collective = self.sync.forward_is_collective
+        is_forward_collective = self.strategy.forward_is_collective
         self.at_exit = AtExit()
         # By a function, since each needs the other: `passes` prints only if something is displayed.
         self._display = choose_display(
@@ -267,7 +267,7 @@ class Engine:
             self.passes,
             self._display,
             clock,
-            OverlapTimer(clock, self.sync) if world.world_size > 1 else None,
+            OverlapTimer(clock, self.strategy) if world.world_size > 1 else None,
             self._split_remarks() if self.is_main and not context.requests else None,
             self.at_exit,
         ]
@@ -310,7 +310,7 @@ class Engine:
             events=self.events,
             phases=self.phases,
             state=self.state,
-            sync=self.sync,
+            strategy=self.strategy,
             saver=self.saver,
             fingerprint=self.fingerprint,
             stop_watch=self.stop_watch,
@@ -407,7 +407,7 @@ class Engine:
                 # the lock.
                 self.context.lock.release()
             self.meetings.close()
-            self.sync.close()
+            self.strategy.close()
             # Before the group is closed, since its threads end with the last reference to it.
             self.collectives.release()
             if self._kernels is not None:

@@ -73,7 +73,7 @@ class Run:
     # version.
     phases: Phases
     state: RunState
-    sync: Strategy
+    strategy: Strategy
     saver: Saver
     fingerprint: Fingerprint
     stop_watch: StopWatch

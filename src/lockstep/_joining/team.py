@@ -444,7 +444,7 @@ class Team(Collectives):
         models = [model] if isinstance(model, nn.Module) else list(model)
         section, epoch, _ = self._loop.resumption.newest_pass()
         source, key = self._engine.evaluated.next(loader, (section, epoch), self.step, in_step=self._phases.in_step)
-        collectives, is_collective = self._engine.collectives, self._engine.sync.forward_is_collective
+        collectives, is_collective = self._engine.collectives, self._engine.strategy.forward_is_collective
         over = EvaluationPass(
             source,
             key,
@@ -483,7 +483,7 @@ class Team(Collectives):
         """
         self._phases.check_outside("team.save()")
         # fsdp: gather one tensor at a time, and keep it only on rank 0, to limit memory.
-        if self._engine.sync.forward_is_collective:
+        if self._engine.strategy.forward_is_collective:
             value = map_tensors(self._whole_on_main, value)
         if self.is_main:
             torch.save(value, path)

@@ -14,8 +14,8 @@ from time import perf_counter
 from typing_extensions import override
 
 from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._data.block_schedule import BlockSchedule
 from lockstep._data.loader import PreparedLoader
-from lockstep._data.moves import Moves
 from lockstep._events.measure.step_clock import StepClock
 from lockstep._events.writer import EventWriter
 from lockstep._listener import Listener
@@ -63,7 +63,7 @@ class Balance(Listener):
         registered: Callable[[], Iterable[StateAdapter]],
     ) -> None:
         blocks = even_blocks(world_size, num_shards)
-        self.moves = Moves(blocks)
+        self.moves = BlockSchedule(blocks)
         self._balancer = Balancer(blocks)
         self._clock = clock
         self._events = events

@@ -35,13 +35,13 @@ class DryRuns:
 
     Args:
         phases: of the run.
-        sync: of the run. If its backward pass communicates, every rank must make a dry run.
+        strategy: of the run. If its backward pass communicates, every rank must make a dry run.
         state: of the run.
     """
 
-    def __init__(self, phases: Phases, sync: Strategy, state: RunState) -> None:
+    def __init__(self, phases: Phases, strategy: Strategy, state: RunState) -> None:
         self._phases = phases
-        self._sync = sync
+        self._strategy = strategy
         self._state = state
 
     def carried(self, shard: int) -> list[Any]:
@@ -72,7 +72,9 @@ class DryRuns:
             # Undone in the reverse order, also if the script leaves the shard by an error.
             with contextlib.ExitStack() as undo:
                 undo.enter_context(preserve_rng())
-                undo.callback(_remember_buffers(trained.models) if self._sync.is_plain else self._sync.buffers.rewind)
+                undo.callback(
+                    _remember_buffers(trained.models) if self._strategy.is_plain else self._strategy.buffers.rewind
+                )
                 undo.callback(put_back, detach_grads(trained.parameters))
                 undo.callback(detach_grads, trained.parameters)
                 items = self._per_shard()
@@ -86,7 +88,7 @@ class DryRuns:
                     phase.step,
                     phase.number,
                     phase.batch,
-                    _DiscardingSums(self._sync, trained.parameters),
+                    _DiscardingSums(self._strategy, trained.parameters),
                     Listeners([listener]).on,
                     lambda mark: None,
                     is_dry_run=True,
@@ -108,19 +110,19 @@ class _DiscardingSums(PlainSums):
     """Sums that discard the gradients of backward passes.
 
     Args:
-        sync: of the run.
+        strategy: of the run.
         parameters: of all prepared models.
     """
 
-    def __init__(self, sync: Strategy, parameters: Iterable[nn.Parameter]) -> None:
-        self._sync = sync
+    def __init__(self, strategy: Strategy, parameters: Iterable[nn.Parameter]) -> None:
+        self._strategy = strategy
         self._parameters = parameters
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        with self._sync.buffers.held():
+        with self._strategy.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
-        if not self._sync.is_plain:  # else the script may use ``.grad`` inside ``batch.shards``
+        if not self._strategy.is_plain:  # else the script may use ``.grad`` inside ``batch.shards``
             detach_grads(self._parameters)
 
 

@@ -36,7 +36,7 @@ class RunParts:
     Args:
         seed: the root of the run's random streams.
         num_shards: V.
-        sync: synchronizes gradients and buffers.
+        strategy: synchronizes gradients and buffers.
         peers: the ranks with which each phase exchanges its weights and values.
         trained: what was prepared so far.
         guards: of what is trained.
@@ -48,7 +48,7 @@ class RunParts:
         self,
         seed: int,
         num_shards: int,
-        sync: Strategy,
+        strategy: Strategy,
         peers: Peers,
         trained: TrainedObjects,
         guards: ShardGuards,
@@ -56,7 +56,7 @@ class RunParts:
         mark: Mark,
     ) -> None:
         self.seed, self.num_shards = seed, num_shards
-        self.sync, self.peers = sync, peers
+        self.strategy, self.peers = strategy, peers
         self.trained, self.guards = trained, guards
         self.on, self.mark = on, mark
         self.has_streams = num_shards > 1
@@ -134,7 +134,7 @@ class Phase:
         self._earlier_grads = detach_grads(trained.parameters)
         if trained.scaling is not None:
             trained.scaling.begin_phase(self._earlier_grads)
-        self._sums = run.sync.open(self.batch.plan, self.number)
+        self._sums = run.strategy.open(self.batch.plan, self.number)
         if guards.is_strict:
             guards.weights.begin_phase(self.step)
         if guards.unprepared.known:

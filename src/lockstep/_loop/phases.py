@@ -399,7 +399,7 @@ class Phases(PhaseDriver):
             UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were
                 not synchronized.
         """
-        if self.run.sync.replaced and not self.run.sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
+        if self.run.strategy.replaced and not self.run.strategy.replaced.keys().isdisjoint(parameters_of(optimizer)):
             raise UsageError(
                 f"{_step_of(optimizer)}: this optimizer was not passed to team.prepare(), which has replaced the model's "
                 "parameters (strategy='fsdp' shards them), so stepping it has no effect. Prepare it together with its model.",

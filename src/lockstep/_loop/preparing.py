@@ -48,7 +48,7 @@ class Preparation:
         config: the run's settings, with every default resolved.
         devices: the devices of this process.
         assignment: gives this process's shard assignment for a loader, by the loader's number.
-        sync: synchronizes the gradients of prepared models.
+        strategy: synchronizes the gradients of prepared models.
         loop: drives the prepared loaders.
         collectives: over all ranks.
         trained: what was prepared so far; prepared objects are added.
@@ -62,7 +62,7 @@ class Preparation:
         config: RunConfig,
         devices: Sequence[torch.device],
         assignment: Callable[[int], ShardAssignment],
-        sync: Strategy,
+        strategy: Strategy,
         loop: Loop,
         collectives: Collectives,
         trained: TrainedObjects,
@@ -79,7 +79,7 @@ class Preparation:
         """The devices on which the script places parts of its models; empty: models are moved to
         the single device."""
         self._assign = assignment
-        self._sync = sync
+        self._strategy = strategy
         self._loop = loop
         self._collectives = collectives
         self._trained, self._guards = trained, guards
@@ -130,7 +130,7 @@ class Preparation:
                 )
                 if self._model_devices:
                     check_placed(item, self._model_devices)
-        check_optimizers(objects, {*self._trained.parameters, *self._sync.replaced})
+        check_optimizers(objects, {*self._trained.parameters, *self._strategy.replaced})
 
     def _prepare_one(self, item: Any) -> Any:
         if isinstance(item, AveragedModel):
@@ -138,7 +138,7 @@ class Preparation:
         elif isinstance(item, nn.Module):
             return self._prepare_model(item)
         elif isinstance(item, Optimizer):
-            remap(item, self._sync.replaced)
+            remap(item, self._strategy.replaced)
             fit_optimizer(item, self._precision)
             self._trained.add_optimizer(item)
             refuse_inside(item, ("zero_grad",), self._loop.phases.check_zero_grad)
@@ -157,32 +157,32 @@ class Preparation:
 
     def _prepare_model(self, model: nn.Module) -> Any:
         forget_gradients(model)
-        if not self._sync.forward_is_collective:  # a sharded model may be too large for one GPU
+        if not self._strategy.forward_is_collective:  # a sharded model may be too large for one GPU
             self._move(model)
         # A loss module with buffers only computes in float32, as it would if it were not prepared.
         precision = find_precision("32-true") if next(model.parameters(), None) is None else self._precision
         model_precision = ModelPrecision(model, precision, self._device)
-        forward = self._sync.attach(model)
+        forward = self._strategy.attach(model)
         self._trained.add_model(model, model_precision)
         self._guards.add_model(model)
         self.keep(model)
         return wrap_model(model, forward, model_precision, self._loop.phases.check_zero_grad)
 
     def _prepare_average(self, average: AveragedModel) -> None:
-        if not self._sync.forward_is_collective:
+        if not self._strategy.forward_is_collective:
             self._move(average)
         for tensor in (*average.parameters(), *average.buffers()):
             tensor.data.copy_(self._collectives.broadcast(tensor))
         keep_dtypes(average)
-        if self._sync.forward_is_collective:
-            self._sync.shard_parameters(average.module)
+        if self._strategy.forward_is_collective:
+            self._strategy.shard_parameters(average.module)
             average_parts(average)
         refuse_inside(average, ("update_parameters",), self._loop.phases.check_outside)
         idle_when(average, "update_parameters", lambda: self._loop.resumption.is_catching_up)
 
     def _move(self, model: nn.Module) -> None:
         if not self._model_devices:
-            self._sync.replaced.update(move(model, self._device))
+            self._strategy.replaced.update(move(model, self._device))
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
         set_workers(batches, self._config.workers)

@@ -65,7 +65,7 @@ def can_balance(world_size: int, num_shards: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class StepTimes:
     """How long a step takes, in seconds."""
 
     shard_s: Sequence[float]
@@ -84,9 +84,9 @@ class Pace:
         return (self.busy_s(before) - self.busy_s(after)) / self.step_s
 
 
-def usual(paces: Sequence[Pace]) -> Pace:
+def usual(paces: Sequence[StepTimes]) -> StepTimes:
     """Returns the medians of these paces, which a momentary stall does not change."""
-    return Pace(
+    return StepTimes(
         shard_s=list(map(statistics.median, zip(*(pace.shard_s for pace in paces), strict=True))),
         once_s=list(map(statistics.median, zip(*(pace.once_s for pace in paces), strict=True))),
         step_s=statistics.median(pace.step_s for pace in paces),
@@ -132,7 +132,7 @@ def fair_sizes(num: int, each_s: Sequence[float], once_s: Sequence[float]) -> li
     return sizes
 
 
-def best_blocks(num_shards: int, pace: Pace) -> Blocks:
+def best_blocks(num_shards: int, pace: StepTimes) -> Blocks:
     """Returns the blocks with which the slowest rank is ready as early as possible."""
     return blocks_of(tuple(fair_sizes(num_shards, pace.shard_s, pace.once_s)))
 
@@ -176,7 +176,7 @@ class Balancer:
         """Begins a new window, with these blocks in force."""
         self._blocks = self._candidate = blocks
         """The blocks in force, and the blocks that suit the window before."""
-        self._paces: list[Pace] = []
+        self._paces: list[StepTimes] = []
         """The pace of each piece of the window so far."""
         self._begin_piece()
 
@@ -226,11 +226,11 @@ class Balancer:
     def _column(self, number: int) -> list[float]:
         return self._sums[number :: AHEAD + 1]
 
-    def _pace(self) -> Pace:
+    def _pace(self) -> StepTimes:
         """Returns the pace of the piece that has just ended."""
         samples, in_shards, busy, idle = map(self._column, (SAMPLES, IN_SHARDS, BUSY, IDLE))
         a_shard = math.fsum(samples) / self._blocks.num_shards / self._num_steps
-        return Pace(
+        return StepTimes(
             shard_s=[seconds / number * a_shard for seconds, number in zip(in_shards, samples, strict=True)],
             once_s=[max(0.0, seconds) / self._num_steps for seconds in map(operator.sub, busy, in_shards)],
             step_s=max(map(operator.add, busy, idle)) / self._num_steps,

@@ -25,7 +25,6 @@ from typing_extensions import override
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ModelError, UsageError
 from lockstep._plan.shards import MicroBatch, StepPlan
-from lockstep._sync.afterwards import reduce_afterwards
 from lockstep._sync.gradients import (
     Gradients,
     add_weighted,
@@ -39,7 +38,8 @@ from lockstep._sync.gradients import (
 )
 from lockstep._sync.news import News
 from lockstep._sync.protocol import PhaseSums, Strategy
-from lockstep._sync.sharded import ShardedSums, ShardedSync
+from lockstep._sync.reduce_late import reduce_late
+from lockstep._sync.sharded import ShardedStrategy, ShardedSums
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
@@ -99,7 +99,7 @@ class _Engine:
         )
 
 
-class DDPSync(ShardedSync):
+class DDPStrategy(ShardedStrategy):
     """The strategy ``ddp``.
 
     Args:
@@ -194,7 +194,7 @@ class DDPSums(ShardedSums):
         phase: index of the phase in the step.
     """
 
-    def __init__(self, strategy: DDPSync, plan: StepPlan, phase: int) -> None:
+    def __init__(self, strategy: DDPStrategy, plan: StepPlan, phase: int) -> None:
         super().__init__(strategy, plan)
         self._ddp, self._engines, self._phase = strategy, strategy.engines, phase
         self._factor: float | Tensor = 1.0
@@ -277,7 +277,7 @@ class DDPSums(ShardedSums):
         done: set[Parameter] = {p for engine in self._overlapped.get(call, ()) for p in engine.trainable}
         for engine in self._engines:
             if engine not in self._overlapped.get(call, ()):
-                self._reduce_afterwards(engine, sums, done)
+                self._reduce_late(engine, sums, done)
         return sums
 
     def reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -336,13 +336,13 @@ class DDPSums(ShardedSums):
             code="unused-parameters",
         )
 
-    def _reduce_afterwards(self, engine: _Engine, sums: Gradients, done: set[Parameter]) -> None:
+    def _reduce_late(self, engine: _Engine, sums: Gradients, done: set[Parameter]) -> None:
         """Reduces a model's gradients in one piece, with a count of the ranks that have one for
         each parameter."""
         trainable = [p for p in engine.learning() if p not in done]
         done.update(trainable)
         engine_sums: Gradients = {p: sums.pop(p) for p in trainable if p in sums}
-        all_used = reduce_afterwards(trainable, engine_sums, self._ddp.world_size)
+        all_used = reduce_late(trainable, engine_sums, self._ddp.world_size)
         sums.update(engine_sums)
         everyone = self._plan.num_active_ranks == self._ddp.world_size
         if everyone and engine_sums and not self._ddp.find_unused:
@@ -358,5 +358,5 @@ def _are_same(left: list[Parameter], right: list[Parameter]) -> bool:
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
-    """Creates the strategy for ``sync.table.make_sync``."""
-    return DDPSync(num_shards, find_unused=config.find_unused_parameters)
+    """Creates the strategy for ``sync.table.make_strategy``."""
+    return DDPStrategy(num_shards, find_unused=config.find_unused_parameters)

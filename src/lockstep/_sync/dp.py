@@ -20,7 +20,7 @@ from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError, ModelError
 from lockstep._sync.buffers import BATCH_NORMS
 from lockstep._sync.protocol import Strategy
-from lockstep._sync.single import SingleSync
+from lockstep._sync.single import SingleStrategy
 from lockstep._world.comm.group import Transport
 
 
@@ -44,7 +44,7 @@ def check_dp(world_size: int, *, on_gpus: bool) -> None:
         )
 
 
-class DataParallelSync(SingleSync):
+class DataParallelStrategy(SingleStrategy):
     """The strategy ``dp``.
 
     Args:
@@ -126,5 +126,5 @@ def _check_copies(model: nn.Module, num_gpus: int) -> None:
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
-    """Creates the strategy for ``sync.table.make_sync``."""
-    return DataParallelSync(num_shards, config.accumulate, devices, config.batch_dim)
+    """Creates the strategy for ``sync.table.make_strategy``."""
+    return DataParallelStrategy(num_shards, config.accumulate, devices, config.batch_dim)

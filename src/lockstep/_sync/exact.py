@@ -63,7 +63,7 @@ from lockstep._sync.protocol import PhaseSums, Strategy
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 
-MOST_TOGETHER = 1 << 20
+MAX_SINGLE_MESSAGE_BYTES = 1 << 20
 """The most bytes that a rank receives in one message with the rows of all ranks. More are better
 sent in buckets during the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time
 in buckets, 1.11 together)."""
@@ -78,7 +78,7 @@ def _cut_off() -> UsageError:
     )
 
 
-class ExactSync(Strategy):
+class ExactStrategy(Strategy):
     """The strategy ``exact``.
 
     Args:
@@ -177,7 +177,7 @@ class ExactSync(Strategy):
         # Nodes of one rank x bytes of a node x other ranks. In an all-gather all ranks send as many
         # nodes as the rank with the most, so that the rows have one length.
         size = sum(bucket.length * bucket.dtype.itemsize for bucket in layout.buckets)
-        return size * blocks.most_roots * (self.world_size - 1) <= MOST_TOGETHER
+        return size * blocks.most_roots * (self.world_size - 1) <= MAX_SINGLE_MESSAGE_BYTES
 
     @override
     def close(self) -> None:
@@ -196,7 +196,7 @@ class ExactSums(PhaseSums):
         block: this rank's shards.
     """
 
-    def __init__(self, strategy: ExactSync, layout: Layout, history: History, block: range) -> None:
+    def __init__(self, strategy: ExactStrategy, layout: Layout, history: History, block: range) -> None:
         self._strategy, self._layout, self._history, self._block = strategy, layout, history, block
         self._buffers, self._exchange = strategy.buffers, strategy.exchange
         self._micro: MicroBatch | None = None
@@ -433,8 +433,8 @@ class ExactSums(PhaseSums):
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
-    """Creates the strategy for ``sync.table.make_sync``."""
-    return ExactSync(
+    """Creates the strategy for ``sync.table.make_strategy``."""
+    return ExactStrategy(
         dist.get_rank(),
         dist.get_world_size(),
         num_shards,

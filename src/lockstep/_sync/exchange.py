@@ -53,7 +53,7 @@ from torch import Tensor
 from lockstep._base.errors import PeerError
 from lockstep._plan.rounds import Roots, Round, bases, plan_rounds
 from lockstep._plan.tree import Node, fold, sum_siblings, sum_subtrees
-from lockstep._sync.together import gather_together
+from lockstep._sync.single_message import gather_in_one_message
 from lockstep._world.comm.waiter import has_timed_out
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
@@ -183,7 +183,7 @@ class Exchange:
         # padding is not added to anything: ``values`` leaves it out.
         most_nodes = max(map(len, self.roots))
         padded = [node for nodes in held for node in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
-        rows, gathered = gather_together(row, padded)
+        rows, gathered = gather_in_one_message(row, padded)
         for index, nodes in enumerate(held):
             by_node = gathered[index * most_nodes :]
             values = (by_node[node][rank] for rank, roots in enumerate(self.roots) for node in range(len(roots)))

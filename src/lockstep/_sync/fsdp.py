@@ -53,7 +53,7 @@ from lockstep._world.comm.group import Transport, default_group
 from lockstep._world.devices import move
 
 
-class FSDPSync(Strategy):
+class FSDPStrategy(Strategy):
     """The strategy ``fsdp``.
 
     Args:
@@ -271,7 +271,7 @@ class FSDPSums(PhaseSums):
         step: the number of the step.
     """
 
-    def __init__(self, strategy: FSDPSync, step: int) -> None:
+    def __init__(self, strategy: FSDPStrategy, step: int) -> None:
         self._strategy, self._step = strategy, step
         self._gradients, self._runs, self._used = strategy.gradients, strategy.runs, strategy.used
         self._buffers, self._units = strategy.buffers, strategy.units
@@ -424,14 +424,14 @@ def _penalty(what: str) -> LossError:
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
-    """Creates the strategy for ``sync.table.make_sync``."""
+    """Creates the strategy for ``sync.table.make_strategy``."""
     if config.precision == "16-master":
         raise ConfigError(
             "precision='16-master' with strategy='fsdp': each process would make float16 copies of its slices of the weights "
             "only. Use 16-mixed or bf16-mixed, which also have float32 weights.",
             code="fsdp-master-copies",
         )
-    return FSDPSync(
+    return FSDPStrategy(
         dist.get_rank(),
         dist.get_world_size(),
         num_shards,

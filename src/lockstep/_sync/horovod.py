@@ -22,10 +22,10 @@ from typing_extensions import override
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import PeerError
 from lockstep._plan.shards import StepPlan
-from lockstep._sync.afterwards import add_absent
 from lockstep._sync.gradients import Gradients, add_weighted, came_in_pieces, has_gradient, on_gradient, usable
 from lockstep._sync.protocol import PhaseSums, Strategy
-from lockstep._sync.sharded import ShardedSums, ShardedSync
+from lockstep._sync.reduce_late import add_absent
+from lockstep._sync.sharded import ShardedStrategy, ShardedSums
 from lockstep._sync.start import broadcast_from_rank_0
 from lockstep._world.comm.group import Transport
 from lockstep._world.comm.horovod import start_horovod
@@ -33,7 +33,7 @@ from lockstep._world.comm.horovod import start_horovod
 _POLL_S = 0.0002  # Horovod's own cycle time is a millisecond
 
 
-class HorovodSync(ShardedSync):
+class HorovodStrategy(ShardedStrategy):
     """The strategy ``horovod``. Every rank must create one: it starts Horovod unless the launcher
     has.
 
@@ -90,7 +90,7 @@ class HorovodSums(ShardedSums):
         plan: of the step.
     """
 
-    def __init__(self, strategy: HorovodSync, plan: StepPlan) -> None:
+    def __init__(self, strategy: HorovodStrategy, plan: StepPlan) -> None:
         super().__init__(strategy, plan)
         self._horovod_sync, self._horovod, self._names = strategy, strategy.horovod, strategy.names
         self._call = 0
@@ -197,5 +197,5 @@ class HorovodSums(ShardedSums):
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
-    """Creates the strategy for ``sync.table.make_sync``."""
-    return HorovodSync(num_shards, config.timeout_s)
+    """Creates the strategy for ``sync.table.make_strategy``."""
+    return HorovodStrategy(num_shards, config.timeout_s)

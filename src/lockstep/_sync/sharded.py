@@ -19,7 +19,7 @@ from lockstep._sync.news import News
 from lockstep._sync.protocol import PhaseSums, Strategy
 
 
-class ShardedSync(Strategy):
+class ShardedStrategy(Strategy):
     """A strategy that sums a process's shards; a subclass reduces the sums over processes."""
 
     forward_is_collective = False
@@ -68,7 +68,7 @@ class ShardedSums(PhaseSums):
         plan: of the step.
     """
 
-    def __init__(self, strategy: ShardedSync, plan: StepPlan) -> None:
+    def __init__(self, strategy: ShardedStrategy, plan: StepPlan) -> None:
         self._strategy = strategy
         self._buffers, self._parameters = strategy.buffers, strategy.parameters
         self._plan = plan

@@ -13,11 +13,11 @@ from lockstep._base.config import RunConfig
 from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._sync.news import NOTHING, News
 from lockstep._sync.protocol import PhaseSums, Strategy
-from lockstep._sync.sharded import ShardedSync
+from lockstep._sync.sharded import ShardedStrategy
 from lockstep._world.comm.group import Transport
 
 
-class SingleSync(ShardedSync):
+class SingleStrategy(ShardedStrategy):
     """The strategy ``single``. With one shard, a step is bit-identical with a step of a plain
     single-device loop.
 
@@ -73,5 +73,5 @@ class PlainSums(PhaseSums):
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Strategy:
-    """Creates the strategy for ``sync.table.make_sync``."""
-    return SingleSync(num_shards, config.accumulate)
+    """Creates the strategy for ``sync.table.make_strategy``."""
+    return SingleStrategy(num_shards, config.accumulate)

@@ -46,10 +46,9 @@ def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: b
     return name
 
 
-def make_sync(
+def make_strategy(
     strategy: str, config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]
 ) -> Strategy:
-    """Creates the Strategy of a strategy other than ``auto``. ``devices``: the devices of this
-    process."""
-    sync: Strategy = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, transport, devices)
-    return sync
+    """Creates a strategy other than ``auto``. ``devices``: of this process."""
+    made: Strategy = importlib.import_module(STRATEGIES[strategy].module).make(config, num_shards, transport, devices)
+    return made

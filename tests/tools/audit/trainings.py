@@ -160,12 +160,12 @@ def leave_an_audit():
 def many_buckets():
     """A bucket for each parameter, sent during the backward pass: as with more than 30 MB of
     gradients."""
-    before = buckets._FIRST_BYTES, buckets._MOST_BYTES, exact.MOST_TOGETHER
-    buckets._FIRST_BYTES = buckets._MOST_BYTES = exact.MOST_TOGETHER = 0
+    before = buckets._FIRST_BYTES, buckets._MOST_BYTES, exact.MAX_SINGLE_MESSAGE_BYTES
+    buckets._FIRST_BYTES = buckets._MOST_BYTES = exact.MAX_SINGLE_MESSAGE_BYTES = 0
     try:
         yield
     finally:
-        buckets._FIRST_BYTES, buckets._MOST_BYTES, exact.MOST_TOGETHER = before
+        buckets._FIRST_BYTES, buckets._MOST_BYTES, exact.MAX_SINGLE_MESSAGE_BYTES = before
 
 
 def train_in_buckets(wrong, size, skipped=False):

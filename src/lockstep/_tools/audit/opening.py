@@ -44,7 +44,7 @@ def open_audit(run: Run, every: int) -> Auditor:
         if rank == 0:
             say(f"ERROR: {verdict.text}")
 
-    dry_runs, timer = DryRuns(run.phases, run.sync, run.state), AuditTimer(run.clock)
+    dry_runs, timer = DryRuns(run.phases, run.strategy, run.state), AuditTimer(run.clock)
     where = f"{run.world.host}, {device}"
     auditor = Auditor(chosen, run.collectives, run.phases, dry_runs, where, run.devices, report, timer)
     run.phases.micro_batches = auditor.runs

@@ -40,7 +40,7 @@ class Explanation(Instrument):
                     places = {slow.rank: at} if at else {}
                     publish(Report(kind=SLOW, text=text, ranks=(slow.rank,), cause=slow.activity, places=places))
 
-        run.clock.tell = SlowRanks(may_judge=run.sync.times_forward, tell=report).add
+        run.clock.tell = SlowRanks(may_judge=run.strategy.times_forward, tell=report).add
         return [RunBox(run)]
 
 

@@ -58,6 +58,6 @@ def open_replay(run: Run, request: Request) -> list[Listener]:
     recorder = ShownSteps(writer, subjects, request.last, request.shard, out)
     if request.blames:
         assert request.shard is not None
-        dry_runs, samples = DryRuns(run.phases, run.sync, run.state), TraceWriter(run.run_dir, SAMPLES)
+        dry_runs, samples = DryRuns(run.phases, run.strategy, run.state), TraceWriter(run.run_dir, SAMPLES)
         run.phases.micro_batches = SampleBySample(request.first, request.shard, run.phases, dry_runs, samples).runs
     return [subjects, FromStep(recorder, request.first)]

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from lockstep._sync.gradients import Gradients, widen
 
 
-def reduce_afterwards(parameters: list[Parameter], sums: Gradients, world_size: int) -> bool:
+def reduce_late(parameters: list[Parameter], sums: Gradients, world_size: int) -> bool:
     """Sums the gradients of this process's shards over the ranks.
 
     Every rank must call it, with equally many parameters; it blocks until all have. Parameters that

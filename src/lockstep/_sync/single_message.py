@@ -25,7 +25,7 @@ _ALIGNED = 8  # bytes: a tensor can be viewed as float64 only where it begins at
 
 
 @torch.no_grad()
-def gather_together(row: Sequence[float], tensors: Sequence[Tensor]) -> tuple[list[list[float]], list[list[Tensor]]]:
+def gather_in_one_message(row: Sequence[float], tensors: Sequence[Tensor]) -> tuple[list[list[float]], list[list[Tensor]]]:
     """Gathers a row of numbers and some flat tensors from each rank, in one collective.
 
     Every rank must call it, with rows of equal length, and equally many tensors of the same lengths

@@ -39,7 +39,7 @@ class _Left(NamedTuple):
     memory; None: no sampler has."""
 
 
-class DrawnAhead:
+class SamplerRewind:
     """The draws of a pass, and the memory of a loader's samplers after each.
 
     Args:
@@ -48,7 +48,9 @@ class DrawnAhead:
             indices were drawn ahead.
     """
 
-    def __init__(self, memory: Memory, before: DrawnAhead | None = None, warns: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, memory: Memory, before: SamplerRewind | None = None, warns: Callable[[str], None] | None = None
+    ) -> None:
         self._memory = memory
         self._warns = warns
         self._num_items: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep._plan.blocks import Blocks
 
 
-class Moves:
+class BlockSchedule:
     """The blocks of each step: the blocks of the newest move from its first step, and the older
     blocks before.
 

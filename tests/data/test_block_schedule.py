@@ -7,7 +7,7 @@ import torch
 from data_helpers import prepared
 from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep._data.moves import Moves
+from lockstep._data.block_schedule import BlockSchedule
 from lockstep._events.measure.step_clock import StepClock
 from lockstep._events.writer import EventWriter
 from lockstep._loop.balance import Balance
@@ -20,7 +20,7 @@ FIRST, SECOND = blocks_of((5, 3)), blocks_of((6, 2))
 
 @pytest.fixture
 def moves():
-    return Moves(even_blocks(2, 8))
+    return BlockSchedule(even_blocks(2, 8))
 
 
 def sizes_at(moves, *steps):

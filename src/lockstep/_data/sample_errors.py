@@ -21,7 +21,7 @@ _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQU
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class SampleErrors:
     """The dataset that caused an error. The methods return the DataError to raise from that error,
     with the samples.
 
