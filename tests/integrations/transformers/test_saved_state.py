@@ -126,6 +126,29 @@ def test_what_was_small_in_the_first_launch_is_saved_in_all_later_ones_however_l
         assert digest(script.kept) == digest(grow(most + more))
 
 
+@pytest.mark.parametrize("kind", GROWING)
+def test_what_was_small_when_a_training_began_is_saved_however_large_it_is_at_the_first_checkpoint(state, kind):
+    """A later training of a launch may have its first checkpoint after many steps."""
+    grow, most = GROWING[kind], state.MOST_ITEMS
+
+    class Trainer:
+        pass
+
+    trainer = Trainer()
+    trainer.data, trainer.kept = grow(most + 1), grow(0)
+    for size in (most + 1, 2 * most):
+        parts = state.attributes_of(trainer)
+        trainer.kept = grow(size)
+        states = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+        assert {key for values in states.values() for key in values} == {"kept"}
+        again = Trainer()
+        again.data, again.kept = grow(most + 1), grow(0)
+        for name, part in state.attributes_of(again).items():
+            part.load_state_dict(states[name])
+        assert digest(again.kept) == digest(trainer.kept)
+        trainer.kept = grow(0)
+
+
 def test_times_come_back_into_the_log_and_are_no_part_of_what_ranks_compare(state):
     log = [{"loss": 1.0, "train_runtime": 5.0}, {"eval_loss": 2.0}, {"eval_samples_per_second": 7.0}]
     times = state.Clocks(types.SimpleNamespace(log_history=log)).state_dict()

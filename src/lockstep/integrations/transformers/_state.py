@@ -116,6 +116,8 @@ class Attributes:
 
     def __init__(self, trainer: Any, chosen: Callable[[str], bool]) -> None:
         self._values = _Values(trainer, chosen)
+        # Now: until the first checkpoint, what is small may grow so large that it counts as data.
+        self._values.take()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the attributes by name."""
