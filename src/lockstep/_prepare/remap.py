@@ -7,7 +7,7 @@ tensors that no longer belong to the model, and nothing would be trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import optim
@@ -21,17 +21,35 @@ from lockstep._sync.gradients import is_narrow
 from lockstep._world.comm.dtensors import is_dtensor
 
 
-def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter], outer: tuple[Optimizer, ...] = ()) -> None:
+def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
     """Replaces parameters in the groups of an optimizer, and of optimizers in it. Its options are
     unchanged.
 
-    Args:
-        outer: the optimizers that contain this one.
-
     Raises:
-        UsageError: the optimizer has taken steps, so it has state for replaced parameters, or its
-            results would differ on parts of them.
+        UsageError: one of them has taken steps, so it has state for replaced parameters, or its
+            results would differ on parts of them. Then nothing was replaced.
     """
+    # All are looked at before any is changed: an inner optimizer may have the groups of the outer.
+    everyone = list(_with_inner(optimizer))
+    affected = [each for each in everyone if replaced.keys() & parameters_of(each)]
+    for each in everyone:
+        _check_unused(each, replaced)
+        _check_elementwise(each, replaced)
+    for each in everyone:
+        for group in each.param_groups:
+            group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
+    for each in affected:
+        _remap_attributes(each, replaced)
+
+
+def _with_inner(optimizer: Optimizer, outer: tuple[Optimizer, ...] = ()) -> Iterator[Optimizer]:
+    """Yields an optimizer and all in it, whose attributes may refer to those around them."""
+    yield optimizer
+    for inner in inner_optimizers(optimizer, outer).values():
+        yield from _with_inner(inner, (*outer, optimizer))
+
+
+def _check_unused(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
     affected = replaced.keys() & parameters_of(optimizer)
     used = sum(bool(optimizer.state.get(parameter)) for parameter in affected)
     if used:
@@ -41,13 +59,6 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter], outer: 
             "which contains that state.",
             code="optimizer-stepped-before-prepare",
         )
-    _check_elementwise(optimizer, replaced)
-    for group in optimizer.param_groups:
-        group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
-    if affected:
-        _remap_attributes(optimizer, replaced)
-    for inner in inner_optimizers(optimizer, outer).values():
-        remap(inner, replaced, (*outer, optimizer))
 
 
 def _remap_attributes(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
