@@ -1,11 +1,16 @@
 """Promises of how a loop was left: the statement and its line, as the iterator sees them when it is
 dropped."""
 
+import argparse
+import builtins
 import contextlib
 import inspect
+import io
+import sys
 
 import pytest
 
+from lockstep._base.exit_status import ExitStatus
 from lockstep._base.tracebacks.frames import OURS
 from lockstep._loop.departure import departure, passed_over
 
@@ -94,6 +99,93 @@ def test_the_cause_and_the_line_are_found(loop, cause, place):
         loop(batches)
     assert (batches.found.cause, batches.found.place) == (cause, line_of(*place))
     assert (batches.found.step, batches.found.next_step, batches.found.next_phase) == (4, 5, 1)
+
+
+@pytest.fixture
+def noted_exits(monkeypatch):
+    """Exits are noted, as in each process that has joined."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # ``exit`` and ``quit`` close it
+    noting = ExitStatus()
+    yield
+    noting.end()
+
+
+def by_sys_exit(batches):
+    for _ in batches:
+        sys.exit(3)
+
+
+def by_exit(batches):
+    for _ in batches:
+        builtins.exit()
+
+
+def by_quit(batches):
+    for _ in batches:
+        builtins.quit("text")
+
+
+def leave():
+    sys.exit(0)
+
+
+def by_an_exit_further_in(batches):
+    for _ in batches:
+        leave()
+
+
+def by_an_exit_within_a_library(batches):
+    for _ in batches:
+        argparse.ArgumentParser().exit()
+
+
+def leave_by_key(batch):
+    sys.exit(batch)
+
+
+def by_an_exit_that_a_library_calls(batches):
+    for batch in batches:
+        min([batch, batch], key=leave_by_key)
+
+
+def by_an_exit_in_a_context(batches):
+    for _ in batches:
+        with contextlib.nullcontext():
+            leave()
+
+
+def by_an_error_behind_an_exit(batches):
+    for _ in batches:
+        try:
+            leave()
+        except SystemExit:
+            raise ValueError("in its place") from None
+
+
+def by_the_exception_alone(batches):
+    for _ in batches:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    ("loop", "cause", "place"),
+    [
+        (by_sys_exit, "sys.exit", (by_sys_exit, "sys.exit(3)")),
+        (by_exit, "sys.exit", (by_exit, "builtins.exit()")),
+        (by_quit, "sys.exit", (by_quit, 'builtins.quit("text")')),
+        (by_an_exit_further_in, "sys.exit", (leave, "sys.exit(0)")),
+        (by_an_exit_within_a_library, "sys.exit", (by_an_exit_within_a_library, "argparse.ArgumentParser().exit()")),
+        (by_an_exit_that_a_library_calls, "sys.exit", (leave_by_key, "sys.exit(batch)")),
+        (by_an_exit_in_a_context, "sys.exit", (leave, "sys.exit(0)")),
+        (by_an_error_behind_an_exit, "exception", (by_an_error_behind_an_exit, 'ValueError("in its place") from None')),
+        (by_the_exception_alone, "exception", (by_the_exception_alone, "raise SystemExit(1)")),
+    ],
+)
+def test_an_exit_is_told_from_an_error_wherever_it_is_called(noted_exits, loop, cause, place):
+    batches = Batches()
+    with pytest.raises((SystemExit, ValueError)):
+        loop(batches)
+    assert (batches.found.cause, batches.found.place) == (cause, line_of(*place))
 
 
 def test_a_statement_among_others_of_its_line_is_found():

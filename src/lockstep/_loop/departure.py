@@ -99,11 +99,12 @@ def _error_in(frame: FrameType) -> tuple[str, str] | None:
     if trace is None:
         return None
     # From the frame of the loop to where the error was raised: the user's innermost line is its
-    # place.
-    inner, users = trace, trace
+    # place. ``exit`` and ``quit`` raise in Python's code, below the functions that note the status.
+    inner, users, is_exit = trace, trace, False
     while inner.tb_next is not None:
         inner = inner.tb_next
-        if owner(inner.tb_frame.f_code.co_filename) == "user":
+        file = inner.tb_frame.f_code.co_filename
+        is_exit = is_exit or file == exit_status.__file__
+        if owner(file) == "user":
             users = inner
-    is_exit = inner.tb_frame.f_code.co_filename == exit_status.__file__
     return EXIT if is_exit else EXCEPTION, _place(users.tb_frame.f_code, users.tb_lineno)
