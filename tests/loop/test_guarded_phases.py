@@ -100,6 +100,37 @@ def test_what_a_shard_changes_is_refused_and_what_is_changed_between_phases_is_n
     assert "in step 1" in str(refused.value)
 
 
+OTHER_MODELS = {
+    "linear": lambda: nn.Linear(1, 1),
+    "frozen": lambda: nn.Linear(1, 1).requires_grad_(False),
+    "normed": lambda: nn.Sequential(nn.LayerNorm(1), nn.Linear(1, 1)),
+    "with buffers only": lambda: nn.BatchNorm1d(1, affine=False),
+}
+WRITES = {
+    "in place": lambda weight: weight.detach().add_(1.0),
+    "through .data": lambda weight: weight.data.add_(1.0),
+    "other memory": lambda weight: setattr(weight, "data", weight.data.clone()),
+    "frozen or unfrozen": lambda weight: weight.requires_grad_(not weight.requires_grad),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("number", range(9))
+def test_each_weight_of_several_models_is_guarded(how, shard, number):
+    process = Guarded()
+    models = [process.model, *(make() for make in OTHER_MODELS.values())]
+    for model in models[1:]:
+        process.add(model)
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    assert len(parameters) == 9
+    with raises(ModelError, "weights-changed-inside") as refused:
+        for at, _ in enumerate(process.batch().shards):
+            if at == shard:
+                WRITES[how](parameters[number])
+    assert f"parameter {process.phases.trained.parameters[parameters[number]]!r}" in str(refused.value)
+
+
 @pytest.mark.parametrize("what", CHANGES)
 def test_an_audit_finds_them_too(what):
     act, code = CHANGES[what]
