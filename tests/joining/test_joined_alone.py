@@ -3,7 +3,9 @@ the first, and calls do what their arguments ask for."""
 
 import json
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +13,7 @@ from codes import raises
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, get_worker_info
 
 import lockstep
 from lockstep._base.errors import ConfigError, UsageError
@@ -148,6 +150,82 @@ def test_collectives_of_the_script_are_refused_in_the_shards_of_an_evaluation_an
         for _ in evaluation.shards:
             call()
     assert evaluate(team, model, call, model, share) == 5.5
+
+
+class Shuffled(Sampler):
+    """Draws from a generator that it gets, with a method that it gets."""
+
+    def __init__(self, generator, draw):
+        self.generator, self.draw = generator, draw
+
+    def __iter__(self):
+        return iter(self.draw(self.generator))
+
+
+class Counting(Sampler):
+    """Begins one further in each pass."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter([(self.passes + number) % 12 for number in range(12)])
+
+    def state_dict(self):
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state):
+        self.passes = state["passes"]
+
+
+class Ready:
+    """Ready batches that are drawn as they are read."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __iter__(self):
+        return iter([torch.rand(4, 1, generator=self.generator)])
+
+
+def shuffled(draw):
+    return lambda kept: numbers(sampler=Shuffled(kept, draw))
+
+
+# What a loader draws from; and, of that, a loader.
+DRAWN_FROM = {
+    "torch": (torch.Generator, shuffled(lambda g: torch.randperm(12, generator=g).tolist())),
+    "numpy": (lambda: np.random.default_rng(1), shuffled(lambda g: g.permutation(12))),
+    "old numpy": (lambda: np.random.RandomState(1), shuffled(lambda g: g.permutation(12))),
+    "python": (lambda: random.Random(1), shuffled(lambda g: g.sample(range(12), 12))),
+    "a sampler": (Counting, lambda kept: numbers(sampler=kept)),
+    "ready batches": (torch.Generator, Ready),
+}
+
+
+@pytest.mark.parametrize("kept_by", ["register", "register, not compared", "a prepared loader", "nobody"])
+@pytest.mark.parametrize("kind", DRAWN_FROM)
+def test_an_evaluation_goes_on_with_what_the_run_keeps_and_begins_anew_with_all_else(team, kind, kept_by):
+    make, loader_of = DRAWN_FROM[kind]
+    kept, beside = make(), make()
+    if kept_by.startswith("register"):
+        team.register("kept", kept, compare=kept_by == "register")
+    elif kept_by == "a prepared loader":
+        team.prepare(loader_of(kept))
+    team.register("beside", beside)
+    model, loader, plain = nn.Linear(1, 1), loader_of(kept), loader_of(make())
+
+    def samples(batches):
+        return [sample for batch in batches for sample in torch.cat(list(batch)).flatten().tolist()]
+
+    seen = []
+    for _ in range(3):
+        with team.evaluate(model, loader) as evaluation:
+            seen.append(samples(evaluation.shards))
+    expected = [samples(plain) for _ in seen]
+    assert expected[0] != expected[1]
+    assert seen == (expected[:1] * 3 if kept_by == "nobody" else expected)
 
 
 def test_norms_are_of_the_type_asked_for(team):
