@@ -38,16 +38,22 @@ for _name in EVENTS:
 
 class Process:
     """Phases of rank ``rank`` of as many ranks as ``sizes`` has, with a model of one weight. Only a
-    single rank can end a phase."""
+    single rank can end a phase.
 
-    def __init__(self, sizes=(2,), strategy="exact", rank=0, seed=5):
+    Args:
+        accumulate: the global batches of a step.
+        scaling: of the losses.
+    """
+
+    def __init__(self, sizes=(2,), strategy="exact", rank=0, seed=5, accumulate=1, scaling=None):
         num_shards = sum(sizes)
-        self.blocks, self.rank = blocks_of(sizes), rank
-        sync = SingleStrategy(num_shards) if strategy == "single" else ExactStrategy(rank, len(sizes), num_shards)
-        trained = TrainedObjects(None)
+        self.blocks, self.rank, self.accumulate = blocks_of(sizes), rank, accumulate
+        alone = strategy == "single"
+        sync = SingleStrategy(num_shards, accumulate) if alone else ExactStrategy(rank, len(sizes), num_shards)
+        trained = TrainedObjects(scaling)
         guards = ShardGuards(trained, num_shards, is_plain=sync.is_plain)
         self.noting = Noting()
-        peers = Rank(Exchanges(len(sizes)), rank, sizes).peers
+        peers = Rank(Exchanges(len(sizes)), rank, sizes, accumulate).peers
         listeners = Listeners([self.noting])
         run = RunParts(seed, num_shards, sync, peers, trained, guards, listeners.on, lambda _: None)
         self.phases = Phases(run, listeners, lambda mine: mine)
@@ -66,7 +72,8 @@ class Process:
         self.phases.guards.add_model(model)
 
     def batch(self, num_samples=8, first=0.0):
-        """The next global batch, of the numbers from ``first`` on, in a step that begins."""
+        """The next batch, of the numbers from ``first`` on, in a step that begins. ``num_samples``:
+        in each of its global batches."""
         batch = self.following_batch(num_samples, first)
         self.phases.begin_step(batch.plan)
         return batch
@@ -74,9 +81,9 @@ class Process:
     def following_batch(self, num_samples=8, first=0.0):
         """A batch of a second loader, with which no step begins."""
         self._number += 1
-        plan = plan_step(self._number, (num_samples,), self.rank, self.blocks)
-        numbers = first + torch.arange(float(num_samples)).unsqueeze(1)
-        return Batch(plan, [numbers[micro.rows] for micro in plan.micro_batches], self.phases, None)
+        plan = plan_step(self._number, (num_samples,) * self.accumulate, self.rank, self.blocks)
+        parts = (first + torch.arange(float(num_samples * self.accumulate)).unsqueeze(1)).split(num_samples)
+        return Batch(plan, [parts[micro.part][micro.rows] for micro in plan.micro_batches], self.phases, None)
 
     def run_alone(self, batch):
         """Yields the micro-batches of this rank in a phase that ends without the other ranks."""
