@@ -1,10 +1,13 @@
 """Where the workers' output goes, and the terminal that one of them can have."""
 
+import contextlib
+import itertools
 import os
 import pty
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from launch_helpers import until
@@ -62,6 +65,31 @@ def test_every_line_is_passed_on_with_its_rank_also_a_last_one_without_an_end():
         (rank, is_error, part) for rank in (0, 1) for is_error in (False, True) for part in (*parts[:2], parts[2 + rank])
     ]
     assert sorted(lines, key=lambda line: line[:2]) == expected
+
+
+@pytest.mark.parametrize("num_lines", [1, 5000])  # which a pipe has no room for
+@pytest.mark.parametrize("kept", [(0,), (3,), (0, 1, 2, 3)])
+def test_a_process_that_keeps_the_pipes_open_is_not_waited_for(num_lines, kept):
+    lines, looks = [], Counter()
+
+    def give_up():  # asked twenty times in a second
+        looks[len(lines)] += 1
+        assert looks[len(lines)] < 60, "it waits although nothing comes"
+        return False
+
+    with contextlib.ExitStack() as process, Streams([0, 1], OutputPlan(sink=lambda *line: lines.append(line))) as streams:
+        written = [os.dup(fd) for rank in (0, 1) for fd in streams.for_rank(rank)[1:]]
+        streams.handed_over()
+        for number, fd in enumerate(written):
+            os.write(fd, b"%d and so forth\n" % number * num_lines + b"last of %d" % number)
+            if number in kept:
+                process.callback(os.close, fd)
+            else:
+                os.close(fd)
+        streams.drain(give_up)
+    for number, (rank, is_error) in enumerate(itertools.product((0, 1), (False, True))):
+        found = [line for *whose, line in lines if whose == [rank, is_error]]
+        assert found == [b"%d and so forth\n" % number] * num_lines + [b"last of %d\n" % number]
 
 
 @pytest.mark.parametrize(("attach", "reads"), [(None, 0), (0, 0), (2, 2)])

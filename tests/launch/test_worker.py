@@ -83,6 +83,37 @@ def test_modules_beside_the_script_win_over_those_that_the_server_has_imported(r
     assert python.stdout == "True True True True False False 2\n"
 
 
+BESIDE = ("copy", "concurrent.futures.thread", "email.charset", "http.client")
+
+
+def test_a_package_beside_the_script_is_found_with_its_own_submodules_alone(run_warm, tmp_path):
+    missing = run_warm(f"import sys\nprint({set(BESIDE)} - sys.modules.keys())", nproc=1).out
+    assert missing == "set()\n", "what the server has not imported shows nothing"
+    for name in BESIDE:
+        path = tmp_path.joinpath(*name.split("."))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for each in (*(path.parents[: name.count(".")]), path):
+            (each / "__init__.py" if each.is_dir() else each.with_suffix(".py")).write_text("MINE = True\n")
+    source = f"""
+        import copyreg, importlib, pickle
+
+        def is_mine(name):
+            try:
+                return hasattr(importlib.import_module(name), "MINE")
+            except ModuleNotFoundError:
+                return None
+
+        names = {BESIDE}
+        print(*(is_mine(".".join(name.split(".")[: depth + 1])) for name in names for depth in range(name.count(".") + 1)))
+        print(*map(is_mine, ("concurrent.futures.process", "email.errors", "json.decoder")))
+        print(pickle.dispatch_table is copyreg.dispatch_table)
+        """
+    ended = run_warm(source, nproc=1)
+    assert ended.out == f"{' '.join(['True'] * 8)}\nNone None False\nTrue\n"
+    python = subprocess.run([sys.executable, "-Wignore", "script.py"], stdout=subprocess.PIPE, check=True, text=True)
+    assert python.stdout == ended.out
+
+
 def test_ranks_that_do_not_seed_draw_different_numbers(run_warm):
     ended = run_warm("import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(()).item())")
     first, second = (line.split() for line in ended.lines)
