@@ -19,6 +19,7 @@ from lockstep._plan.blocks import block, even_blocks
 from lockstep._plan.shards import plan_step
 from lockstep._plan.tree import Node, push, roots
 from lockstep._sync import exact
+from lockstep._sync.afterwards import reduce_afterwards
 from lockstep._sync.buffers import ShardBuffers
 from lockstep._sync.ddp import DDPStrategy
 from lockstep._sync.dp import DataParallelStrategy
@@ -26,6 +27,7 @@ from lockstep._sync.exact import ExactStrategy
 from lockstep._sync.exchange import Exchange
 from lockstep._sync.horovod import HorovodStrategy
 from lockstep._sync.single import SingleStrategy
+from lockstep._sync.used_parameters import UsedParameters
 from lockstep._world.comm.short import all_gather_short
 
 
@@ -168,6 +170,60 @@ def sum_in_rounds(ranks_per_machine, lengths, num_shards):
         finally:
             torch.distributed.isend = send
         return [nodes[0] for nodes in sums], [one.members for one in exchange.rounds], sent
+
+
+NUM_USED = 5
+"""The parameters of ``use_parameters``."""
+
+
+def use_parameters(steps):
+    """For each phase of each step the parameters that are known as used in each backward call, and
+    in one more, and whether the ranks have exchanged them. ``steps``: those that each rank uses in
+    each backward call."""
+    with lockstep.join() as team:
+        used, seen = UsedParameters(team.device), []
+        for step in steps:
+            seen.append([])
+            for phase, by_rank in enumerate(step):
+                used.begin_phase(phase)
+                for call, numbers in enumerate(by_rank[team.rank]):
+                    used.begin_call(call)
+                    for number in numbers:
+                        used.add(call, number)
+                num_calls = len(by_rank[team.rank])
+                is_new = bool(all_gather_short(torch.tensor([float(used.is_new)])).any())
+                if is_new:
+                    used.exchange(num_calls, NUM_USED)
+                seen[-1].append(([sorted(used.of(call)) for call in range(num_calls + 1)], is_new))
+        return seen
+
+
+def parameters_of_kinds():
+    """Parameters of two dtypes and several shapes, one of them in another memory order."""
+    shapes = {"matrix": (2, 3), "vector": (6,), "turned": (3, 2), "double": (6,), "narrow": (6,)}
+    dtypes = {"double": torch.float64, "narrow": torch.bfloat16}
+    found = {name: torch.ones(shape, dtype=dtypes.get(name)) for name, shape in shapes.items()}
+    found["turned"] = torch.ones(2, 3).t()
+    return {name: nn.Parameter(tensor) for name, tensor in found.items()}
+
+
+def gradient_of_kind(name, parameter, rank):
+    numbers = 100.0 * rank + 10.0 * sorted(parameters_of_kinds()).index(name) + torch.arange(6.0)
+    return numbers.to(torch.float64 if name == "double" else torch.float32).view(parameter.shape)
+
+
+def reduce_what_some_use(cases):
+    """What the ranks' gradients are after they were reduced together, in order, and whether all
+    were used. ``cases``: for each rank the names of the parameters that it has gradients of, in
+    their order."""
+    with lockstep.join() as team:
+        parameters, found = parameters_of_kinds(), []
+        names = {parameter: name for name, parameter in parameters.items()}
+        for by_rank in cases:
+            sums = {parameters[name]: gradient_of_kind(name, parameters[name], team.rank) for name in by_rank[team.rank]}
+            all_used = reduce_afterwards(list(parameters.values()), sums, team.world_size)
+            found.append(({names[parameter]: total for parameter, total in sums.items()}, all_used))
+        return found
 
 
 def gather_short():

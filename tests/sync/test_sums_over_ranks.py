@@ -1,6 +1,8 @@
 """Sums of tensors over the ranks are those of the tree, to the bit, in whatever rounds they are
 taken."""
 
+import random
+
 import pytest
 import sync_scripts
 import torch
@@ -54,3 +56,27 @@ def test_short_rows_of_all_ranks_come_in_few_messages(standing_crew, nproc, mess
     for found, num_sent in standing_crew(nproc, sync_scripts.gather_short):
         assert torch.equal(found, expected)
         assert num_sent == messages
+
+
+def drawn_uses(nproc, num_cases):
+    """For each case and rank, the parameters that it has gradients of, in the order in which they
+    came."""
+    dice, names = random.Random(nproc), list(sync_scripts.parameters_of_kinds())
+    kinds = [lambda: names, list, lambda: dice.sample(names, dice.randint(1, len(names)))]
+    cases = [[dice.choice(kinds)() for _ in range(nproc)] for _ in range(num_cases)]
+    # each is used by one rank alone
+    return [*cases, [names[rank::nproc] for rank in range(nproc)], [names[rank::nproc] for rank in reversed(range(nproc))]]
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_gradients_that_some_ranks_have_are_summed_for_their_own_parameters(standing_crew, nproc):
+    cases, parameters = drawn_uses(nproc, 40), sync_scripts.parameters_of_kinds()
+    for found in standing_crew(nproc, sync_scripts.reduce_what_some_use, cases):
+        for by_rank, (totals, all_used) in zip(cases, found, strict=True):
+            users = {name: [rank for rank, used in enumerate(by_rank) if name in used] for name in parameters}
+            assert totals.keys() == {name for name, ranks in users.items() if ranks}
+            for name, total in totals.items():
+                expected = sum(sync_scripts.gradient_of_kind(name, parameters[name], rank) for rank in users[name])
+                torch.testing.assert_close(total, expected, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+            partly = any(0 < len(used) < len(parameters) for used in by_rank)
+            assert all_used == (any(by_rank) and not partly)
