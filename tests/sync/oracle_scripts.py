@@ -123,7 +123,7 @@ def train(case, **settings):
     with lockstep.join(shards=case.shards, accumulate=case.accumulate, checkpoint_every="off", **settings) as team:
         model = Model(case)
         # which strategies allow for parameters of 16 bits, too
-        optimizer = (torch.optim.AdamW if case.dtype == torch.bfloat16 else torch.optim.SGD)(model.parameters(), 0.01)
+        optimizer = (torch.optim.AdamW if case.dtype == torch.bfloat16 else torch.optim.SGD)(model.parameters(), 0.001)
         model, optimizer, loader = team.prepare(model, optimizer, batches(case.sizes))
         for batch in loader:
             model.first.requires_grad_(team.step not in case.frozen)

@@ -130,7 +130,7 @@ def check(case, by_rank, *, is_exact):
 
 
 def same(found, expected, what, *, rounds):
-    tolerance = (0.02 if expected.dtype == torch.bfloat16 else 2e-5) if rounds else 0
+    tolerance = (0.05 if expected.dtype == torch.bfloat16 else 2e-5) if rounds else 0
     torch.testing.assert_close(
         found, expected, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda message: f"{what}: {message}"
     )
@@ -164,9 +164,26 @@ def test_it_is_on_several_processes(standing_crew, in_buckets):
 
 
 @pytest.mark.quick
-def test_it_is_where_ddp_reduces_gradients_in_the_backward_pass(standing_crew):
-    case = replace(JOINED, uses_all=True, mixed=False, frozen=frozenset())
+@pytest.mark.parametrize("mixed", [False, True])
+def test_it_is_where_ddp_reduces_gradients_in_the_backward_pass(standing_crew, mixed):
+    # (It does not those of 16 bits, once any were weighted.)
+    phases = (("samples",), ("sum", "samples")) if mixed else JOINED.phases
+    case = replace(JOINED, uses_all=True, mixed=mixed, phases=phases, frozen=frozenset())
     check(case, standing_crew(2, train, case, strategy="ddp"), is_exact=False)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_it_is_where_ddp_reduces_afterwards_what_some_ranks_use(standing_crew, find_unused):
+    case = replace(JOINED, shards=2, accumulate=1, mixed=False)
+    by_rank = standing_crew(2, train, case, strategy="ddp", find_unused_parameters=find_unused)
+    check(case, by_rank, is_exact=False)
+
+
+@pytest.mark.quick
+def test_it_is_where_ranks_keep_slices_of_the_gradients_of_several_shards(standing_crew):
+    case = replace(JOINED, shards=6, sizes=(9, 7, 8, 11, 6), mixed=False, frozen=frozenset([1]))
+    check(case, standing_crew(2, train, case, strategy="fsdp"), is_exact=True)
 
 
 @pytest.mark.quick
@@ -199,10 +216,12 @@ def test_a_step_of_one_shard_is_that_of_the_plain_loop(standing_crew, case):
     check(case, standing_crew(1, train, case), is_exact=False)
 
 
-@drawn(20)
-@given(case=cases([2, 3, 4]), nproc=st.sampled_from([1, 2, 3]), strategy=st.sampled_from(["ddp", "single"]))
-def test_other_strategies_come_to_it_up_to_rounding(standing_crew, case, nproc, strategy):
-    nproc = 1 if strategy == "single" else min(nproc, case.shards)
+# Each by itself: of few examples, nearly all may have one strategy or one process.
+@pytest.mark.parametrize(("strategy", "nproc"), [("single", 1), ("ddp", 2), ("ddp", 3)])
+@drawn(8)
+@given(case=cases([2, 3, 4]))
+def test_other_strategies_come_to_it_up_to_rounding(standing_crew, case, strategy, nproc):
+    nproc = min(nproc, case.shards)
     check(
         case, standing_crew(nproc, train, case, strategy=strategy, find_unused_parameters=not case.uses_all), is_exact=False
     )

@@ -302,12 +302,15 @@ class DDPSums(ShardedSums):
         """Adds the sums of this process's earlier shards to a bucket."""
         if not self._earlier:
             return bucket
+        # DDP gives the real and imaginary parts of complex gradients, side by side.
+        are_parts = parameters[0].is_complex() and not bucket.is_complex()
+        numbers = torch.view_as_complex(bucket.view(-1, 2)) if are_parts else bucket
         offset = 0
         for parameter in parameters:
             earlier = self._earlier.pop(parameter, None)  # type: ignore[call-overload]
             if earlier is not None:
                 # A bucket holds each gradient in its parameter's memory order (channels_last, say).
-                bucket.as_strided(parameter.size(), parameter.stride(), offset).add_(earlier)
+                numbers.as_strided(parameter.size(), parameter.stride(), offset).add_(earlier)
             offset += parameter.numel()
         return bucket
 
