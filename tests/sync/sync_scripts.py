@@ -19,13 +19,13 @@ from lockstep._plan.blocks import block, even_blocks
 from lockstep._plan.shards import plan_step
 from lockstep._plan.tree import Node, push, roots
 from lockstep._sync import exact
-from lockstep._sync.afterwards import reduce_afterwards
 from lockstep._sync.buffers import ShardBuffers
 from lockstep._sync.ddp import DDPStrategy
 from lockstep._sync.dp import DataParallelStrategy
 from lockstep._sync.exact import ExactStrategy
 from lockstep._sync.exchange import Exchange
 from lockstep._sync.horovod import HorovodStrategy
+from lockstep._sync.reduce_late import reduce_late
 from lockstep._sync.single import SingleStrategy
 from lockstep._sync.used_parameters import UsedParameters
 from lockstep._world.comm.short import all_gather_short
@@ -221,7 +221,7 @@ def reduce_what_some_use(cases):
         names = {parameter: name for name, parameter in parameters.items()}
         for by_rank in cases:
             sums = {parameters[name]: gradient_of_kind(name, parameters[name], team.rank) for name in by_rank[team.rank]}
-            all_used = reduce_afterwards(list(parameters.values()), sums, team.world_size)
+            all_used = reduce_late(list(parameters.values()), sums, team.world_size)
             found.append(({names[parameter]: total for parameter, total in sums.items()}, all_used))
         return found
 
