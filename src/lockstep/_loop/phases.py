@@ -122,12 +122,14 @@ class Phases(PhaseDriver):
     @property
     def num_done(self) -> int:
         """The number of completed phases of the current step, or of the last one."""
-        return self._num_done if self._current is None else self._current.num_done
+        step = self._current
+        return self._num_done if step is None else step.num_done
 
     @property
     @override
     def micro(self) -> MicroBatch | None:
-        return None if self.phase is None else self.phase.micro
+        phase = self.phase  # once: another thread may ask while this one ends the phase
+        return None if phase is None else phase.micro
 
     def position(self) -> Position:
         """Returns where this process is now. May be called from another thread."""
