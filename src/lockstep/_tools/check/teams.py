@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
 
 from lockstep._tools.check import source
 from lockstep._tools.check.functions import Functions
 from lockstep._tools.check.state import CONTENT
 from lockstep._tools.check.values import DATA, NOTHING, RANKED, Object, Site, Value
+
+_OPPOSITE = {"max": "min", "min": "max"}
+"""How a value is gathered, if its negative is."""
 
 
 class Teams(Functions):
@@ -48,7 +52,8 @@ class Teams(Functions):
             return NOTHING
         if name in ("any", "best"):
             if name == "any" and node.args:
-                used = used._replace(sites=frozenset(s for s in used.sites if not _is_of_any(s, node.args[0])))
+                varying = {site.name for site in used.sites if site.inside}
+                used = used._replace(sites=frozenset(s for s in used.sites if not _is_of_any(s, node.args[0], varying)))
             if not self.inside:
                 self.sink(used, node, "decision")
             return NOTHING
@@ -118,17 +123,30 @@ class Teams(Functions):
         return value
 
 
-def _is_of_any(site: Site, test: ast.AST, *, negated: bool = False) -> bool:
+def _is_of_any(site: Site, test: ast.AST, varying: Set[str], *, negated: bool = False) -> bool:
     """Whether the result of ``team.any(test)`` is the same however the shards are assigned to
     ranks.
 
     It is so for the greatest value above a bound: some rank's greatest is above it exactly if the
-    greatest of all shards is. It is not so for the greatest value below a bound, or the last value.
+    greatest of all shards is. It is not so for the greatest value below a bound, or the last value,
+    nor for two conditions that must both be true, for each may be so on another rank.
+
+    Args:
+        site: what one of the condition's values comes from.
+        test: the condition, or a part of it.
+        varying: the names of all values that differ between ranks.
+        negated: whether the part counts if it is false.
     """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _is_of_any(site, test.operand, negated=not negated)
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if negated else ast.Or):
-        return all(_is_of_any(site, part, negated=negated) for part in test.values if _reads(part, site))
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, (ast.Not, ast.Invert)):
+        return _is_of_any(site, test.operand, varying, negated=not negated)
+    if isinstance(test, ast.BoolOp) or (isinstance(test, ast.BinOp) and isinstance(test.op, (ast.BitAnd, ast.BitOr))):
+        parts = test.values if isinstance(test, ast.BoolOp) else [test.left, test.right]
+        is_or = isinstance(test.op, (ast.Or, ast.BitOr)) != negated
+        if not is_or and sum(not varying.isdisjoint(source.loaded_names(part)) for part in parts) > 1:
+            return False
+        return all(_is_of_any(site, part, varying, negated=negated) for part in parts if _reads(part, site))
+    if len(varying & source.loaded_names(test)) > 1:
+        return False
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         above = isinstance(test.ops[0], (ast.Gt, ast.GtE))
         if not above and not isinstance(test.ops[0], (ast.Lt, ast.LtE)):
@@ -144,6 +162,10 @@ def _is_of_any(site: Site, test: ast.AST, *, negated: bool = False) -> bool:
 def _gathered(node: ast.AST, site: Site) -> str:
     """How the values of this process's shards become one in an expression, or have become: see
     ``Site.how``."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _OPPOSITE.get(_gathered(node.operand, site), "")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not _reads(node.left, site):
+        return _OPPOSITE.get(_gathered(node.right, site), "")
     if not isinstance(node, ast.Call):
         return site.how
     name = source.dotted(node.func).rpartition(".")[2]
