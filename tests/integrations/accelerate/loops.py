@@ -292,9 +292,9 @@ LOOPS = [
 ]
 
 
-def run_all():
+def run_all(audit):
     torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True, shards=5, progress="off")
+    accelerator = Accelerator(cpu=True, shards=5, progress="off", audit=audit)
     return {loop.__name__: loop(accelerator) for loop in LOOPS}
 
 

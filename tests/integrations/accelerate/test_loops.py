@@ -7,14 +7,14 @@ import pytest
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
-def test_loops_give_the_same_numbers_on_any_number_of_processes(nest, tmp_path):
+def test_loops_give_the_same_numbers_on_any_number_of_processes_also_if_audited(nest, tmp_path):
     found = []
-    for processes in (1, 2, 3):
-        statuses, results = nest.run(processes, "loops", "run_all", [], tmp_path)
+    for processes, audit in ((1, 0), (2, 0), (3, 0), (1, 1), (2, 1)):
+        statuses, results = nest.run(processes, "loops", "run_all", [audit], tmp_path)
         assert statuses == [0] * processes, (tmp_path / "log-0").read_text()[-3000:]
         found += results
     for name in (loop.__name__ for loop in loops.LOOPS):
-        assert [result[name] for result in found] == [found[0][name]] * 6, name
+        assert [result[name] for result in found] == [found[0][name]] * 9, name
 
 
 @pytest.mark.parametrize("processes", [1, 2])

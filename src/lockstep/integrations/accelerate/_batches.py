@@ -167,7 +167,9 @@ class TrainingBatch(PromisedBatch):
         kept = {node.number: node for node in self._calls()}
         for node in kept.values():
             node.results = []
-        for shard, num_samples, data in self._shards():
+        own = iter(self._batch.plan.micro_batches)
+        for data in self._batch.shards:
+            self._check(data)
             memo: dict[int, Any] = {}
             program.run(data, memo, [number] if weight_number is None else [number, weight_number])
             value, of_shard = memo[number], weight if weight_number is None else memo[weight_number]
@@ -176,11 +178,12 @@ class TrainingBatch(PromisedBatch):
             self._batch.add(reduction=reduction, **{name: _scalar(memo[key], name) for key, name in names.items()})
             for key, kind in sums.items():
                 self._batch.add(reduction=kind, **{f"reduced {key}": _scalar(memo[key], f"reduce(..., {kind!r})")})
-            # An audit computes shards of other ranks again, whose results those ranks keep.
+            # An audit computes a shard of any rank again, whose results its owner keeps.
             if not self.team.in_audit:
+                micro = next(own)
                 for key, node in kept.items():
                     assert node.results is not None
-                    node.results.append((shard, num_samples, map_tensors(memo[key], Tensor.detach)))
+                    node.results.append((micro.shard, micro.num_samples, map_tensors(memo[key], Tensor.detach)))
         for node in means:
             node.settle(self._number(names[node.number]))
         for node in reduced:
@@ -213,14 +216,6 @@ class TrainingBatch(PromisedBatch):
         if isinstance(value, Tensor):
             return value.to(self.device, None if value.dtype == torch.int64 else torch.get_default_dtype())
         return torch.tensor(value, device=self.device)
-
-    def _shards(self) -> Iterator[tuple[int, int, Any]]:
-        """Yields the shards of this process: number, number of samples, samples."""
-        sizes = {micro.shard: micro.num_samples for micro in self._batch.plan.micro_batches}
-        for data in self._batch.shards:
-            shard = self.team.shard
-            self._check(data)
-            yield shard, sizes[shard], data
 
     # Values over the global batch
 
