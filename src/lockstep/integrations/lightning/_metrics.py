@@ -71,7 +71,8 @@ class Metrics:
                     code="metric-created-later",
                 )
             _disable_sync(metric)
-            self._trials.pop(name, None)
+            # All of them, since the metric may be part of another, which has a trial, too.
+            self._trials.clear()
         _refuse_hidden(self._module)
         self._metrics = now
 
@@ -131,11 +132,11 @@ class Metrics:
             trial.reset()
 
     def _trial(self, name: str) -> Any:
-        """Returns an empty copy of a metric, for values of one shard or batch."""
+        """Returns an empty copy of a metric, for values of one shard or batch. Like the metric, it
+        does not communicate."""
         if name not in self._trials:
             self._trials[name] = trial = copy.deepcopy(self._metrics[name])
             trial.reset()
-            _disable_sync(trial)
         return self._trials[name]
 
 
