@@ -7,6 +7,7 @@ import signal
 import threading
 
 import pytest
+from launch_helpers import is_running
 
 from lockstep._launch.failures import End, Failure
 from lockstep._launch.messages import Receiver, Sender, WorkerMessages
@@ -95,16 +96,27 @@ def test_a_process_that_a_script_forked_ends_as_under_python_and_is_not_the_rank
 
 
 def test_a_process_that_a_worker_has_forked_keeps_no_launch_waiting(run_warm, tmp_path):
+    # By a helper thread: what the main thread forks dies with the worker (`guard`). And not before
+    # it has a session of its own: what is in the worker's is ended with that.
     ended = run_warm(
         """
-        import os, pathlib, time
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            time.sleep(10_000)
-        pathlib.Path("child").write_text(str(pid))
+        import os, pathlib, threading, time
+        reader, writer = os.pipe()
+        def leave():
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                os.write(writer, b"!")
+                time.sleep(10_000)
+            pathlib.Path("child").write_text(str(pid))
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        os.read(reader, 1)
         """,
         nproc=1,
     )
-    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    child = int((tmp_path / "child").read_text())
+    assert is_running(child)
+    os.kill(child, signal.SIGKILL)
     assert not ended.outcome.failures
