@@ -12,8 +12,10 @@ import textwrap
 import pytest
 from launch_helpers import is_running, read_pids
 
-from lockstep._base.errors import ConfigError, LaunchError
+from lockstep._base.errors import AbandonedError, ConfigError, LaunchError
 from lockstep._base.reports import PARTED
+from lockstep._base.stopping import Stopped
+from lockstep._base.tracebacks.excerpt import chain
 from lockstep._launch import failures
 from lockstep._launch.echoes import is_echo_in
 from lockstep._launch.failure_reports import reports_of
@@ -362,6 +364,86 @@ def test_only_a_rank_that_ended_before_the_first_failure_ended_early():
     # without a report of its program's end, whenever that was noticed
     assert failures.early_end([lost], {}, {1: ends[1]}, 4).rank == 1
     assert failures.early_end([failures.Failure(rank=0, kind="ValueError", message="")], ends, {}, 4) is None
+
+
+KINDS = {
+    "e": lambda: RuntimeError("Connection closed by peer"),  # echoes of another rank's failure
+    "a": lambda: AbandonedError("the loop was left"),
+    "o": lambda: ValueError("of this rank's own"),
+    "k": KeyboardInterrupt,  # no failures of any rank
+    "g": GeneratorExit,
+    "i": StopIteration,
+    "j": StopAsyncIteration,
+    "s": lambda: Stopped(75),
+}
+
+
+def met(kinds):
+    """The error of a rank that has met these, the first first, each while it handled the one before
+    and in a call of its own: of ``call_0``, ``call_1`` ... of a library."""
+    *before, last = kinds
+    error, library = KINDS[last](), {}
+    error.__context__ = met(before) if before else None
+    name = f"call_{len(before)}"
+    exec(f"def wrapper(error): {name}(error)\ndef {name}(error): raise error", library)
+    try:
+        library["wrapper"](error)
+    except BaseException as raised:
+        return raised
+
+
+@pytest.mark.parametrize(
+    ("kinds", "own", "called"),
+    [
+        ("o", None, ""),
+        ("oo", None, ""),
+        ("e", None, ""),
+        ("ee", None, ""),  # of its own it has nothing, however often it meets the same loss
+        ("eee", None, ""),
+        ("ea", None, ""),
+        ("eo", None, ""),  # raised because of the loss
+        ("eoe", None, ""),
+        ("oe", 0, "waited in call_1"),
+        ("oa", 0, "called call_1"),
+        ("oee", 0, "waited in call_1"),
+        ("oea", 0, "waited in call_1"),
+        ("oae", 0, "called call_1"),
+        ("ooe", 1, "waited in call_2"),
+        ("oeo", 0, "waited in call_1"),
+        ("oeoe", 0, "waited in call_1"),
+        *((f"{kind}e", None, "") for kind in "kgijs"),
+        *((f"o{kind}e", 0, "waited in call_2") for kind in "kgijs"),
+        *((f"o{kind}ee", 0, "waited in call_2") for kind in "kgijs"),
+    ],
+)
+def test_what_a_rank_was_handling_when_it_met_the_first_echo_is_its_own_failure(kinds, own, called):
+    error = met(kinds)
+    links = list(chain(error))[::-1]
+    assert len(links) == len(kinds)
+    found, shown = failures.from_exception(1, error), error if own is None else links[own]
+    assert (found.kind, found.message) == (type(shown).__qualname__, str(shown))
+    is_consequence = bool({"e", "a"}.intersection(kinds))
+    assert (found.is_consequence, found.distance) == (is_consequence, 1 if called else 2 * is_consequence)
+    assert found.then.startswith(f", then it {called}, at {__file__}:" if called else ""), found.then
+    assert bool(found.then) == bool(called)
+    # If another rank has ended well before, that is the cause: unless this one had failed itself.
+    early = failures.early_end([found], {0: failures.End(how="done", time_s=found.time_s - 1)}, {}, 2)
+    assert (early is not None) == (found.distance == 2)
+
+
+def test_an_echo_that_the_users_code_has_raised_is_told_by_its_line():
+    error = RuntimeError("Connection closed by peer")
+    error.__context__ = ValueError("of this rank's own")
+    with pytest.raises(RuntimeError) as caught:
+        raise error
+    line = caught.traceback[-1].lineno + 1
+    assert failures.from_exception(1, error).then == f", then it failed at {__file__}:{line}"
+
+
+def test_an_echo_from_nowhere_in_the_users_code_is_told_without_a_place():
+    error = RuntimeError("Connection closed by peer")
+    error.__context__ = ValueError("of this rank's own")
+    assert failures.from_exception(1, error).then == ", then it waited"
 
 
 @pytest.mark.long
