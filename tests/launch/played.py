@@ -254,9 +254,13 @@ class PlayedLaunch:
             with self.interrupts:
                 return supervise.supervise(self.server, self.spec, streams, self.interrupts)
         finally:
-            for worker in self.workers.values():
-                os.close(worker.fd)
-            self.server.release()
+            self.release()
+
+    def release(self):
+        """Closes what the workers and the server have open. For who does not ``run`` it."""
+        for worker in self.workers.values():
+            os.close(worker.fd)
+        self.server.release()
 
     def drop(self, when_s):
         """What was to happen then does not."""
