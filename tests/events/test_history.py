@@ -1,11 +1,13 @@
 """A run's history has each step once, of the last launch that took it: any launches, killed and
-resumed anywhere."""
+resumed anywhere. And a reader of what is new in it gets each event once."""
+
+import json
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from lockstep._events.history import history, launches
+from lockstep._events.history import Tail, history, launches
 
 pytestmark = pytest.mark.timeout(30)
 OF_STEPS = ("step", "evaluate", "epoch", "end")
@@ -41,3 +43,43 @@ def test_an_event_of_a_step_counts_unless_a_later_launch_began_before_it(run):
     assert [launch.resumed_after for launch in launches(events)] == [
         after if i else None for i, (after, _) in enumerate(run)
     ]
+
+
+OLD = b'{"event": "start", "is": "old"}\nnoise {"event": "x"}\n{"event": "step", "step": 1}\n{"event": "end"}\n'
+NEW = b'{"event": "start"}\nnoise {"event": "x"}\n{"event": "step"}\n'
+
+
+def events_in(text):
+    """Those of whole lines; of noise, no part is an event."""
+    lines = text.split(b"\n")[:-1]
+    return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+
+def test_wherever_a_reader_of_what_is_new_meets_the_writer_each_event_comes_once(tmp_path):
+    for cut in range(len(NEW) + 1):
+        path, known = tmp_path / str(cut), events_in(NEW[:cut])
+        path.write_bytes(NEW[:cut])
+        tail = Tail(path)
+        assert tail.read() == (known, True), cut
+        with path.open("ab") as file:
+            file.write(NEW[cut:])
+        assert tail.read() == (events_in(NEW)[len(known) :], False), cut
+        assert tail.read() == ([], False), cut
+
+
+@pytest.mark.parametrize("how", ["moved away", "truncated"])
+def test_a_new_log_is_read_from_its_beginning_wherever_the_old_one_had_ended(tmp_path, how):
+    for cut in range(1, len(OLD) + 1):
+        path = tmp_path / str(cut)
+        path.write_bytes(OLD[:cut])
+        tail = Tail(path)
+        tail.read()
+        if how == "moved away":
+            path.rename(tmp_path / "old")
+        new = NEW if how == "moved away" else NEW[: cut - 1]  # truncation is seen by the size alone
+        path.write_bytes(new)
+        known = events_in(new)
+        assert tail.read() == (known, True), cut
+        with path.open("ab") as file:
+            file.write(NEW[len(new) :])
+        assert tail.read() == (events_in(NEW)[len(known) :], False), cut
