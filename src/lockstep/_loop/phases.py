@@ -242,17 +242,12 @@ class Phases(PhaseDriver):
             self.guards.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
-        """Returns to the random stream of this position, after other code has drawn from another
-        stream.
+        """Returns to the random stream of the step, after the streams of a phase.
 
-        A stream is a sequence of random numbers with its own seed. Inside ``batch.shards`` the
-        seed is derived from the run's seed, step, shard, part and phase, and outside from the run's
-        seed, step and phase."""
-        seed, micro = self.run.seed, self.micro
-        if micro is not None:
-            reseed(seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)
-        elif self._current is not None:
-            reseed(seed, Purpose.STEP, self.step, self._current.num_done)
+        A stream is a sequence of random numbers with its own seed: outside of ``batch.shards`` it
+        is derived from the run's seed, the step and the number of completed phases, and inside
+        from the shard and its part, too."""
+        reseed(self.run.seed, Purpose.STEP, self.step, self.num_done)
 
     @override
     def compare_data(self, description: str) -> None:
@@ -327,7 +322,7 @@ class Phases(PhaseDriver):
             notify(phase.number)
         step.num_done += 1
         if self.run.has_streams:
-            reseed(self.run.seed, Purpose.STEP, self.step, step.num_done)
+            self.resume_stream()
 
     # Calls of the script
 
