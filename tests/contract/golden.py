@@ -3,7 +3,9 @@
 ::
 
     python tests/contract/golden.py bits.json       # writes the file
-    python tests/contract/golden.py bits.json       # there now: names what differs, with status 1
+    python tests/contract/golden.py bits.json       # it exists: names what differs, with status 1
+
+``--only TEXT``: the trainings with this text in their names, such as "exact 2: " or "digits".
 
 Every training of the corpus runs with each strategy that trains it, with ``exact`` on 1, 2 and 3
 processes, and examples/digits.py and examples/transformer.py on 2. The contract's tests compare
@@ -11,6 +13,7 @@ numbers of processes with each other; a change that is wrong alike on all of the
 Bits differ between kinds of CPU and versions of PyTorch, so a file belongs to the machine that
 wrote it."""
 
+import argparse
 import hashlib
 import json
 import os
@@ -83,29 +86,37 @@ def example(name):
     return digest([files[name]["sha256"] for name in sorted(files) if name.endswith(".safetensors")])
 
 
-def bits():
+def bits(only):
     """The digest of every training, by its strategy, its number of processes and its name."""
     found = {}
     for strategy, nproc, corpus in LAUNCHES:
-        ranks = lockstep.launch(train, corpus, strategy, nproc=nproc, progress="off")
-        found.update({f"{strategy} {nproc}: {name}": [each[name] for each in ranks] for name in corpus})
-        print(f"{strategy} on {nproc}: {len(corpus)} trainings", file=sys.stderr, flush=True)
-    return {**found, **{name: example(name) for name in EXAMPLES}}
+        wanted = {name: corpus[name] for name in corpus if only in f"{strategy} {nproc}: {name}"}
+        if wanted:
+            ranks = lockstep.launch(train, wanted, strategy, nproc=nproc, progress="off")
+            found.update({f"{strategy} {nproc}: {name}": [each[name] for each in ranks] for name in wanted})
+            print(f"{strategy} on {nproc}: {len(wanted)} trainings", file=sys.stderr, flush=True)
+    return {**found, **{name: example(name) for name in EXAMPLES if only in name}}
 
 
 def main():
-    path = Path(sys.argv[1]).absolute()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="the digests: written, or compared with if it exists")
+    parser.add_argument("--only", default="", metavar="TEXT", help="trainings whose names contain this")
+    asked = parser.parse_args()
+    path = asked.file.absolute()
     before = json.loads(path.read_text()) if path.exists() else None
     with tempfile.TemporaryDirectory() as cwd:
         os.chdir(cwd)
-        now = bits()
+        now = bits(asked.only)
+        os.chdir(ROOT)
     if before is None:
         path.write_text(json.dumps(now, indent=1))
         print(f"{len(now)} digests in {path}")
         return 0
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    known = {name: digests for name, digests in before.items() if asked.only in name}
+    changed = [name for name in {**known, **now} if known.get(name) != now.get(name)]
     print("\n".join([f"{len(now) - len(changed)} of {len(now)} as before", *changed]))
-    return bool(changed)
+    return int(bool(changed))
 
 
 if __name__ == "__main__":
