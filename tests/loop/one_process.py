@@ -67,7 +67,7 @@ class Process:
     def add(self, model):
         """Trains another model, too."""
         if self._is_alone:
-            self.phases.run.strategy.attach(model)
+            self.phases.parts.strategy.attach(model)
         self.phases.trained.add_model(model, SimpleNamespace(reaches_backward=False))
         self.phases.guards.add_model(model)
 

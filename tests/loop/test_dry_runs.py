@@ -45,7 +45,7 @@ class Training(Process):
         self.carried = PerShard("carried", {"a": [torch.zeros(1)]}, self.phases, self, lambda: self.blocks, take_apart, ())
         state.register("carried", self.carried)
         self.dry_runs, self.repeats, self.body, self.dry = (
-            DryRuns(self.phases, self.phases.run.strategy, state),
+            DryRuns(self.phases, self.phases.parts.strategy, state),
             repeats,
             body,
             [],

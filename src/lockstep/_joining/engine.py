@@ -380,7 +380,7 @@ class Engine:
             rank=self.world.rank,
             world_size=self.world.world_size,
             num_shards=self.phases.num_shards,
-            seed=self.phases.run.seed,
+            seed=self.phases.parts.seed,
             loader=loader,
             accumulate=self.config.accumulate,
             allows_other_data="data" in self.config.allow,

@@ -92,7 +92,7 @@ class Team(Collectives):
     @property
     def seed(self) -> int:
         """Root of the run's random streams."""
-        return self._phases.run.seed
+        return self._phases.parts.seed
 
     @contextlib.contextmanager
     def hide_launcher(self) -> Iterator[None]:

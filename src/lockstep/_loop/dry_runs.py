@@ -5,8 +5,7 @@ An instrument gives ``Phases.micro_batches`` a generator that yields the micro-b
 in the context ``DryRuns.of_shard``, before or after the micro-batches that count. They run in a
 ``Phase`` that takes the place of the running one, so nothing of them is recorded or exchanged. When
 they have run, gradients, buffers, random streams and what the shard carries from batch to batch are
-as before. lockstep cannot undo what the script itself keeps: see
-``Team.in_audit``."""
+as before. lockstep cannot undo what the script itself keeps: see ``Team.in_audit``."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ class DryRuns:
                 assert phase is not None
                 undo.callback(setattr, phases, "phase", phase)
                 phases.phase = Phase(
-                    phases.run,
+                    phases.parts,
                     phase.step,
                     phase.number,
                     phase.batch,

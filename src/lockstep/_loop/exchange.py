@@ -104,10 +104,10 @@ class Peers:
         self.collectives = collectives
         self.accumulate = accumulate
         self.clock = clock
-        self.are_none = collectives.size == 1
+        self.is_alone = collectives.size == 1
         """Whether this rank is the only one."""
         self.same_data = SameData(collectives)
-        self.parts: list[RowPart] = [self.same_data, clock]
+        self.row_parts: list[RowPart] = [self.same_data, clock]
         """The parts of each row, the same on every rank. A single rank exchanges nothing, and does
         not ask them."""
         self.forecasts: defaultdict[int, Forecast] = defaultdict(Forecast)
@@ -143,7 +143,7 @@ def exchange(
         numbers.read_devices()
         peers.clock.device_finished()
     own, (step, phase) = numbers.recorded, at
-    if peers.are_none:
+    if peers.is_alone:
         if not (own.values or own.weights or own.others or news):
             return Agreed([None] * len(own.kinds), {}, news)
         own.news, own.followers = news, followers
@@ -169,7 +169,7 @@ def _of_all_ranks(
     weighted = [call for call, kind in enumerate(forecast.kinds) if kind == "weight"]
     slots = range(peers.accumulate * plan.blocks.most)  # the most micro-batches that a rank has
     place = float(step * _MOST_PHASES + phase)
-    reports = [part.report(plan) for part in peers.parts]
+    reports = [part.report(plan) for part in peers.row_parts]
     line = [_MARK, place, 0.0 if is_foreseen else 1.0, float(len(own.kinds))]
     for report in reports:
         line += report
@@ -190,7 +190,7 @@ def _of_all_ranks(
     if any(row[0] != _MARK or row[1] != place for row in lines):
         _refuse_places(lines, step)
     first = _HEAD
-    for part, report in zip(peers.parts, reports, strict=True):
+    for part, report in zip(peers.row_parts, reports, strict=True):
         part.receive([row[first : first + len(report)] for row in lines])
         first += len(report)
     # All ranks see the flags of all, so they agree on whether a second exchange follows.

@@ -257,13 +257,13 @@ class Loop(Driver):
     def _reseed_between(self, epoch: int) -> None:
         if self._leader is None:
             section, *_ = self.resumption.newest_pass()
-            reseed(self.phases.run.seed, Purpose.EPOCH, section, epoch)
+            reseed(self.phases.parts.seed, Purpose.EPOCH, section, epoch)
 
     def _reseed_after_pass(self) -> None:
         """Begins the random stream of the code after a pass. It belongs to the pass, not to its
         last step, which a launch that skips the pass does not know: the numbers drawn there may
         decide what later passes learn."""
-        reseed(self.phases.run.seed, Purpose.TAIL, *self.resumption.newest_pass())
+        reseed(self.phases.parts.seed, Purpose.TAIL, *self.resumption.newest_pass())
 
     # Passes
 

@@ -67,15 +67,15 @@ class Phases(PhaseDriver):
     """The phases of the current step, and the ``PhaseDriver`` of its batches.
 
     Args:
-        run: what all phases use.
+        parts: what all phases use.
         listeners: notified of steps, phases and shards.
         gather: gathers what the shards of all ranks have shared. A collective.
     """
 
-    def __init__(self, run: RunParts, listeners: Listeners, gather: Callable[[list[Shared]], list[Shared]]) -> None:
-        self.run = run
-        self.num_shards = run.num_shards
-        self.trained, self.guards = run.trained, run.guards
+    def __init__(self, parts: RunParts, listeners: Listeners, gather: Callable[[list[Shared]], list[Shared]]) -> None:
+        self.parts = parts
+        self.num_shards = parts.num_shards
+        self.trained, self.guards = parts.trained, parts.guards
         self._gather = gather
         self._listeners = listeners
         self._on = listeners.on
@@ -148,7 +148,7 @@ class Phases(PhaseDriver):
         self._current = Step(plan)
         for notify in self._on.begin_step:
             notify(self.step)
-        reseed(self.run.seed, Purpose.STEP, self.step, 0)
+        reseed(self.parts.seed, Purpose.STEP, self.step, 0)
 
     def end_step(self) -> None:
         """Ends the step, after the loop's body has run.
@@ -247,18 +247,18 @@ class Phases(PhaseDriver):
         A stream is a sequence of random numbers with its own seed: outside of ``batch.shards`` it
         is derived from the run's seed, the step and the number of completed phases, and inside
         from the shard and its part, too."""
-        reseed(self.run.seed, Purpose.STEP, self.step, self.num_done)
+        reseed(self.parts.seed, Purpose.STEP, self.step, self.num_done)
 
     @override
     def compare_data(self, description: str) -> None:
         """Checks that all ranks have read the same first samples. Every rank must call it."""
-        self.run.peers.same_data.compare(description)
+        self.parts.peers.same_data.compare(description)
 
     @override
     def note_data(self, description: str) -> None:
         """Checks at the end of the next phase, without a further message, that all ranks have read
         the same first samples. Every rank must call it."""
-        self.run.peers.same_data.note(description)
+        self.parts.peers.same_data.note(description)
 
     @override
     def gather(self, mine: list[Shared]) -> list[Shared]:
@@ -282,7 +282,7 @@ class Phases(PhaseDriver):
         # those of the batch that leads, so both must have as many, on the same ranks.
         if self.phase is not None and self.phase.batch is not batch and self.phase.micro is not None:
             leader = self.phase.batch
-            first, second = ([min(n, self.run.num_shards) for n in b.plan.sizes] for b in (leader, batch))
+            first, second = ([min(n, self.parts.num_shards) for n in b.plan.sizes] for b in (leader, batch))
             if first != second:
                 raise refusals.uneven_side_by_side(first, second)
             if batch.plan.blocks.sizes != leader.plan.blocks.sizes:
@@ -292,7 +292,7 @@ class Phases(PhaseDriver):
             self.check_outside("another loop over batch.shards")
         if self._current is None or batch.plan.was_passed_over:
             raise refusals.step_is_over(batch.plan.number)
-        self.phase = Phase(self.run, self.step, self._current.num_done, batch)
+        self.phase = Phase(self.parts, self.step, self._current.num_done, batch)
         self.phase.begin()
         return batch
 
@@ -321,7 +321,7 @@ class Phases(PhaseDriver):
         for notify in self._on.end_phase:
             notify(phase.number)
         step.num_done += 1
-        if self.run.has_streams:
+        if self.parts.has_streams:
             self.resume_stream()
 
     # Calls of the script
@@ -358,7 +358,7 @@ class Phases(PhaseDriver):
                 "detached, converted to a number, or computed under no_grad.",
                 code="loss-without-gradient",
             )
-        micro, num_shards = phase.micro, self.run.num_shards
+        micro, num_shards = phase.micro, self.parts.num_shards
         if reduction is None and weight is None and num_shards > 1:
             at = phase.number, phase.numbers.num_calls
             if at not in self._checked:
@@ -396,7 +396,7 @@ class Phases(PhaseDriver):
             UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were
                 not synchronized.
         """
-        if self.run.strategy.replaced and not self.run.strategy.replaced.keys().isdisjoint(parameters_of(optimizer)):
+        if self.parts.strategy.replaced and not self.parts.strategy.replaced.keys().isdisjoint(parameters_of(optimizer)):
             raise UsageError(
                 f"{_step_of(optimizer)}: this optimizer was not passed to team.prepare(), which has replaced the model's "
                 "parameters (strategy='fsdp' shards them), so stepping it has no effect. Prepare it together with its model.",

@@ -84,12 +84,12 @@ class StepTimes:
         return (self.busy_s(before) - self.busy_s(after)) / self.step_s
 
 
-def usual(paces: Sequence[StepTimes]) -> StepTimes:
-    """Returns the medians of these paces, which a momentary stall does not change."""
+def usual(pieces: Sequence[StepTimes]) -> StepTimes:
+    """Returns the median times of these pieces, which a momentary stall does not change."""
     return StepTimes(
-        shard_s=list(map(statistics.median, zip(*(pace.shard_s for pace in paces), strict=True))),
-        once_s=list(map(statistics.median, zip(*(pace.once_s for pace in paces), strict=True))),
-        step_s=statistics.median(pace.step_s for pace in paces),
+        shard_s=list(map(statistics.median, zip(*(times.shard_s for times in pieces), strict=True))),
+        once_s=list(map(statistics.median, zip(*(times.once_s for times in pieces), strict=True))),
+        step_s=statistics.median(times.step_s for times in pieces),
     )
 
 
@@ -132,9 +132,9 @@ def fair_sizes(num: int, each_s: Sequence[float], once_s: Sequence[float]) -> li
     return sizes
 
 
-def best_blocks(num_shards: int, pace: StepTimes) -> Blocks:
+def best_blocks(num_shards: int, times: StepTimes) -> Blocks:
     """Returns the blocks with which the slowest rank is ready as early as possible."""
-    return blocks_of(tuple(fair_sizes(num_shards, pace.shard_s, pace.once_s)))
+    return blocks_of(tuple(fair_sizes(num_shards, times.shard_s, times.once_s)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +176,8 @@ class Balancer:
         """Begins a new window, with these blocks in force."""
         self._blocks = self._candidate = blocks
         """The blocks in force, and the blocks that suit the window before."""
-        self._paces: list[StepTimes] = []
-        """The pace of each piece of the window so far."""
+        self._pieces: list[StepTimes] = []
+        """The times of each piece of the window so far."""
         self._begin_piece()
 
     def _begin_piece(self) -> None:
@@ -194,29 +194,29 @@ class Balancer:
         if max(self._column(BUSY)) < _PIECE_S or self._num_failed_moves == _MAX_FAILED_MOVES:
             return None
         if all(self._column(SAMPLES)):  # or else some rank had nothing to do
-            self._paces.append(self._pace())
+            self._pieces.append(self._times())
         self._begin_piece()
         length = _PIECES * (1 + self._num_moves)
-        return self._end_window(length) if self._paces and len(self._paces) % length == 0 else None
+        return self._end_window(length) if self._pieces and len(self._pieces) % length == 0 else None
 
     def _end_window(self, length: int) -> Proposal | None:
-        paces, newest = self._paces, self._newest
-        pace, self._newest = usual(paces), None
-        if newest is not None and pace.step_s >= newest.step_s:
+        pieces, newest = self._pieces, self._newest
+        times, self._newest = usual(pieces), None
+        if newest is not None and times.step_s >= newest.step_s:
             # The times of shards cannot tell this beforehand: blocks of other sizes may have more
             # subtrees, so that exchanging gradients takes longer.
             self._num_failed_moves += 1
-            return self._propose(newest.away_from, 1 - newest.step_s / pace.step_s)
-        gains = [each.gain(self._blocks, self._candidate) for each in paces]
+            return self._propose(newest.away_from, 1 - newest.step_s / times.step_s)
+        gains = [each.gain(self._blocks, self._candidate) for each in pieces]
         gain, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
         seems, is_certain = gain >= LEAST_GAIN, gain >= _STANDARD_ERRORS * error
-        if seems and not is_certain and len(paces) < _MOST_WINDOWS * length:
+        if seems and not is_certain and len(pieces) < _MOST_WINDOWS * length:
             return None
-        self._candidate, self._paces = best_blocks(self._blocks.num_shards, pace), []
-        gain = pace.gain(self._blocks, self._candidate)
+        self._candidate, self._pieces = best_blocks(self._blocks.num_shards, times), []
+        gain = times.gain(self._blocks, self._candidate)
         if not seems or not is_certain or gain < LEAST_GAIN:
             return None
-        self._newest = _Move(away_from=self._blocks, step_s=pace.step_s)
+        self._newest = _Move(away_from=self._blocks, step_s=times.step_s)
         return self._propose(self._candidate, gain)
 
     def _propose(self, blocks: Blocks, gain: float) -> Proposal:
@@ -226,8 +226,8 @@ class Balancer:
     def _column(self, number: int) -> list[float]:
         return self._sums[number :: AHEAD + 1]
 
-    def _pace(self) -> StepTimes:
-        """Returns the pace of the piece that has just ended."""
+    def _times(self) -> StepTimes:
+        """Returns the times of the piece that has just ended."""
         samples, in_shards, busy, idle = map(self._column, (SAMPLES, IN_SHARDS, BUSY, IDLE))
         a_shard = math.fsum(samples) / self._blocks.num_shards / self._num_steps
         return StepTimes(

@@ -194,9 +194,11 @@ class DDPSums(ShardedSums):
         phase: index of the phase in the step.
     """
 
+    _strategy: DDPStrategy
+
     def __init__(self, strategy: DDPStrategy, plan: StepPlan, phase: int) -> None:
         super().__init__(strategy, plan)
-        self._ddp, self._engines, self._phase = strategy, strategy.engines, phase
+        self._engines, self._phase = strategy.engines, phase
         self._factor: float | Tensor = 1.0
         self._earlier: Gradients = {}
         """The sums of this process's earlier shards, for the running backward pass to add."""
@@ -216,7 +218,7 @@ class DDPSums(ShardedSums):
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        factor, self._ddp.waited_s = usable(factor, self._parameters), 0.0
+        factor, self._strategy.waited_s = usable(factor, self._parameters), 0.0
         if not any(engine.overlaps for engine in self._engines):
             super().backward(loss, call, factor, options)
             return
@@ -224,14 +226,14 @@ class DDPSums(ShardedSums):
         for engine in self._engines:
             engine.launched, engine.finished = 0, False
         self._factor, self._earlier = factor, self._sums.pop(call, {})
-        self._ddp.running = self
+        self._strategy.running = self
         try:
             with self._buffers.held():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
-            self._ddp.running = None
+            self._strategy.running = None
         if self._launched_at_s:
-            self._ddp.waited_s = time.perf_counter() - self._launched_at_s
+            self._strategy.waited_s = time.perf_counter() - self._launched_at_s
         self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
         # DDP's sums are complete, and already weighted.
         reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
@@ -247,13 +249,13 @@ class DDPSums(ShardedSums):
         """
         micro = self._micro
         assert micro is not None
-        if micro.is_last and len(self._overlapped) < self._ddp.num_calls.get(self._phase, 0):
+        if micro.is_last and len(self._overlapped) < self._strategy.num_calls.get(self._phase, 0):
             waiting = [engine for engine in self._engines if engine.overlaps]
-            if waiting and self._ddp.world_size > 1:
+            if waiting and self._strategy.world_size > 1:
                 raise UsageError(
                     f"step {micro.step}, shard {micro.shard}: {len(self._overlapped)} backward calls in this phase, but "
-                    f"{self._ddp.num_calls[self._phase]} in earlier steps. With strategy='ddp' the other ranks wait for them. "
-                    "To leave a shard out, call team.backward(loss, weight=0).",
+                    f"{self._strategy.num_calls[self._phase]} in earlier steps. With strategy='ddp' the other ranks wait for "
+                    "them. To leave a shard out, call team.backward(loss, weight=0).",
                     code="missing-backward-call",
                 )
         super().end_shard()
@@ -262,8 +264,8 @@ class DDPSums(ShardedSums):
 
     @override
     def finish(self, divisors: Sequence[float | None], news: News) -> None:
-        self._ddp.num_calls[self._phase] = len(divisors)
-        self._ddp.is_weighted = self._ddp.is_weighted or any(divisor is not None for divisor in divisors)
+        self._strategy.num_calls[self._phase] = len(divisors)
+        self._strategy.is_weighted = self._strategy.is_weighted or any(divisor is not None for divisor in divisors)
         super().finish(divisors, news)
 
     @override
@@ -345,10 +347,10 @@ class DDPSums(ShardedSums):
         trainable = [p for p in engine.learning() if p not in done]
         done.update(trainable)
         engine_sums: Gradients = {p: sums.pop(p) for p in trainable if p in sums}
-        all_used = reduce_late(trainable, engine_sums, self._ddp.world_size)
+        all_used = reduce_late(trainable, engine_sums, self._strategy.world_size)
         sums.update(engine_sums)
-        everyone = self._plan.num_active_ranks == self._ddp.world_size
-        if everyone and engine_sums and not self._ddp.find_unused:
+        everyone = self._plan.num_active_ranks == self._strategy.world_size
+        if everyone and engine_sums and not self._strategy.find_unused:
             if not all_used:
                 engine.partial.add(self._phase)
                 engine.proven.discard(self._phase)

@@ -122,6 +122,8 @@ class FSDPStrategy(Strategy):
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
         self.phase: FSDPSums | None = None
         """The running phase."""
+        self.running: FSDPSums | None = None
+        """The phase, while it runs a backward pass."""
         self._norms = WholeNorms()
 
     @override
@@ -225,42 +227,39 @@ class FSDPStrategy(Strategy):
         """Reshards after a forward pass that no backward pass follows, which alone would do so
         otherwise."""
         is_trained = id(model) in {id(unit.module) for unit in self.units}
-        if isinstance(model, FSDPModule) and (not self._runs_shard or not is_trained or not torch.is_grad_enabled()):
+        runs_shard = self.phase is not None and self.phase.micro is not None
+        if isinstance(model, FSDPModule) and (not runs_shard or not is_trained or not torch.is_grad_enabled()):
             model.reshard()
-
-    @property
-    def _runs_shard(self) -> bool:
-        return self.phase is not None and self.phase.micro is not None
 
     # Within the script's forward and backward passes
 
     def _has_begun(self, unit: Unit) -> bool:
         """Notes that a forward pass of a unit begins. Returns whether it counts: not if it is an
         evaluation's, or a checkpoint's."""
-        if self.phase is None or self.phase.micro is None or self.phase.in_backward:
+        if self.phase is None or self.phase.micro is None or self.running is not None:
             return False
         self.runs.begun(unit)
         return True
 
     def _arrived(self, whole: Parameter) -> None:
-        if self.phase is not None and self.phase.in_backward:
-            self.phase.arrived(whole)
+        if self.running is not None:
+            self.running.arrived(whole)
 
     def _strayed(self, parameter: Parameter) -> None:
         """Refuses a gradient of this rank's slice of a parameter: no other rank's shards are in
         it."""
-        if self.phase is not None and self.phase.in_backward:
+        if self.running is not None:
             raise _penalty(f"part of the loss was computed from the parameter {self.names[parameter]!r}")
 
     def _enters(self, unit: Unit) -> None:
         """Notes that the backward pass has the gradient of an output of a unit, whose parameters
         PyTorch gathers if it is the first."""
-        if self.phase is not None and self.phase.in_backward:
+        if self.running is not None:
             self.runs.entered(unit)
 
     def _is_through(self, unit: Unit) -> None:
-        if self.phase is not None and self.phase.in_backward:
-            self.phase.is_through(unit)
+        if self.running is not None:
+            self.running.is_through(unit)
 
 
 class FSDPSums(PhaseSums):
@@ -277,8 +276,6 @@ class FSDPSums(PhaseSums):
         self._buffers, self._units = strategy.buffers, strategy.units
         self.micro: MicroBatch | None = None
         """The running micro-batch; None: between two."""
-        self.in_backward = False
-        """Whether a backward pass is running."""
         self._call = 0
         self._factor: float | Tensor = 1.0
         self._changes: list[Node[dict[int, Tensor]]] = []
@@ -303,12 +300,12 @@ class FSDPSums(PhaseSums):
         self._gradients.begin_backward(call)
         self._runs.begin_backward()
         self._used.begin_call(call)
-        self.in_backward = True
+        self._strategy.running = self
         try:
             with self._buffers.held():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
-            self.in_backward = False
+            self._strategy.running = None
         # Units that the backward pass has not announced, in a fixed order, which is the same on all
         # ranks: each is a collective.
         for unit in reversed(self._units):

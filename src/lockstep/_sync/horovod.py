@@ -90,9 +90,11 @@ class HorovodSums(ShardedSums):
         plan: of the step.
     """
 
+    _strategy: HorovodStrategy
+
     def __init__(self, strategy: HorovodStrategy, plan: StepPlan) -> None:
         super().__init__(strategy, plan)
-        self._horovod_sync, self._horovod, self._names = strategy, strategy.horovod, strategy.names
+        self._horovod, self._names = strategy.horovod, strategy.names
         self._call = 0
         self._factor: float | Tensor = 1.0
         self._earlier: Gradients = {}
@@ -106,16 +108,16 @@ class HorovodSums(ShardedSums):
         factor = usable(factor, self._parameters)
         # Only the last shard's gradients are sent, with the sums of the earlier shards added to
         # them.
-        if not self._micro.is_last or self._horovod_sync.world_size == 1:
+        if not self._micro.is_last or self._strategy.world_size == 1:
             super().backward(loss, call, factor, options)
             return
         self._call, self._factor, self._earlier = call, factor, self._sums.pop(call, {})
-        self._horovod_sync.running = self
+        self._strategy.running = self
         try:
             with self._buffers.held():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
-            self._horovod_sync.running = None
+            self._strategy.running = None
         # Gradients that were not sent stay in the sum of their call.
         add_weighted(list(self._names), self._earlier, factor)
         self._sums[call] = self._earlier
@@ -134,7 +136,7 @@ class HorovodSums(ShardedSums):
         """Sends the gradients that were not sent during the backward pass, if any rank has one;
         then wait for all sums."""
         sums = self._sums.pop(call, {})
-        if self._horovod_sync.world_size == 1:
+        if self._strategy.world_size == 1:
             return sums
         trainable = [p for p in self._names if p.requires_grad]  # scripts freeze and unfreeze
         waiting = self._sent.pop(call, {})
@@ -156,7 +158,7 @@ class HorovodSums(ShardedSums):
             parameter: the parameter.
             own: the sum over this process's shards. It is changed in place.
         """
-        name, horovod, sent = f"{self._horovod_sync.wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
+        name, horovod, sent = f"{self._strategy.wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
         # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with
         # NCCL.
         plain = torch.view_as_real(own) if own.is_complex() else own
@@ -174,10 +176,10 @@ class HorovodSums(ShardedSums):
     def _wait(self, handle: Any) -> None:
         """Waits for an operation. (Horovod's ``synchronize`` spins, which occupies a core, and has
         no timeout.)"""
-        deadline = time.monotonic() + self._horovod_sync.timeout_s
+        deadline = time.monotonic() + self._strategy.timeout_s
         while not self._horovod.poll(handle):
             if time.monotonic() > deadline:
-                raise self._failure(f"a rank did not take part within {self._horovod_sync.timeout_s:g} s.")
+                raise self._failure(f"a rank did not take part within {self._strategy.timeout_s:g} s.")
             time.sleep(_POLL_S)
         self._checked(lambda: self._horovod.synchronize(handle))
 

@@ -32,18 +32,18 @@ class Start:
     def __init__(self, birth=None):
         torch.manual_seed(1)  # as join does, with a seed that follows from the run's
         self.state = RunState()
-        self.run = SimpleNamespace(seed=OF_THE_RUN)
+        self.parts = SimpleNamespace(seed=OF_THE_RUN)
         restorer = None
         if birth is not None:
             checkpoint = Checkpoint(path=Path("here"), manifest=Manifest(step=3, epoch=0, time_s=0.0, birth=birth))
             restorer = Restorer(checkpoint=checkpoint, state=self.state, allow=())
-        self._seed = ScriptSeed(ALONE, self.state, SimpleNamespace(run=self.run), restorer)
+        self._seed = ScriptSeed(ALONE, self.state, SimpleNamespace(parts=self.parts), restorer)
 
     def prepare(self, seed=None):
         if seed is not None:
             torch.manual_seed(seed)
         self._seed.take()
-        return self.state.script_seed, self.run.seed
+        return self.state.script_seed, self.parts.seed
 
 
 @pytest.mark.parametrize("now", SEEDS)

@@ -282,7 +282,7 @@ def names_by_step(num_steps):
     comes seldom; and the lengths of the rows that the ranks have exchanged."""
     with lockstep.join(checkpoint_every="off") as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(4 * num_steps), 4))
-        sync, values, lengths = team._loop.phases.run.strategy, [], []
+        sync, values, lengths = team._loop.phases.parts.strategy, [], []
         begin = sync.open
 
         def watched(plan, phase):

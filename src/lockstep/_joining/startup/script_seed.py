@@ -43,6 +43,6 @@ class ScriptSeed:
         if seed != before:
             self._state.script_seed = seed
             # Shifted, since derived seeds have 64 bits, and a run's seed is less than 2**63.
-            self._phases.run.seed = derive(self._phases.run.seed, seed) >> 1
+            self._phases.parts.seed = derive(self._phases.parts.seed, seed) >> 1
         if self._restorer is not None:
             self._restorer.check_seed(self._state.script_seed)

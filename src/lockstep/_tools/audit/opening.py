@@ -32,7 +32,7 @@ def open_audit(run: Run, every: int) -> Auditor:
         if step % every:
             return None
         return choose(
-            seed=run.phases.run.seed,
+            seed=run.phases.parts.seed,
             step=step,
             every=every,
             num_filled=min(max(plan.sizes), plan.blocks.num_shards),
@@ -48,5 +48,5 @@ def open_audit(run: Run, every: int) -> Auditor:
     where = f"{run.world.host}, {device}"
     auditor = Auditor(chosen, run.collectives, run.phases, dry_runs, where, run.devices, report, timer)
     run.phases.micro_batches = auditor.runs
-    run.phases.run.peers.parts.append(auditor)
+    run.phases.parts.peers.row_parts.append(auditor)
     return auditor
