@@ -21,15 +21,11 @@ class Stage(enum.IntEnum):
     first, then the listeners of instruments, in the order in which they were added."""
 
     EARLY = 1
-    """Before anything of a step is recorded: it may still be refused. An early ``tick`` counts as
-    time spent logging."""
+    """Before anything of a step is recorded: it may still be refused."""
     NORMAL = 2
-    """While values are logged, before a checkpoint is saved. Its ``tick`` counts as time spent
-    logging."""
-    SAVING = 3
-    """While a checkpoint is saved."""
-    LATE = 4
-    """After everything of a step is saved and shown."""
+    """While values are logged."""
+    LATE = 3
+    """After everything of a step is recorded and shown."""
 
 
 class Listener:
@@ -107,7 +103,8 @@ class Listener:
         """A step of ``num_samples`` samples, over all ranks, was taken. Local."""
 
     def tick(self, step: int) -> None:
-        """The step ended on every rank. Here ranks may communicate, to agree on something."""
+        """The step ended on every rank, and the ranks have agreed that their states are equal.
+        Here they may communicate."""
 
     def drop(self) -> None:
         """The current step is discarded. Local."""

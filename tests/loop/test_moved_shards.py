@@ -10,6 +10,7 @@ import torch
 from exchange_ranks import Exchanges
 
 from lockstep._loop.balance import Balance
+from lockstep._loop.between import Agreement
 from lockstep._plan.balance import AHEAD, BUSY, IDLE, IN_SHARDS, SAMPLES
 from lockstep._plan.blocks import blocks_of
 from lockstep._prepare.per_shard import PerShard
@@ -50,12 +51,18 @@ class Rank:
                 item.value["steps"].append(number)
                 item.value = {**item.value, "last": item.value["last"] + factor * (10**shard)}
         self.micro = None
-        self.balance.tick(number)
+        self.balance.end_step(number, 1)
+        agree(self.balance, number)
 
     def values(self):
         own = self.balance.moves.in_force.by_rank[self.rank]
         values = {shard: [item.of(shard) for item in self.carried] for shard in own}
         return {shard: [([*of["steps"]], of["last"].item()) for of in found] for shard, found in values.items()}
+
+
+def agree(balance, step):
+    """What all ranks agree on after the step, where moves are the only topic: without a message."""
+    Agreement(None, [balance]).agree(step)
 
 
 def on_all_ranks(world_size, num_shards, run):
@@ -160,7 +167,7 @@ class Trial:
             self.balance.begin_step(self.step)
             self.balance.receive(self.rows(shard_s))
             self.balance.end_step(self.step, 16)
-            self.balance.tick(self.step)
+            agree(self.balance, self.step)
 
 
 def test_shards_move_once_for_ranks_as_slow_as_they_are_and_again_when_that_changes():

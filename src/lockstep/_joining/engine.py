@@ -26,14 +26,10 @@ from lockstep._events.measure.log import MetricLog
 from lockstep._events.measure.nan_watch import NanWatch
 from lockstep._events.measure.passes import PassMeter
 from lockstep._events.measure.progress import choose_display
-from lockstep._events.measure.split import LOADING
 from lockstep._events.measure.step_clock import (
-    CHECKPOINT,
-    LOGGING,
-    SAVING,
     LoaderTimer,
+    LoggingTimer,
     OverlapTimer,
-    StageTimer,
     StepClock,
 )
 from lockstep._events.measure.trackers import RunInfo, Trackers, trackers_for
@@ -42,9 +38,10 @@ from lockstep._joining.instrument import Instrument, Run
 from lockstep._joining.startup.announcement import Announcement, start_event
 from lockstep._joining.startup.script_seed import ScriptSeed
 from lockstep._joining.startup.split_remarks import SplitRemarks
-from lockstep._listener import Listener, Listeners, Stage
+from lockstep._listener import Listener, Listeners
 from lockstep._loop.at_exit import AtExit
 from lockstep._loop.balance import Balance, may_balance
+from lockstep._loop.between import Agreement, Topic
 from lockstep._loop.exchange import Peers
 from lockstep._loop.loop import Loop
 from lockstep._loop.meeting import Meetings
@@ -203,11 +200,17 @@ class Engine:
         self.phases = Phases(parts, self.listeners, gather)
         self.phases.may_warn_of_loader = self.is_main and self.world.world_size > 1
         self.meetings = Meetings(self.world.world_size, group_store(), config.timeout_s)
+        self.log = MetricLog(collectives, config.log_every, lambda row: self.record("step", *row))
+        # In this order: states that differ are refused before anything of the step is recorded. A
+        # single process has only checkpoints to decide on.
+        topics: list[Topic] = [] if self.balance is None else [self.balance]
+        topics += [self.divergence, self.log, self.saver] if collectives.size > 1 else [self.saver]
         self.loop = Loop(
             self.phases,
             self.saver,
             self.divergence,
             self.restorer,
+            Agreement(collectives, topics),
             self.listeners,
             self.meetings,
             is_main=self.is_main,
@@ -244,14 +247,12 @@ class Engine:
             config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
         )
         self.passes = PassMeter(self.events, self.collectives, clock.take, speaks=self._display is not None)
-        self.log = MetricLog(world.world_size, config.log_every, lambda row: self.record("step", *row))
-        # The timers are where the time that they charge begins or ends: LoaderTimer is the first of
-        # all, and each StageTimer the first of its stage. `passes` precedes the display, which
+        # The timers are where the time that they charge ends: LoaderTimer is the first of all, and
+        # LoggingTimer the first of the last stage. `passes` precedes the display, which
         # shows what it has counted, and `at_exit` is the last: by then trackers are open.
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
             self.balance,
-            self.divergence if world.world_size > 1 else None,
             UnsavedObjects(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, may_warn=warns),
             ResumeWarnings(self.loop.resumption, may_warn=warns),
             RawCollectives(self.collectives)
@@ -261,9 +262,8 @@ class Engine:
             self.log,
             self.trackers,
             self._announcement() if self.is_main else None,
-            StageTimer(clock, LOGGING, Stage.SAVING, SAVING),
             self.saver,
-            StageTimer(clock, CHECKPOINT, Stage.LATE, LOADING),
+            LoggingTimer(clock),
             self.passes,
             self._display,
             clock,

@@ -111,6 +111,21 @@ class Balance(Listener):
         if not self._begins_pass:
             self._balancer.add(rows)
 
+    # Topic of `between`: all ranks have computed the same move, so they agree without a number.
+
+    def is_due(self, step: int) -> bool:
+        """Whether the newest move begins with the next step."""
+        return self.moves.is_pending and step + 1 >= self.moves.first
+
+    def propose(self, step: int) -> list[int] | None:
+        """Returns no numbers, if the move is due."""
+        return [] if self.is_due(step) else None
+
+    def settle(self, step: int, largest: Sequence[int]) -> None:
+        """Puts the move into force. If shards carry values from step to step, every rank must call
+        it."""
+        self._put_into_force()
+
     # Listener
 
     @override
@@ -134,6 +149,7 @@ class Balance(Listener):
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
+        self._ended = step
         begins_pass, self._begins_pass = self._begins_pass, False
         if not self._rows or begins_pass or self.moves.is_pending or self.stays:
             return
@@ -150,12 +166,6 @@ class Balance(Listener):
         self._events.write("move", step=first, before=before.sizes, shards=proposal.blocks.sizes, gain=proposal.gain)
 
     @override
-    def tick(self, step: int) -> None:
-        self._ended = step
-        if self.moves.is_pending and step + 1 >= self.moves.first:
-            self._settle()
-
-    @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
         self._in_pass = False
 
@@ -163,9 +173,9 @@ class Balance(Listener):
     def flush(self) -> None:
         # what was planned of the pass is never taken
         if self.moves.is_pending and not self._in_pass:
-            self._settle()
+            self._put_into_force()
 
-    def _settle(self) -> None:
+    def _put_into_force(self) -> None:
         """Changes the blocks for the next step, and moves what shards carry from step to step to
         the ranks that have them then."""
         for adapter in self._registered():

@@ -23,6 +23,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
+from time import perf_counter
 from types import FrameType
 from typing import Any
 
@@ -34,7 +35,9 @@ from lockstep._base.stopping import Ended, say
 from lockstep._data.loader import Driver, PreparedLoader
 from lockstep._data.streams import Purpose, reseed
 from lockstep._data.torch_loader import length_of
+from lockstep._events.measure.split import LOADING
 from lockstep._listener import Listeners
+from lockstep._loop.between import Agreement
 from lockstep._loop.departure import departure, passed_over
 from lockstep._loop.epochs import EpochLoop, Epochs
 from lockstep._loop.hosted import HostedEpochs
@@ -61,6 +64,7 @@ class Loop(Driver):
         divergence: checks now and then, and before each checkpoint, that the ranks have not
             diverged.
         restorer: restores the checkpoint from which the run resumes; None: the run is new.
+        agreement: what the ranks agree on between steps.
         listeners: notified of passes and steps.
         meetings: the meetings of this process with the other ranks.
         is_main: whether this is rank 0, which prints.
@@ -72,6 +76,7 @@ class Loop(Driver):
         saver: Saver,
         divergence: DivergenceCheck,
         restorer: Restorer | None,
+        agreement: Agreement,
         listeners: Listeners,
         meetings: Meetings,
         *,
@@ -115,6 +120,7 @@ class Loop(Driver):
         self._hosted: HostedEpochs | None = None
         """The newest loop over epochs that a host library drives. (A strong reference: the library
         ends it by a call, not by dropping its last reference.)"""
+        self._agreement = agreement
         self._listeners = listeners
         self._is_main = is_main
         self._has_warned = False
@@ -130,8 +136,8 @@ class Loop(Driver):
         the script will continue or restart them, so no checkpoint is saved there."""
         self._has_warned_of_idle = False
         self._agreement_pending = False
-        """Whether the last step's ``Listener.tick``, in which ranks agree between steps, is still
-        due, because the loop was left within that step."""
+        """Whether the ranks have yet to agree after the last step, because the loop was left within
+        that step."""
         self._error_before = getattr(sys, "last_value", None)
 
     @property
@@ -235,7 +241,7 @@ class Loop(Driver):
         # A checkpoint between epochs cannot be saved while a pass that follows is open:
         # the script may continue or restart it, and the position would not show which.
         self._saver.check_stop()
-        if self._saver.is_due and self._leader is None and not self._followers:
+        if self._saver.must_save and self._leader is None and not self._followers:
             self._divergence.compare(self.step, f"at the end of epoch {epoch + 1}")
             self._saver.save_due(self.resumption.after_epoch(epoch), self.step, epoch)
 
@@ -358,7 +364,7 @@ class Loop(Driver):
             stale.abandon()
             del self._followers[stale]
         self.resumption.end_pass()
-        if exhausted and not self._followers and not self.resumption.is_in_epochs and self._saver.is_due:
+        if exhausted and not self._followers and not self.resumption.is_in_epochs and self._saver.must_save:
             self._save_due()  # in a loop over team.epochs() this waits for the epoch's tail
         if exhausted and self._num_in_pass == 0:
             raise DataError(
@@ -379,7 +385,7 @@ class Loop(Driver):
         """Saves the checkpoint that is due, if any, and begins a step."""
         # Before a step, not after one: the code between two steps belongs to the earlier one, and
         # has run when the loader is asked for the next batch.
-        if self._saver.is_due and self._may_save():
+        if self._saver.must_save and self._may_save():
             if self._saver.is_stopping:
                 self._listeners.end_pass(self.step, exhausted=False)
             self._listeners.flush()
@@ -426,17 +432,23 @@ class Loop(Driver):
         self.phases.end_step()
         self._num_in_pass += 1
         # A step without a phase has exchanged nothing, so nothing shows that the other ranks take
-        # it, too: they may be in its phase, and the collectives of ``tick`` would match theirs.
-        if self.phases.num_done == 0 and self.meetings.are_held:
+        # it, too: they may be in its phase, and the agreement would match its collectives.
+        if self.meetings.are_held and self.phases.num_done == 0:
             self.meetings.leave(passed_over(self.step), early=True)
             self.meetings.meet("the end of the step", self.step)
             self.meetings.left = None
+        self._agree()
+
+    def _agree(self) -> None:
+        step = self.phases.step
+        self._agreement.agree(step)
         try:
             for notify in self._listeners.on.tick:
-                notify(self.phases.step)
+                notify(step)
         except Ended:
             self._was_ended = True
             raise
+        self.phases.parts.mark((LOADING, perf_counter()))
 
     def _save_due(self) -> None:
         """Saves the checkpoint that is due, between two steps: the next batch may have been
@@ -462,13 +474,13 @@ class Loop(Driver):
 
     def flush(self, before: str = "the next loop") -> None:
         """Gathers what was logged and measured. Every rank must call it, between passes."""
-        # In this order: ``tick`` and the listeners' ``flush`` are collectives, so the ranks meet
-        # first.
+        # In this order: the agreement and the listeners' ``flush`` are collectives, so the ranks
+        # meet first.
         self.phases.check_outside("the end of the pass")
         self.meetings.meet(before, self.step)
         if self._agreement_pending:
             self._agreement_pending = False
-            self._listeners.tick(self.step)
+            self._agree()
         self._listeners.flush()
 
     def keep_best(self, metric: float, mode: str) -> bool:

@@ -2,7 +2,7 @@
 ranks."""
 
 import json
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +10,9 @@ import torch
 import lockstep
 from lockstep._base.errors import ConfigError, UsageError
 from lockstep._events.measure.log import MetricLog
+from lockstep._loop.between import Agreement
+from lockstep._world.comm.collectives import Collectives
+from lockstep._world.comm.group import default_group
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -17,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def alone():
     rows = []
-    return MetricLog(1, 5, lambda row: rows.append(row[:3])), rows
+    return MetricLog(SimpleNamespace(size=1), 5, lambda row: rows.append(row[:3])), rows
 
 
 def test_a_single_process_writes_each_step_at_once_and_none_is_left_out(alone):
@@ -26,7 +29,6 @@ def test_a_single_process_writes_each_step_at_once_and_none_is_left_out(alone):
         log.add(0, step, {"loss": torch.tensor([[1.5]]), "norm": None})
         log.add(0, step, {"half": torch.tensor(0.5).bfloat16(), "step": step})
         log.end_step(step, 4)
-        log.tick(step)
         assert rows[step - 1 :] == [(0, step, {"loss": 1.5, "half": 0.5, "step": step})]
 
 
@@ -38,7 +40,7 @@ def test_what_is_not_one_number_is_refused_by_name(alone, value):
 
 def test_values_that_are_of_no_training_step_are_told_apart():
     rows = []
-    log = MetricLog(1, 1, rows.append)
+    log = MetricLog(SimpleNamespace(size=1), 1, rows.append)
     for step in (1, 2):
         log.begin_pass(step - 1, None, 1, 0)
         log.add(0, step, {"loss": 1.0, "norm": 2.0})
@@ -72,46 +74,45 @@ def test_a_dropped_step_is_forgotten_and_those_before_it_are_not(alone):
 def test_ranks_of_a_script_without_a_step_do_not_wait_for_each_other():
     rows = []
     # without a process group, any message would be an error
-    log = MetricLog(2, 5, lambda row: rows.append(row[:3]))
+    log = MetricLog(SimpleNamespace(size=2), 5, lambda row: rows.append(row[:3]))
     log.add(0, 0, {"accuracy": 0.5})
     log.flush()
     assert rows == [(0, 0, {"accuracy": 0.5})]
 
 
-def log_on_several(every, rate=0.5):
-    """The rows, how many of them were written on the way, and how long the quick rank spent in the
-    log while the slow one had not come to its step; or the error. ``rate``: what rank 1 logs in
-    step 2."""
+class Due:
+    """Another topic, which is due after some steps. (Without its own numbers.)"""
+
+    def __init__(self, steps):
+        self.is_due, self.propose, self.settle = steps.__contains__, lambda step: [], lambda step, largest: None
+
+
+def log_on_several(every, rate=0.5, due=(2, 5)):
+    """How many steps were written after each, and the rows; or the error. ``rate``: what rank 1
+    logs in step 2. ``due``: the steps after which the ranks agree on something else."""
     team = lockstep.join()
-    rows, longest = [], 0.0
-    log = MetricLog(team.world_size, every, lambda row: rows.append(row[:3]))
-    for step in range(1, 7):
-        if team.rank == 1 and step == 6:
-            time.sleep(2.0)
-        started = time.perf_counter()
+    rows, written = [], []
+    collectives = Collectives(default_group(), None)
+    log = MetricLog(collectives, every, lambda row: rows.append(row[:3]))
+    agreement = Agreement(collectives, [Due(due), log])
+    for step in range(1, 8):
         log.add(0, step, {"rate": rate if step == 2 and team.rank == 1 else 0.5, "nan": float("nan")})
         if team.is_main and step > 3:
             log.add(0, step, {"late": 7.0})
         log.end_step(step, 4)
         try:
-            log.tick(step)
+            agreement.agree(step)
         except UsageError as error:
             return str(error)
-        longest = max(longest, time.perf_counter() - started) if step < 6 else longest
-    before_flush = len(rows)
+        written.append(len(rows))
     log.flush()
-    return (
-        [(step, {name: value for name, value in row.items() if name != "nan"}) for _, step, row in rows],
-        before_flush,
-        longest,
-    )
+    return written, [(step, {name: value for name, value in row.items() if name != "nan"}) for _, step, row in rows]
 
 
-def test_every_rank_writes_the_values_in_order_whoever_logged_them_without_waiting_for_the_others(crew):
-    for rows, before_flush, longest in crew(2, log_on_several, 2):
-        assert rows == [(step, {"rate": 0.5, **({"late": 7.0} if step > 3 else {})}) for step in range(1, 7)]
-        assert before_flush == 4
-        assert longest < 1.5, "it has waited for the other rank"
+def test_every_rank_writes_the_values_in_order_whoever_logged_them_with_a_message_that_is_due_anyway(crew):
+    for written, rows in crew(2, log_on_several, 2):
+        assert rows == [(step, {"rate": 0.5, **({"late": 7.0} if step > 3 else {})}) for step in range(1, 8)]
+        assert written == [0, 2, 2, 2, 4, 4, 4]
 
 
 def test_what_is_not_the_same_on_all_ranks_is_told_of_on_all(crew):
@@ -150,7 +151,6 @@ def test_values_on_a_gpu_stay_there_until_a_window_ends(alone):
     for step in range(1, 12):
         log.add(0, step, {"norm": torch.tensor(float(step), device="cuda")})
         log.end_step(step, 4)
-        log.tick(step)
     assert len(rows) == 10
     log.flush()
     assert rows == [(0, step, {"norm": float(step)}) for step in range(1, 12)]

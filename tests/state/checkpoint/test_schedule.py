@@ -1,8 +1,6 @@
 """Promises of the schedule: all ranks cut after the same steps and in time, whatever their clocks,
 whoever fails or is busy."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 
 import pytest
@@ -17,64 +15,55 @@ MOST_STEPS = 64  # between two exchanges
 
 
 class Ranks:
-    """Some ranks that take the same steps, in threads that meet where the ranks would.
+    """Some ranks that take the same steps.
 
     Args:
         step_s: how long each step takes.
         drifts: how fast the clock of each rank goes. (Each also has a zero of its own.)
         writes: how many steps each rank writes at a checkpoint.
         goes_well: what becomes of a checkpoint, by rank and the step that it was cut after.
-        asked: by rank: the step in which it is asked to stop. It then is ``stop``, the step after
-            which all do.
+        asked: by rank: the step in which it is asked to stop. All do in step ``stop[0]``, and say
+            that it was rank ``stop[1]`` that was asked.
     """
 
     def __init__(self, every, step_s, drifts, writes=None, goes_well=lambda rank, step: True, asked=None):
         self.at_s = list(accumulate(step_s, initial=0.0))
-        self.num_exchanges = 0
-        self._every, self._drifts, self._goes_well = every, drifts, goes_well
-        self._writes = writes or [1] * len(drifts)
-        self._asked = asked or {}
-        self._numbers, self._largest = {}, []
-        self._meeting = threading.Barrier(len(drifts), self._meet)
-        with ThreadPoolExecutor(len(drifts)) as threads:
-            told = list(threads.map(self._run, range(len(drifts))))
-        assert all(one == told[0] for one in told), "the ranks disagree"
-        self.cuts, self.failures, self.stop = told[0]
-
-    def _meet(self):
-        self.num_exchanges += 1
-        self._largest = [max(numbers) for numbers in zip(*self._numbers.values(), strict=True)]
-
-    def _run(self, rank):
-        step, writing, cuts, failures, stop = 0, None, [], [], None
-
-        def exchange(numbers):
-            self._numbers[rank] = numbers
-            self._meeting.wait(timeout=100)  # if not all come, this is an error
-            return list(self._largest)
-
-        def clock():
-            return 1000.0 * rank + self._drifts[rank] * self.at_s[step]
-
-        schedule = CheckpointSchedule(self._every, exchange, is_alone=len(self._drifts) == 1, clock=clock)
-        for step in range(1, len(self.at_s)):  # the clock looks at it
-            if writing is not None and step >= writing + self._writes[rank]:
-                schedule.written(well=self._goes_well(rank, writing))
-                writing = None
-            asked = len(self._drifts) - rank if step >= self._asked.get(rank, len(self.at_s)) else 0
-            is_due, failed = schedule.tick(step, is_busy=writing is not None, stop_request=asked)
-            if schedule.stop_request:
-                assert is_due
-                stop = (step, len(self._drifts) - schedule.stop_request)
+        self.num_exchanges = self._step = 0
+        self.cuts, self.failures, self.stop = [], [], None
+        size = len(drifts)
+        writing = [None] * size
+        schedules = [CheckpointSchedule(every, is_alone=size == 1, clock=self._clock(*each)) for each in enumerate(drifts)]
+        for step in range(1, len(self.at_s)):
+            self._step = step
+            for rank, schedule in enumerate(schedules):
+                if writing[rank] is not None and step >= writing[rank] + (writes or [1] * size)[rank]:
+                    schedule.written(well=goes_well(rank, writing[rank]))
+                    writing[rank] = None
+            are_asked = [size - rank if step >= (asked or {}).get(rank, len(self.at_s)) else 0 for rank in range(size)]
+            (is_due,) = {schedule.is_due(step) for schedule in schedules}
+            if not (is_due or (size == 1 and any(are_asked))):
+                continue
+            self.num_exchanges += 1
+            numbers = [
+                schedule.propose(step, is_busy=writing[rank] is not None, stop_request=are_asked[rank])
+                for rank, schedule in enumerate(schedules)
+            ]
+            largest = list(map(max, zip(*numbers, strict=True)))
+            ((must_save, failed),) = {schedule.settle(step, largest) for schedule in schedules}
+            self.failures += [step] * failed
+            if schedules[0].stop_request:
+                assert must_save
+                self.stop = (step, size - schedules[0].stop_request)
                 break
-            if is_due:
-                assert writing is None
-                schedule.begin_save()
-                writing = step
-                cuts.append(step)
-            if failed:
-                failures.append(step)
-        return cuts, failures, stop
+            if must_save:
+                assert writing == [None] * size
+                writing = [step] * size
+                self.cuts.append(step)
+                for schedule in schedules:
+                    schedule.begin_save()
+
+    def _clock(self, rank, drift):
+        return lambda: 1000.0 * rank + drift * self.at_s[self._step]
 
 
 worlds = st.sampled_from([(1.0,), (1.0, 1.01), (0.9, 1.0, 1.1)])
@@ -146,26 +135,27 @@ def test_with_steady_steps_they_do_within_half_a_second(drifts, step_s, step):
     assert ranks.at_s[ranks.stop[0]] - ranks.at_s[step] <= 0.5 / min(drifts) + 2 * step_s
 
 
-def test_where_no_step_ends_they_can_be_asked_too():
-    schedule = CheckpointSchedule("off", lambda numbers: [max(numbers[0], 3)], is_alone=False)
-    assert schedule.exchange_stop(0)
-    assert schedule.stop_request == 3
-
-
 def alone_among_many(every):
-    """The schedule of a rank whose exchange has no news, and whose steps take no time."""
-    return CheckpointSchedule(every, list, is_alone=False, clock=lambda: 0.0)
+    """The schedule of a rank whose peers have no news, and whose steps take no time; and
+    what it decides after a step."""
+    schedule = CheckpointSchedule(every, is_alone=False, clock=lambda: 0.0)
+    return (
+        schedule,
+        lambda step, **state: (
+            schedule.settle(step, schedule.propose(step, **state)) if schedule.is_due(step) else (False, False)
+        ),
+    )
 
 
 def test_one_that_is_late_is_saved_in_the_very_next_step_in_which_it_can_be():
-    schedule = alone_among_many(10)
-    seen = [schedule.tick(step, is_busy=step in (10, 11))[0] for step in range(1, 14)]
+    _, decide = alone_among_many(10)
+    seen = [decide(step, is_busy=step in (10, 11))[0] for step in range(1, 14)]
     assert [step for step, is_saved in enumerate(seen, 1) if is_saved] == [12]
 
 
 def test_a_failure_is_told_also_if_a_later_write_went_well():
-    schedule = alone_among_many(10)
+    schedule, decide = alone_among_many(10)
     schedule.written(well=False)
     schedule.written(well=True)
-    assert schedule.tick(10, is_busy=False) == (True, True)
-    assert schedule.tick(20, is_busy=False) == (True, False)
+    assert decide(10, is_busy=False) == (True, True)
+    assert decide(20, is_busy=False) == (True, False)

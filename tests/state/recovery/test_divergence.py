@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep._base.errors import MismatchError
+from lockstep._loop.between import Agreement
 from lockstep._state.recovery import divergence
 from lockstep._state.recovery.divergence import DivergenceCheck
 from lockstep._state.recovery.fingerprint import Fingerprint
@@ -60,6 +61,7 @@ class Rank:
         self.all_gather_plain = lambda value: meeting.gather(rank, value)
         self.all_reduce = lambda numbers, _: torch.stack(meeting.gather(rank, numbers.clone())).amax(0)
         self.check = DivergenceCheck(self.fingerprint, self)
+        self.agree = Agreement(self, [self.check]).agree
 
 
 def on_ranks(size, run, cost_s=0.001):
@@ -93,7 +95,7 @@ def steps_compared(rank, num_steps, step_s, wanted=(), saved=(), change=None):
         if change is not None and (rank.rank, step) == change[:2]:
             change[2](rank)
         rank.last = step
-        rank.check.tick(step)
+        rank.agree(step)
         if step in saved:
             rank.check.before_save(step)
         compared += [step] * (rank.num_compared - before)
@@ -187,8 +189,8 @@ def test_one_rank_has_nothing_to_compare():
 
 def test_a_difference_is_an_error_before_a_save_too():
     def run(rank):
-        rank.check.tick(1)
-        rank.check.tick(2)
+        rank.agree(1)
+        rank.agree(2)
         rank.weights[1] += rank.rank
         with raises(MismatchError, "ranks-diverged"):
             rank.check.before_save(3)

@@ -1,25 +1,23 @@
-"""Writes logged values, which must be the same on all ranks, without making a step wait for other
-ranks.
+"""Writes logged values, which must be the same on all ranks, without a message for them.
 
-Every ``every`` steps a *window* of steps is closed, and the ranks begin to compare a digest of its
-values. One window later, when the comparison has long finished, the values are written.
-``complete`` finishes immediately."""
+Every ``every`` steps a *window* of steps is closed. A digest of its values goes along when the
+ranks next agree on something between steps (``_loop/between.py``), which is about twice a second;
+then they are written. ``complete`` does so immediately."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
 from lockstep._base.errors import ConfigError, UsageError
 from lockstep._listener import Listener
-from lockstep._world.comm.plain import all_gather_plain
+from lockstep._world.comm.collectives import Collectives
 
 Value = float | Tensor
 Row = tuple[int, int, dict[str, float], tuple[str, ...]]
@@ -28,22 +26,28 @@ two passes or after an evaluation."""
 
 
 class MetricLog(Listener):
-    """The log of one process.
+    """The log of one process. A topic on which the ranks agree between steps.
 
     Args:
+        collectives: over all ranks.
         every: steps in a window.
         write: called with each finished step's values, in order, on every rank.
     """
 
-    def __init__(self, world_size: int, every: int, write: Callable[[Row], None]) -> None:
-        self._world_size = world_size
+    def __init__(self, collectives: Collectives, every: int, write: Callable[[Row], None]) -> None:
+        self._collectives = collectives
+        self._is_alone = collectives.size == 1
         self._every = every
         self._write = write
         self._current: tuple[int, int, dict[str, Value], dict[str, None]] | None = None
         self._closed: list[tuple[int, int, dict[str, Value], dict[str, None]]] = []
-        self._compared: tuple[list[Row], Tensor, Any] | None = None
-        """The window that the ranks compare: its values, the digest (and its negative), and the
-        work that finds extremes."""
+        self._num_in_windows = 0
+        """How many of the closed steps are in windows that are closed, too."""
+        self._has_window = False
+        """Whether a window was closed whose values are still to be compared. The same on every
+        rank; the number of steps with values need not be."""
+        self._compared: list[Row] = []
+        """The values that the ranks compare now."""
         self._is_in_pass = False
         self._evaluated_after = -1
         """The step in which, or after which, the newest evaluation took place."""
@@ -84,9 +88,19 @@ class MetricLog(Listener):
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
+        """Ends the step, and its window if it is the last of one."""
         self._has_begun = True
         if self._current is not None:
             self._close_step()
+        if step % self._every == 0:
+            self._has_window, self._num_in_windows = True, len(self._closed)
+        # With one process there is nothing to compare, so values are written in their step, except
+        # values on a device: to read one would wait for it.
+        if self._closed and self._is_alone and (self._has_window or not self._are_on_device()):
+            self.complete()
+
+    def _are_on_device(self) -> bool:
+        return any(isinstance(value, Tensor) for _, _, values, _ in self._closed for value in values.values())
 
     def _close_step(self) -> None:
         if self._current is not None:
@@ -98,58 +112,68 @@ class MetricLog(Listener):
         self._current = None
 
     @override
-    def tick(self, step: int) -> None:
-        """Closes a window if it is due."""
-        # With one process there is nothing to compare, so values are written in their step, except
-        # values on a device: to read one would wait for it.
-        if step % self._every == 0:
-            self._close_window()
-        elif self._closed and self._world_size == 1:
-            on_device = any(isinstance(value, Tensor) for _, _, values, _ in self._closed for value in values.values())
-            if not on_device:
-                self._close_window()
-
-    @override
     def flush(self) -> None:
         self._close_step()
         self.complete()
 
     def complete(self) -> None:
         """Writes the values of all finished steps. Every rank must call it, at the same point."""
-        self._close_window()
-        self._end_comparison()
-
-    def _close_window(self) -> None:
-        self._end_comparison()
-        closed, self._closed = self._closed, []
-        rows = [
-            (epoch, step, {name: float(value) for name, value in values.items()}, tuple(apart))
-            for epoch, step, values, apart in closed
-        ]
-        if self._world_size > 1 and self._has_begun:
-            # The text of a float is exact, so equal digests mean bit-identical values. 7 bytes are
-            # 56 bits: the number fits into int64, and so does its negative. The largest of both
-            # over all ranks are the highest and minus the lowest digest, so one reduction shows
-            # whether all are equal.
-            signature = int.from_bytes(hashlib.blake2b(repr(rows).encode(), digest_size=7).digest(), "little")
-            extremes = torch.tensor([signature, -signature])
-            self._compared = rows, extremes, dist.all_reduce(extremes, op=dist.ReduceOp.MAX, async_op=True)
-        else:
+        rows = self._take(len(self._closed))
+        if self._is_alone or not self._has_begun:
             self._write_all(rows)
+        else:
+            largest = self._collectives.all_reduce(torch.tensor(_range_of(rows)), "max").tolist()
+            self._write_compared(rows, largest)
 
-    def _end_comparison(self) -> None:
-        if self._compared is None:
-            return
-        (rows, extremes, work), self._compared = self._compared, None
-        # It began a window ago (except at the end), so it has arrived unless a rank is that far
-        # behind.
-        work.wait()
-        highest, lowest = extremes.tolist()
-        self._write_all(rows if highest == -lowest else _merge(all_gather_plain(rows)))
+    # Topic of `_loop/between.py`
+
+    def is_due(self, step: int) -> bool:
+        """Whether the ranks must compare a window after this step: never, they do so when another
+        topic is due."""
+        return False
+
+    def propose(self, step: int) -> list[int] | None:
+        """Returns the digest of this rank's values and its negative, if a window is closed."""
+        if not self._has_window:
+            return None
+        self._compared = self._take(self._num_in_windows)
+        return _range_of(self._compared)
+
+    def settle(self, step: int, largest: Sequence[int]) -> None:
+        """Writes the values of the windows. Every rank must call it.
+
+        Raises:
+            UsageError: two ranks have logged different values.
+        """
+        rows, self._compared = self._compared, []
+        self._write_compared(rows, largest)
+
+    def _take(self, number: int) -> list[Row]:
+        """Removes and returns the values of closed steps, the oldest ones. Those on a device are
+        waited for."""
+        taken, self._closed = self._closed[:number], self._closed[number:]
+        self._has_window, self._num_in_windows = False, 0
+        return [
+            (epoch, step, {name: float(value) for name, value in values.items()}, tuple(apart))
+            for epoch, step, values, apart in taken
+        ]
+
+    def _write_compared(self, rows: list[Row], largest: Sequence[int]) -> None:
+        highest, lowest = largest
+        self._write_all(rows if highest == -lowest else _merge(self._collectives.all_gather_plain(rows)))
 
     def _write_all(self, rows: list[Row]) -> None:
         for row in rows:
             self._write(row)
+
+
+def _range_of(rows: list[Row]) -> list[int]:
+    """Returns the digest of values and its negative. The maxima of both over all ranks are the
+    highest digest and minus the lowest, which show whether all are equal."""
+    # The text of a float is exact, so equal digests mean bit-identical values. 7 bytes are 56 bits:
+    # the number fits into int64, and so does its negative.
+    digest = int.from_bytes(hashlib.blake2b(repr(rows).encode(), digest_size=7).digest(), "little")
+    return [digest, -digest]
 
 
 def _merge(by_rank: list[list[Row]]) -> list[Row]:

@@ -329,26 +329,15 @@ class LoaderTimer(Listener):
         self._clock.charge(DATA)
 
 
-class StageTimer(Listener):
-    """A listener that charges the time of the listeners of earlier stages between steps to one
-    part.
+class LoggingTimer(Listener):
+    """A listener that charges the time of the other listeners before the end of a pass, which log
+    what is left. It must be the first of the last stage."""
 
-    Args:
-        part: the part to charge.
-        stage: the stage that follows. This must be its first listener.
-        then: the activity that follows.
-    """
+    stage = Stage.LATE
 
-    def __init__(self, clock: StepClock, part: int, stage: Stage, then: str) -> None:
-        self.stage = stage
+    def __init__(self, clock: StepClock) -> None:
         self._clock = clock
-        self._part = part
-        self._then = then
-
-    @override
-    def tick(self, step: int) -> None:
-        self._clock.mark((self._then, perf_counter()))
 
     @override
     def flush(self) -> None:
-        self._clock.charge(self._part)
+        self._clock.charge(LOGGING)

@@ -5,7 +5,7 @@
     rank 0    rank 1    rank 2
     its clock, a signal received, a writer that is busy or has failed
        |         |         |
-       +-- maximum of 5 numbers: one collective, at a step known to all --+
+       +-- maximum of 5 numbers, at a step known to all (_loop/between.py)
        |         |         |
     the same decision on every rank: save now? / next exchange at step n
 
@@ -22,16 +22,13 @@ written, that is the very next step. Checkpoints that are due in the meantime ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _EXCHANGE_EVERY_S = 0.5
-_MOST_STEPS = 64
-"""The largest number of steps between exchanges. Steps may become slow after the last estimate,
-and a signal must be noticed in the grace period of a cluster (often 30 s)."""
-
-Exchange = Callable[[list[int]], list[int]]
-"""A function that returns the maximum of each number over all ranks. A collective if there are
-several."""
+_MOST_STEPS, _MOST_STEPS_ALONE = 64, 8
+"""The largest number of steps between exchanges, of several ranks and of one. Steps may become slow
+after the last estimate, and a signal must be noticed in the grace period of a cluster (often 30 s).
+A single process sends nothing, and only reads its clock then."""
 
 
 class CheckpointSchedule:
@@ -40,19 +37,15 @@ class CheckpointSchedule:
     Args:
         every: a number of steps, or of seconds followed by ``s``, or ``off`` (never), as in
             ``RunConfig.interval``.
-        exchange: the exchange between the ranks, as described above.
-        is_alone: whether there is only one process. It reads its clock after every step.
+        is_alone: whether there is only one process.
         clock: returns the time in seconds.
     """
 
-    def __init__(
-        self, every: int | str, exchange: Exchange, *, is_alone: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, every: int | str, *, is_alone: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_steps = every if isinstance(every, int) else None
         self.is_off = every == "off"
         self._every_s = None if isinstance(every, int) or self.is_off else float(every.removesuffix("s"))
-        self._exchange = exchange
-        self._is_alone = is_alone
+        self._most_steps = _MOST_STEPS_ALONE if is_alone else _MOST_STEPS
         self._clock = clock
         self._due = False
         self._next_exchange = 0
@@ -63,31 +56,37 @@ class CheckpointSchedule:
         """The largest ``stop_request`` of the ranks in the last exchange. The same on every
         rank."""
 
-    def tick(self, step: int, *, is_busy: bool, stop_request: int = 0) -> tuple[bool, bool]:
-        """Decides after a step. Every rank must call it.
+    def is_due(self, step: int) -> bool:
+        """Whether the ranks exchange their numbers after this step. The same on every rank."""
+        return step >= self._next_exchange or (self._every_steps is not None and step % self._every_steps == 0)
+
+    def propose(self, step: int, *, is_busy: bool, stop_request: int = 0) -> list[int]:
+        """Returns the numbers of this rank, of which ``settle`` takes the maximum.
 
         Args:
             is_busy: whether this rank is still writing the last checkpoint.
             stop_request: greater than 0 if this rank was asked to stop. A checkpoint is then saved
                 at any interval.
+        """
+        now = self._clock()
+        if self._every_steps is not None and step % self._every_steps == 0:
+            self._due = True
+        wants = self._due or (self._every_s is not None and now - self._saved_at >= self._every_s)
+        return [wants, is_busy, self._failed, self._steps_ahead(step, now), stop_request]
+
+    def settle(self, step: int, largest: Sequence[int]) -> tuple[bool, bool]:
+        """Decides after a step.
+
+        Args:
+            largest: the maximum over all ranks of each number that they have proposed: "any rank"
+                for the flags, and for the steps ahead the estimate of the fastest rank. (All ranks
+                step together, so their estimates are close.)
 
         Returns:
             Whether to save now, and whether any rank failed to write the last checkpoint. Both are
             the same on every rank.
         """
-        if self._every_steps is not None and step % self._every_steps == 0:
-            self._due = True
-        # Both conditions are the same on every rank: either all enter the collective, or none does.
-        elif step < self._next_exchange and not self._is_alone:
-            return False, False
-        now = self._clock()
-        wants = self._due or (self._every_s is not None and now - self._saved_at >= self._every_s)
-        if self._is_alone and not wants and not self._failed and not stop_request:
-            return False, False
-        numbers = [wants, is_busy, self._failed, self._steps_ahead(step, now), stop_request]
-        # The maximum is "any rank" for the flags, and for the steps ahead the estimate of the
-        # fastest rank. All ranks step together, so their estimates are close.
-        due, busy, failed, num_steps, self.stop_request = self._exchange(numbers)
+        due, busy, failed, num_steps, self.stop_request = largest
         self._failed = False
         self._due = bool(due)
         # A checkpoint that is due while the last one is being written is saved after the first step
@@ -95,11 +94,6 @@ class CheckpointSchedule:
         self._next_exchange = step + (1 if due and busy else num_steps)
         # A stop does not wait for the writer: the caller waits for it before it saves.
         return self.stop_request > 0 or (self._due and not busy), bool(failed)
-
-    def exchange_stop(self, stop_request: int) -> bool:
-        """Returns whether any rank was asked to stop. Every rank must call it, between steps."""
-        (self.stop_request,) = self._exchange([stop_request])
-        return self.stop_request > 0
 
     def begin_save(self) -> None:
         """Records that a checkpoint is about to be saved."""
@@ -126,4 +120,4 @@ class CheckpointSchedule:
         if before is None or step <= before[0]:
             return 1  # no estimate of a step's time yet
         step_s = (now - before[1]) / (step - before[0])
-        return max(1, min(_MOST_STEPS, int(_EXCHANGE_EVERY_S / max(step_s, 1e-9))))
+        return max(1, min(self._most_steps, int(_EXCHANGE_EVERY_S / max(step_s, 1e-9))))

@@ -6,7 +6,8 @@ ranks.
     each rank    sums of the bits of: weights, buffers, optimizer state, learning rates,
                  registered state, the random stream outside the shard loop
                     -> one digest of 62 bits
-    all ranks    one all-reduce of (digest, -digest, steps until the next comparison), by maximum
+    all ranks    the maximum of (digest, -digest, steps until the next comparison), with what else
+                 they agree on between steps (``_loop/between.py``)
                  equal if and only if max(digest) = -max(-digest) = min(digest)
     on a difference only: gather all sums, find the first that differs, raise MismatchError
 
@@ -29,11 +30,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from typing_extensions import override
 
 from lockstep._base.errors import MismatchError
 from lockstep._base.reports import warn
-from lockstep._listener import Listener, Stage
 from lockstep._state.recovery.fingerprint import Fingerprint, Sums
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.machine.sizes import name_ranks
@@ -44,10 +43,9 @@ _MOST_STEPS = 1000
 """The largest number of steps between comparisons, so that a divergence is found within so many."""
 
 
-class DivergenceCheck(Listener):
-    """The comparison of the states of the ranks of a run."""
-
-    stage = Stage.EARLY
+class DivergenceCheck:
+    """The comparison of the states of the ranks of a run. A topic on which the ranks agree between
+    steps."""
 
     def __init__(self, fingerprint: Fingerprint, collectives: Collectives) -> None:
         self.have_diverged = False
@@ -58,24 +56,39 @@ class DivergenceCheck(Listener):
         """The step after which the next comparison is due."""
         self._checked: tuple[int, float] | None = None
         """The step and time of the last comparison."""
+        self._proposed: dict[str, Any] = {}
+        """This rank's sums in the comparison that is under way between two steps."""
         self._end_of_training: tuple[dict[str, Any], list[int]] | None = None
         """This rank's sums, and the number of writes to its tensors, when the last loop over
         epochs ended."""
 
-    @override
-    def tick(self, step: int) -> None:
-        """Raises:
-        MismatchError: the ranks have diverged.
-        """
+    def is_due(self, step: int) -> bool:
+        """Whether the ranks are compared after this step. The same on every rank."""
         is_due = step >= self._next or self._fingerprint.is_wanted(step)
-        if is_due and self._collectives.size > 1 and not self.have_diverged:
-            # The random stream is compared only here, at the end of a step. Later, fetching the
-            # next batch may have drawn from it, which depends on the shards of this rank.
-            self._compare(step, f"after step {step}", lambda: _named(self._fingerprint.after(step), _stream()))
+        return is_due and self._collectives.size > 1 and not self.have_diverged
+
+    def propose(self, step: int) -> list[int] | None:
+        """Returns the numbers of this rank, if the comparison is due. With weights that are cut
+        over the ranks, every rank must call it."""
+        if not self.is_due(step):
+            return None
+        # The random stream is compared only here, at the end of a step. Later, fetching the next
+        # batch may have drawn from it, which depends on the shards of this rank.
+        self._proposed, numbers = self._measure(step, lambda: _named(self._fingerprint.after(step), _stream()))
+        return numbers
+
+    def settle(self, step: int, largest: Sequence[int]) -> None:
+        """Takes the largest numbers of all ranks.
+
+        Raises:
+            MismatchError: the ranks have diverged.
+        """
+        sums, self._proposed = self._proposed, {}
+        self._judge(step, f"after step {step}", sums, largest)
 
     def before_save(self, step: int) -> None:
-        """Compares the ranks before a checkpoint that is saved right after a step, unless ``tick``
-        has just compared them. Every rank must call it.
+        """Compares the ranks before a checkpoint that is saved right after a step, unless they
+        have just been compared. Every rank must call it.
 
         Raises:
             MismatchError: the ranks have diverged.
@@ -122,15 +135,24 @@ class DivergenceCheck(Listener):
         return _named(self._fingerprint.now())
 
     def _compare(self, step: int, when: str, compute: Callable[[], dict[str, Any]], *, is_end: bool = False) -> bool:
+        sums, numbers = self._measure(step, compute)
+        largest = self._collectives.all_reduce(torch.tensor(numbers, dtype=torch.int64), "max").tolist()
+        return self._judge(step, when, sums, largest, is_end=is_end)
+
+    def _measure(self, step: int, compute: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
+        """Returns this rank's sums, and its numbers for the comparison."""
         began = time.perf_counter()
         sums = compute()
         digest = _digest(sums)
         # Without the all-reduce, which mostly waits for the slowest rank: it would wait anyway, at
         # the next collective of the step.
         cost_s = time.perf_counter() - began
-        numbers = torch.tensor([digest, -digest, self._steps_until(step, began, cost_s)], dtype=torch.int64)
         # The maximum of -digest is minus the minimum: one reduction gives both ends of the range.
-        highest, lowest, steps = self._collectives.all_reduce(numbers, "max").tolist()
+        return sums, [digest, -digest, self._steps_until(step, began, cost_s)]
+
+    def _judge(self, step: int, when: str, sums: dict[str, Any], largest: Sequence[int], *, is_end: bool = False) -> bool:
+        """Returns whether all ranks have the same state, given the largest of their numbers."""
+        highest, lowest, steps = largest
         if highest != -lowest and not (is_end and self._is_work_of_rank_0(sums)):
             self._refuse(when, sums)
         self._next = step + steps

@@ -2,11 +2,12 @@
 
 ::
 
-    end of a step     tick: is one due, on any rank? (CheckpointSchedule, the same on all ranks)
+    end of a step     is one due, on any rank? (CheckpointSchedule; one of the topics that the
+                      ranks agree on in ``_loop/between.py``)
     end of an epoch   check_stop: has any rank received a signal?
     before the next   the loop calls save_due -> save: wait for the writer, copy the state,
     step or epoch     give the copies to the writer's thread (training continues)
-    later ticks       read the writer's results: an event, or a warning
+    later steps       read the writer's results: an event, or a warning
     end of the script save_end, close: save, wait until all ranks have written
 
 The decision is made when the loader is asked for the next batch, and the save follows when that
@@ -26,7 +27,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -46,7 +47,7 @@ from lockstep._base.stopping import (
     say,
 )
 from lockstep._events.writer import EventWriter
-from lockstep._listener import Listener, Stage
+from lockstep._listener import Listener
 from lockstep._state.checkpoint.schedule import CheckpointSchedule
 from lockstep._state.checkpoint.store import Store, step_of
 from lockstep._state.checkpoint.writer import Writer, Written
@@ -67,7 +68,8 @@ _SIGNAL_RANGE = 128
 
 
 class Saver(Listener):
-    """The saving of a run's checkpoints and best weights.
+    """The saving of a run's checkpoints and best weights. A topic on which the ranks agree between
+    steps.
 
     Args:
         config: the settings, with the interval and number of checkpoints. (A traced run saves only
@@ -76,8 +78,6 @@ class Saver(Listener):
         events: receives an event for each checkpoint.
         stop_watch: records that this rank is asked to stop.
     """
-
-    stage = Stage.SAVING
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Saver(Listener):
         events: EventWriter,
         stop_watch: StopWatch,
     ) -> None:
-        self.is_due = False
+        self.must_save = False
         """Whether a checkpoint must be saved before the next step. The same on every rank."""
         self.has_stopped = False
         """Whether the run is stopping because it was asked to."""
@@ -106,7 +106,8 @@ class Saver(Listener):
         self._events = events
         self._is_main = collectives.rank == 0
         self._stop_watch = stop_watch
-        self._schedule = CheckpointSchedule(config.interval, self._exchange, is_alone=collectives.size == 1)
+        self._is_alone = collectives.size == 1
+        self._schedule = CheckpointSchedule(config.interval, is_alone=self._is_alone)
         self._writer = Writer(store)
         self._last_written: int | None = None
         self._copies: int | None = None
@@ -123,9 +124,15 @@ class Saver(Listener):
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         self._is_first_step = True
 
-    @override
-    def tick(self, step: int) -> None:
-        """Every rank must call it."""
+    def is_due(self, step: int) -> bool:
+        """Whether the ranks ask each other after this step whether to save. The same on every
+        rank."""
+        if self._is_alone and self._stop_watch.received is not None:
+            return True
+        return self._schedule.is_due(step)
+
+    def propose(self, step: int) -> list[int]:
+        """Returns the numbers of this rank for the schedule."""
         # Before the first step there is nothing to save, and Ctrl-C should just end the process.
         # From now on it would lose steps.
         if self._is_first_step:
@@ -135,16 +142,20 @@ class Saver(Listener):
             self._snapshots.rehearse()
         if self._writer.ended:
             self._read_results()
-        stop_request = 0 if self._stop_watch.received is None else self._stop_request()
-        is_due, failed = self._schedule.tick(step, is_busy=self._writer.job is not None, stop_request=stop_request)
-        self.is_due = self.is_due or is_due
+        return self._schedule.propose(step, is_busy=self._writer.job is not None, stop_request=self._stop_request())
+
+    def settle(self, step: int, largest: Sequence[int]) -> None:
+        """Takes the largest numbers of all ranks: whether to save before the next step."""
+        must_save, failed = self._schedule.settle(step, largest)
+        self.must_save = self.must_save or must_save
         if failed:
             self._writer.give_up()
 
     def check_stop(self) -> None:
         """Checks whether the run must stop at the end of an epoch, including the code after its
         loop. Every rank must call it."""
-        self.is_due = self._schedule.exchange_stop(self._stop_request()) or self.is_due
+        (self._schedule.stop_request,) = self._exchange([self._stop_request()])
+        self.must_save = self.must_save or self.is_stopping
 
     def _stop_request(self) -> int:
         """Returns 0, or a number that encodes the signal and is largest for the lowest rank."""
@@ -238,7 +249,7 @@ class Saver(Listener):
         # The staging memory has room for one checkpoint, which the writer may still read.
         self.wait_until_written()
         self._copies = step
-        self.is_due = False
+        self.must_save = False
         self._schedule.begin_save()
         self._writer.submit(self._snapshots.take(position, step, epoch, finished=finished))
         if self._is_main:
