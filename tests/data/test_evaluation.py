@@ -17,7 +17,7 @@ import lockstep
 from lockstep._base.errors import ConfigError, DataError, UsageError
 from lockstep._data.evaluation import Evaluation
 from lockstep._data.evaluation_numbers import Evaluations
-from lockstep._data.evaluation_pass import EvaluationPass
+from lockstep._data.evaluation_pass import EvaluationPass, RunningEvaluations
 from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
 
 pytestmark = pytest.mark.timeout(90)
@@ -53,11 +53,11 @@ class Outside:
     """Where a script is that trains nothing."""
 
     def __init__(self):
-        self.evaluated = []
+        self.evaluations = RunningEvaluations()
 
     def check_outside(self, call):
-        if self.evaluated:
-            self.evaluated[-1].refuse_inside(call)
+        if self.evaluations.innermost is not None:
+            self.evaluations.innermost.refuse_inside(call)
 
 
 def evaluate(batches, *models, source=None, done=lambda results: None, collectives=None, metrics=()):

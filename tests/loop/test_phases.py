@@ -145,6 +145,7 @@ def test_a_batch_of_an_earlier_step_has_no_shards_any_more():
     process = Process()
     earlier = process.batch()
     process.phases.end_step()  # without a phase
+    earlier.was_passed_over = True  # as the loader knows
     process.batch()
     with raises(UsageError, "step-over"):
         next(earlier.shards)

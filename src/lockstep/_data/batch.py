@@ -80,14 +80,6 @@ class PhaseDriver(Protocol):
         """Returns a loop over the shards of a batch, which may begin a phase. ``upload``: moves its
         samples to the device; None: they stay where they are."""
 
-    def compare_data(self, description: str) -> None:
-        """Checks that all ranks have read the same first samples. Every rank must call it; it
-        blocks until all have."""
-
-    def note_data(self, description: str) -> None:
-        """Checks at the end of the next phase that all ranks have read the same first samples.
-        Every rank must call it."""
-
     def begin_phase(self, batch: Batch) -> Batch:
         """Begins a phase on a batch's shards. Returns the batch that leads the phase: this one, or
         another that this one follows."""
@@ -165,6 +157,8 @@ class Batch(GlobalBatch):
 
     def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, uploads: Uploads | None) -> None:
         self.plan = plan
+        self.was_passed_over = False
+        """Whether its step ended without a phase."""
         self.values: dict[str, Any] = {}
         """The results of ``batch[name]``."""
         self.totals: dict[str, tuple[float, float]] = {}

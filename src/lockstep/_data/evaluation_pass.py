@@ -42,11 +42,38 @@ Place = tuple[int, int]
 """The place of a result: the number of the batch, and of the pass over its shards."""
 
 
+class RunningEvaluations:
+    """The evaluation batches over whose shards the script is looping: usually one, several within
+    ``zip(a.shards, b.shards)``."""
+
+    def __init__(self) -> None:
+        self._batches: list[EvaluationBatch] = []
+        self.innermost: EvaluationBatch | None = None
+        """The batch whose loop began last; None: there is no loop."""
+
+    def __contains__(self, batch: object) -> bool:
+        return batch in self._batches
+
+    def begin(self, batch: EvaluationBatch) -> None:
+        """Begins a loop, inside the running ones."""
+        self._batches.append(batch)
+        self.innermost = batch
+
+    def end(self, batch: EvaluationBatch) -> None:
+        """Ends a loop and all loops inside it: ``zip`` exhausts only the first."""
+        del self._batches[self._batches.index(batch) :]
+        self.innermost = self._batches[-1] if self._batches else None
+
+    def end_all(self) -> None:
+        """Ends all loops, which the script has left."""
+        self._batches, self.innermost = [], None
+
+
 class Guard(Protocol):
     """The part of the loop that knows the position of the script."""
 
-    evaluated: list[EvaluationBatch]
-    """The evaluation batches with a running loop over shards, in the order of their beginnings."""
+    evaluations: RunningEvaluations
+    """Of all evaluations of the run."""
 
     def check_outside(self, call: str) -> None:
         """Raises UsageError for ``call`` inside ``batch.shards``."""
@@ -127,7 +154,7 @@ class EvaluationPass:
         try:
             yield
         finally:
-            self._guard.evaluated.clear()
+            self._guard.evaluations.end_all()
 
     def batches(self) -> Iterator[EvaluationBatch]:
         """All batches of the loader, on every rank. Can be called once."""
@@ -153,7 +180,7 @@ class EvaluationPass:
                 if self._uploads is not None:
                     self._uploads.settle()
                 self._check_open()
-                if self._guard.evaluated:
+                if self._guard.evaluations.innermost is not None:
                     self._refuse_left()
         self.current = None
 
@@ -168,7 +195,7 @@ class EvaluationPass:
         try:
             self._guard.check_outside("the next batch")
         finally:
-            self._guard.evaluated.clear()
+            self._guard.evaluations.end_all()
 
     # Called by the batches
 
@@ -187,20 +214,19 @@ class EvaluationPass:
         return self._run(batch, turn)
 
     def _run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
-        evaluated = self._guard.evaluated
+        running = self._guard.evaluations
         for samples in self._take(turn):
             if self._uploads is not None:
                 samples = self._uploads.move(samples)
             if self._place is not None:
                 self._source.reseed(self._key, *self._place)
-            evaluated.append(batch)
+            running.begin(batch)
             if self._of_script is not None:
                 self._of_script.begin_shard()
             yield samples
             if self._of_script is not None:
                 self._of_script.end_shard(batch.number)
-            # Also removes the other loops of zip(a.shards, b.shards): zip exhausts only the first.
-            del evaluated[evaluated.index(batch) :]
+            running.end(batch)
         self._source.reseed_between(self._key, batch.place, turn + 1)
 
     def _take(self, turn: int) -> Sequence[Any]:
@@ -233,7 +259,7 @@ class EvaluationPass:
         reduction: str | None = None,
     ) -> None:
         """Records values of the running batch."""
-        if batch not in self._guard.evaluated:
+        if batch not in self._guard.evaluations:
             raise UsageError(
                 f"add({', '.join(values)}) outside of the loop over shards: {LINES}", code="evaluation-outside-shards"
             )
@@ -252,7 +278,7 @@ class EvaluationPass:
 
     def update(self, batch: EvaluationBatch | None, metric: Any, args: tuple[Any, ...]) -> None:
         """Schedules an update of a metric with the running batch."""
-        if batch not in self._guard.evaluated:
+        if batch not in self._guard.evaluations:
             raise UsageError(
                 f"update({type(metric).__name__}) outside of the loop over shards: {LINES}", code="evaluation-outside-shards"
             )
@@ -263,7 +289,7 @@ class EvaluationPass:
         """Returns the number of a batch and its number of samples. Inside its shards, they are of
         the batch whose samples this process runs, which may be another one of the round.
         ``num_samples``: the number of samples of ``batch``, according to the loader."""
-        if batch not in self._guard.evaluated:
+        if batch not in self._guard.evaluations:
             return batch.place, num_samples
         # Another rank's samples, in a round with fewer batches than ranks: their results are
         # ignored.
@@ -278,7 +304,7 @@ class EvaluationPass:
                 "batch.share() in an evaluation that does not share: write team.evaluate(model, loader, share=True), so that "
                 "as many batches as there are processes are computed before results are exchanged"
             )
-        if batch not in self._guard.evaluated:
+        if batch not in self._guard.evaluations:
             raise UsageError(f"batch.share() outside of the loop over shards: {LINES}")
         if self._place is not None:
             self._round.mine.append((self._place, keep(value)))

@@ -38,11 +38,24 @@ _NEXT_BATCH = "the next batch of another loader"
 """A call that a shard must not make: each rank would take as many batches as it has shards."""
 
 
+class Comparison(Protocol):
+    """Compares on all ranks what each has read: it must be the same data."""
+
+    def compare(self, description: str) -> None:
+        """Compares descriptions of the first samples. Every rank must call it; it blocks until all
+        have."""
+
+    def note(self, description: str) -> None:
+        """Compares them at the end of the next phase. Every rank must call it."""
+
+
 class Driver(Protocol):
     """The part of the loop that a prepared loader uses."""
 
     phases: PhaseDriver
     """The phases of each step."""
+    same_data: Comparison
+    """Compares the beginnings of passes."""
 
     @property
     def next_is_done(self) -> bool:
@@ -68,8 +81,8 @@ class Driver(Protocol):
     def end_following_pass(self, loader: Any) -> None:
         """Ends a pass that follows the leading one."""
 
-    def end_step(self) -> None:
-        """Ends the step, after the loop's body has run."""
+    def end_step(self) -> bool:
+        """Ends the step, after the loop's body has run. Returns whether it had a phase."""
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
         """Ends the leading pass, which is exhausted or was left by ``break`` or an error."""
@@ -278,7 +291,7 @@ class PreparedLoader:
                 if self._uploads is not None:
                     self._uploads.settle()
                 this_pass.done += 1
-                driver.end_step()
+                batch.was_passed_over = not driver.end_step()
                 if batch.totals:
                     self._add(batch)
             exhausted = True
@@ -414,9 +427,9 @@ class PreparedLoader:
         name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
         if self._is_compared:
             place = f"pass {begun.number + 1} over loader {self._assignment.loader} ({name})"
-            self._driver.phases.note_data(f"{samples} in the first global batch of {place}")
+            self._driver.same_data.note(f"{samples} in the first global batch of {place}")
         else:
-            self._driver.phases.compare_data(f"{samples} in the first global batch of {name}")
+            self._driver.same_data.compare(f"{samples} in the first global batch of {name}")
             self._is_compared = True
         if first is not None:
             yield first

@@ -83,6 +83,7 @@ class Loop(Driver):
         is_main: bool,
     ) -> None:
         self.phases = phases
+        self.same_data = phases.parts.peers.same_data
         self.meetings = meetings
         self.epoch = 0
         self.epoch_shown = 0
@@ -427,17 +428,19 @@ class Loop(Driver):
         self._followers.pop(loader, None)
 
     @override
-    def end_step(self) -> None:
-        """Ends the step, after the loop's body has run."""
+    def end_step(self) -> bool:
+        """Ends the step, after the loop's body has run. Returns whether it had a phase."""
         self.phases.end_step()
+        had_phase = self.phases.num_done > 0
         self._num_in_pass += 1
         # A step without a phase has exchanged nothing, so nothing shows that the other ranks take
         # it, too: they may be in its phase, and the agreement would match its collectives.
-        if self.meetings.are_held and self.phases.num_done == 0:
+        if not had_phase and self.meetings.are_held:
             self.meetings.leave(passed_over(self.step), early=True)
             self.meetings.meet("the end of the step", self.step)
             self.meetings.left = None
         self._agree()
+        return had_phase
 
     def _agree(self) -> None:
         step = self.phases.step

@@ -37,7 +37,7 @@ from typing_extensions import override
 from lockstep._base.errors import ConfigError, LossError, UsageError, unknown_name
 from lockstep._base.reports import warn
 from lockstep._data.batch import Batch, PhaseDriver, Shards, own_micro_batches
-from lockstep._data.evaluation_pass import EvaluationBatch
+from lockstep._data.evaluation_pass import RunningEvaluations
 from lockstep._data.shared import Shared
 from lockstep._data.streams import Purpose, reseed
 from lockstep._data.uploads import Upload
@@ -89,9 +89,8 @@ class Phases(PhaseDriver):
         """Whether a training loader was prepared."""
         self.may_warn_of_loader = False
         """Whether this process is the one of several that may warn of a missing loader."""
-        self.evaluated: list[EvaluationBatch] = []
-        """The batches of evaluations over whose shards loops run, in the order in which the loops
-        began."""
+        self.evaluations = RunningEvaluations()
+        """The loops over shards of evaluation batches."""
         self.micro_batches = own_micro_batches
         """The function that gives the micro-batches to run of a batch. An instrument that repeats
         shards sets another one (``loop.dry_runs``)."""
@@ -160,9 +159,8 @@ class Phases(PhaseDriver):
             self.check_outside("the next step")
         current, self._current = self._current, None
         assert current is not None
-        plan, self._num_done = current.plan, current.num_done
-        plan.was_passed_over = self._num_done == 0
-        step, num_samples = self.step, plan.num_samples
+        self._num_done = current.num_done
+        step, num_samples = self.step, current.plan.num_samples
         for notify in self._on.end_step:
             notify(step, num_samples)
 
@@ -203,8 +201,8 @@ class Phases(PhaseDriver):
         if left_step:
             raise refusals.left_early(call, left_step)
         if self.phase is None:
-            if self.evaluated:
-                self.evaluated[-1].refuse_inside(call)
+            if self.evaluations.innermost is not None:
+                self.evaluations.innermost.refuse_inside(call)
             return
         self.phase.has_refused = True
         micro = self.phase.micro
@@ -222,7 +220,7 @@ class Phases(PhaseDriver):
         Raises:
             UsageError: like ``check_outside``.
         """
-        if self.phase is None and not (self.was_left or self.evaluated):
+        if self.phase is None and not (self.was_left or self.evaluations.innermost):
             return
         self.check_outside(
             call,
@@ -248,17 +246,6 @@ class Phases(PhaseDriver):
         is derived from the run's seed, the step and the number of completed phases, and inside
         from the shard and its part, too."""
         reseed(self.parts.seed, Purpose.STEP, self.step, self.num_done)
-
-    @override
-    def compare_data(self, description: str) -> None:
-        """Checks that all ranks have read the same first samples. Every rank must call it."""
-        self.parts.peers.same_data.compare(description)
-
-    @override
-    def note_data(self, description: str) -> None:
-        """Checks at the end of the next phase, without a further message, that all ranks have read
-        the same first samples. Every rank must call it."""
-        self.parts.peers.same_data.note(description)
 
     @override
     def gather(self, mine: list[Shared]) -> list[Shared]:
@@ -290,7 +277,7 @@ class Phases(PhaseDriver):
             return leader
         if self.phase is not None:
             self.check_outside("another loop over batch.shards")
-        if self._current is None or batch.plan.was_passed_over:
+        if self._current is None or batch.was_passed_over:
             raise refusals.step_is_over(batch.plan.number)
         self.phase = Phase(self.parts, self.step, self._current.num_done, batch)
         self.phase.begin()
@@ -411,7 +398,7 @@ class Phases(PhaseDriver):
                 for notify in self._on.before_other_optimizer:
                     notify(optimizer)
             return
-        if self.phase is not None or self.was_left or self.evaluated:
+        if self.phase is not None or self.was_left or self.evaluations.innermost:
             self.check_outside(_step_of(optimizer))
         if self._current is None:
             self._check_loader(optimizer)

@@ -98,8 +98,6 @@ class StepPlan:
     digest: str = ""
     """Digest of the samples read, for steps in which the ranks compare them: the same on every
     rank."""
-    was_passed_over: bool = False
-    """Whether the step ended without a phase."""
 
 
 def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) -> StepPlan:
