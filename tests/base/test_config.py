@@ -75,7 +75,7 @@ def test_several_devices_are_for_strategies_that_can_use_them():
 def test_a_step_to_end_the_trace_at_needs_a_trace():
     with raises(ConfigError, "trace-until-without-trace"):
         merge_settings({"trace_until": 3}, {})
-    assert merge_settings({"trace_until": 3}, {"trace": "steps"})[1]["verify"].trace_until == 3
+    assert merge_settings({"trace_until": 3}, {"trace": "steps"}).tools["verify"].trace_until == 3
 
 
 @pytest.mark.parametrize("settings", [{"trace": "nonsense"}, {"audit": -1}, {"journal_every": True}])
@@ -83,7 +83,7 @@ def test_options_of_tools_are_checked_like_settings_of_the_run(settings):
     for where in ((settings, {}), ({}, settings)):
         with pytest.raises(ConfigError, match="|".join(settings)):
             merge_settings(*where)
-    assert merge_settings({}, {"audit": 2, "shards": 4})[0] == RunConfig(shards=4)
+    assert merge_settings({}, {"audit": 2, "shards": 4}).run == RunConfig(shards=4)
     with raises(ConfigError, "setting-conflict"):
         merge_settings({"audit": 3}, {"audit": 2})
 

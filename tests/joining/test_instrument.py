@@ -89,7 +89,7 @@ class Strange:
 
 def test_options_of_another_package_are_settings(install):
     install(OPTIONS.replace("NAME", "strangeness"), "strange:Strange", "options")
-    assert merge_settings({"strangeness": 3}, {})[1]["strange"].strangeness == 3
+    assert merge_settings({"strangeness": 3}, {}).tools["strange"].strangeness == 3
     with pytest.raises(ConfigError, match="strangeness=-1"):
         merge_settings({}, {"strangeness": -1})
 

@@ -12,7 +12,7 @@ import pytest
 from checkpoint_files import write_files
 from codes import raises
 
-from lockstep._base.config import RunConfig
+from lockstep._base.config import RunConfig, merge_settings
 from lockstep._base.errors import CheckpointError, ConfigError
 from lockstep._joining.opening import LaunchRequest, open_run
 from lockstep._state.checkpoint.store import Store
@@ -42,7 +42,7 @@ def start(*, script="/a/train.py", args=(), number=0, part="", born_with=BORN, w
         _locks.pop().release()
     launch = LaunchRequest(
         config=RunConfig(**explicit),
-        explicit=explicit,
+        givers=merge_settings({}, explicit).givers,
         born_with=born_with,
         command=Command(
             script=script,

@@ -7,7 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -250,7 +250,7 @@ class RunConfig:
     def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
         """Combines settings like ``merge_settings``, and returns the run's settings without the
         options of tools."""
-        return merge_settings(command, script)[0]
+        return merge_settings(command, script).run
 
 
 @functools.cache
@@ -291,9 +291,28 @@ def without_tools(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in of_tools}
 
 
-def merge_settings(command: Mapping[str, Any], script: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+COMMAND_LINE, IN_SCRIPT = "on the command line", "in the script"
+
+
+@dataclass(frozen=True)
+class AskedSettings:
+    """What a launch asks for, by its command and its script together."""
+
+    run: RunConfig
+    """The settings of the run."""
+    tools: Mapping[str, Any]
+    """The options of each tool, by the name of its instrument."""
+    givers: Mapping[str, str]
+    """Where each setting was set, ``COMMAND_LINE`` or ``IN_SCRIPT``, by name. Settings with their
+    default are absent, and so are None and ``auto``, which ask for it."""
+
+    def with_seed(self, seed: int) -> AskedSettings:
+        """Returns these settings with the seed that the script has set for PyTorch."""
+        return replace(self, run=replace(self.run, seed=seed), givers={**self.givers, "seed": IN_SCRIPT})
+
+
+def merge_settings(command: Mapping[str, Any], script: Mapping[str, Any]) -> AskedSettings:
     """Combines the settings of the command line with the arguments of the script's ``join(...)``.
-    Returns the run's settings, and the options of each tool by the name of its instrument.
 
     Raises:
         ConfigError: a setting is unknown or invalid, or is set in both places with different
@@ -317,7 +336,9 @@ def merge_settings(command: Mapping[str, Any], script: Mapping[str, Any]) -> tup
     def of(kind: Any) -> Any:
         return kind(**{name: given[name] for name in options_of(kind) if name in given})
 
-    return of(RunConfig), {name: of(kind) for name, kind in options_of_tools().items()}
+    givers = {name: COMMAND_LINE if name in command else IN_SCRIPT for name, value in given.items()}
+    are_set = {name: giver for name, giver in givers.items() if given[name] not in (None, "auto")}
+    return AskedSettings(of(RunConfig), {name: of(kind) for name, kind in options_of_tools().items()}, are_set)
 
 
 def _check_init_method(value: Any) -> None:

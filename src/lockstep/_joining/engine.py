@@ -120,13 +120,12 @@ class Engine:
         context: RunContext,
         instruments: Sequence[Instrument] = (),
     ) -> None:
-        assert config.threads is not None
-        assert config.seed is not None
+        fixed = context.fixed_settings
         self.config, self.world, self.devices, self.context = config, world, devices, context
         self.is_main = world.rank == 0
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(fixed.threads)
         draw_on(devices)
-        reseed(config.seed, Purpose.START)
+        reseed(fixed.seed, Purpose.START)
         # Without the guard that checks where the script calls a collective: the engine calls its
         # own only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
@@ -172,23 +171,21 @@ class Engine:
 
     def _build_loop(self) -> None:
         """Creates the components that run steps."""
-        config, collectives = self.config, self.collectives
-        assert config.shards is not None
-        assert config.seed is not None
+        config, collectives, fixed = self.config, self.collectives, self.context.fixed_settings
         self.precision = find_precision(config.precision)
         scaling = LossScaling(self.devices[0].type) if self.precision.scales_loss else None
-        self.strategy = make_strategy(config.strategy, config, config.shards, self.transport, self.devices)
+        self.strategy = make_strategy(config.strategy, config, fixed.shards, self.transport, self.devices)
         self.clock = StepClock(self.saver, self.devices[0])
         self.balance = None
-        if may_balance(config, self.world.world_size):
+        if may_balance(config, self.world.world_size, fixed.shards):
             registered = self.state.registered.values
-            self.balance = Balance(self.world.world_size, config.shards, self.clock, self.events, registered)
+            self.balance = Balance(self.world.world_size, fixed.shards, self.clock, self.events, registered)
         self.trained = TrainedObjects(scaling)
-        self.guards = ShardGuards(self.trained, config.shards, is_plain=self.strategy.is_plain)
+        self.guards = ShardGuards(self.trained, fixed.shards, is_plain=self.strategy.is_plain)
         self.listeners = Listeners()
         parts = RunParts(
-            config.seed,
-            config.shards,
+            fixed.seed,
+            fixed.shards,
             self.strategy,
             Peers(collectives, config.accumulate, self.balance or self.clock),
             self.trained,
@@ -342,9 +339,8 @@ class Engine:
         return Announcement(self.config, self.world, self.devices, self.transport, context.run_dir, shards_are_set=given)
 
     def _split_remarks(self) -> SplitRemarks | None:
-        config = self.config
-        assert config.shards is not None
-        return None if config.shards == 1 else SplitRemarks(config.shards, say)
+        num_shards = self.context.fixed_settings.shards
+        return None if num_shards == 1 else SplitRemarks(num_shards, say)
 
     def record(self, kind: str, epoch: int, step: int, values: dict[str, float], apart: Sequence[str] = ()) -> None:
         """Writes the values of a ``step``, or the results of an evaluation (``evaluate``), to the

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from lockstep._base import errors
-from lockstep._base.config import STRATEGIES, RunConfig, merge_settings
+from lockstep._base.config import STRATEGIES, AskedSettings, RunConfig, merge_settings
 from lockstep._base.errors import ConfigError, LockstepError, UsageError
 from lockstep._base.reports import NOTICE, Report, publish, warn
 from lockstep._data.many_workers import hold_back_warning
@@ -114,17 +114,16 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
             "join() was already called in this process. Reuse the team that it returned.", code="join-called-twice"
         )
     environment = read_environment()
-    instruments, given = make_instruments(environment.asked), dict(settings)
+    instruments, script_settings = make_instruments(environment.asked), dict(settings)
     for instrument in instruments.values():
         settings = dict(instrument.given(settings))
-    explicit = {**settings, **environment.settings}
-    config, options = merge_settings(environment.settings, settings)
-    if config.seed is None and (seed := script_seed()) is not None:
+    asked = merge_settings(environment.settings, settings)
+    if asked.run.seed is None and (seed := script_seed()) is not None:
         # The script's seed becomes the run's, so that another seed means another run.
-        explicit["seed"] = seed
-        config = dataclasses.replace(config, seed=seed)
+        asked = asked.with_seed(seed)
+    config = asked.run
     for name, instrument in instruments.items():
-        instrument.options = options.get(name)
+        instrument.options = asked.tools.get(name)
         config = instrument.settings(config)
     world = environment.world.by_hand(rank, world_size)
     if environment.several is not None and rank is None and not environment.asked:
@@ -146,15 +145,14 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         raise
     collectives = Collectives(default_group(), transport)
     try:
-        config, context = _agree(config, options, explicit, environment, world, devices[0].type, collectives)
+        config, context = _agree(config, asked, environment, world, devices[0].type, collectives)
         context = dataclasses.replace(
             context,
-            script_settings=given,
+            script_settings=script_settings,
             requests=environment.asked,
             on_terminal=environment.terminal if environment.terminal is not None else sys.stdout.isatty(),
         )
-        assert config.threads is not None
-        use_threads(config.threads)
+        use_threads(context.fixed_settings.threads)
         hold_back_warning()
         engine = Engine(config, world, devices, transport, context, list(instruments.values()))
         team = Team(engine)
@@ -179,8 +177,7 @@ def _choose(config: RunConfig, world: World, opened: OpenStore | None = None) ->
 
 def _agree(
     config: RunConfig,
-    options: dict[str, Any],
-    explicit: dict[str, Any],
+    asked: AskedSettings,
     environment: Environment,
     world: World,
     device: str,
@@ -188,7 +185,8 @@ def _agree(
 ) -> tuple[RunConfig, RunContext]:
     """Makes all ranks use the settings of the run's birth, which rank 0 reads or writes."""
     check_software(world, collectives)
-    given = {name: value for values in (config, *options.values()) for name, value in dataclasses.asdict(values).items()}
+    values = (config, *asked.tools.values())
+    given = {name: value for each in values for name, value in dataclasses.asdict(each).items()}
     if STRATEGIES[config.strategy].promises_bits and "numerics" not in config.allow:
         # PyTorch's own numeric settings change bits, too, and a script may set them on some ranks
         # only.
@@ -205,7 +203,7 @@ def _agree(
     is_new, notices, shards_are_set = True, list[str](), config.shards is not None
     if world.rank == 0:
         try:
-            run = _open(config, explicit, environment, world, device)
+            run = _open(config, asked, environment, world, device)
             opening = {
                 # Other machines may have started the script in other directories.
                 "run_dir": str(run.run_dir if world.num_nodes == 1 else run.run_dir.absolute()),
@@ -252,13 +250,7 @@ def _agree(
     )
 
 
-def _open(
-    config: RunConfig,
-    explicit: dict[str, Any],
-    environment: Environment,
-    world: World,
-    device: str,
-) -> OpenRun:
+def _open(config: RunConfig, asked: AskedSettings, environment: Environment, world: World, device: str) -> OpenRun:
     """Finds or creates the run, on rank 0, while the others wait."""
     num_shards = config.shards or world.world_size
     block(0, world.world_size, num_shards)  # more processes than shards is an error
@@ -284,8 +276,8 @@ def _open(
         is_program = False
     # With the number of the call: a script that trains twice resumes its first run in its first
     # `join`, and its second run in its second.
-    command = Command.of_this_process(_num_joined, is_program=is_program, explicit=explicit, part=part)
-    run = open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
+    command = Command.of_this_process(_num_joined, is_program=is_program, asked=asked, part=part)
+    run = open_run(LaunchRequest(config=config, givers=asked.givers, born_with=born_with, command=command, world=world))
     if config.threads is None and environment.threads is not None and not environment.asked:
         _report_threads(environment.threads, run, threads_for(num_shards, world.num_cores))
     if config.interval != "off" and (host := host_with_handler(signal.SIGTERM)) is not None:

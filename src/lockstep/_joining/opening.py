@@ -23,7 +23,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from lockstep._base.config import RUNS, RunConfig
 from lockstep._base.errors import CheckpointError, ConfigError, os_error_text
@@ -68,8 +67,8 @@ class LaunchRequest:
     """What this launch asks for: its settings, command and processes."""
 
     config: RunConfig
-    explicit: Mapping[str, Any]
-    """The settings that were set explicitly, on the command line or in the script."""
+    givers: Mapping[str, str]
+    """Where the settings were set that do not have their default, as in ``AskedSettings``."""
     born_with: FixedSettings
     """The birth of a new run with the settings of this launch."""
     command: Command
@@ -273,7 +272,7 @@ def _try_resume(path: Path, launch: LaunchRequest, notices: list[Notice]) -> Ope
 
 
 def _reconcile(path: Path, birth: FixedSettings, launch: LaunchRequest) -> FixedSettings:
-    reconciled = reconcile(path, birth, launch.explicit, launch.born_with, launch.config.allow)
+    reconciled = reconcile(path, birth, launch.givers, launch.born_with, launch.config.allow)
     block(0, launch.world.world_size, reconciled.shards)  # more processes than shards is an error
     return reconciled
 

@@ -36,10 +36,9 @@ from lockstep._prepare.per_shard import PerShard
 from lockstep._prepare.state_adapters import StateAdapter
 
 
-def may_balance(config: RunConfig, world_size: int) -> bool:
-    """Whether shards may move in a run with these settings, all of them resolved."""
-    assert config.shards is not None
-    return config.balance == "on" and STRATEGIES[config.strategy].balances and can_balance(world_size, config.shards)
+def may_balance(config: RunConfig, world_size: int, num_shards: int) -> bool:
+    """Whether shards may move in a run with these settings, whose strategy is resolved."""
+    return config.balance == "on" and STRATEGIES[config.strategy].balances and can_balance(world_size, num_shards)
 
 
 class Balance(Listener):

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from lockstep._base.config import RunConfig
+from lockstep._base.config import RunConfig, merge_settings
 from lockstep._joining.startup.announcement import start_event
 from lockstep._state.rundir.fixed_settings import Command
 from lockstep._world.comm.group import Transport
@@ -43,7 +43,8 @@ def test_a_programs_arguments_are_those_of_its_command_without_what_a_launcher_h
 ):
     monkeypatch.setattr(sys, "argv", ["train.py", *of_launcher, *own])
     assert written()["args"] == own
-    assert tuple(own) == Command.of_this_process(0, is_program=True, explicit={}).args, "`lockstep runs` compares them"
+    command = Command.of_this_process(0, is_program=True, asked=merge_settings({}, {}))
+    assert tuple(own) == command.args, "`lockstep runs` compares them"
 
 
 @pytest.mark.parametrize("module", [None, "package.train"])

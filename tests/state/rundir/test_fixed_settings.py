@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 from codes import raises
 
+from lockstep._base.config import IN_SCRIPT, merge_settings
 from lockstep._base.errors import ConfigError
 from lockstep._state.rundir.fixed_settings import (
     Command,
@@ -29,7 +30,7 @@ def born_with(**changes):
 
 def launch(now=BORN, allow=(), **explicit):
     """The settings of a later launch of the run: ``now`` with what of it was given by name."""
-    return reconcile("RUN", BORN, explicit, now, allow)
+    return reconcile("RUN", BORN, merge_settings({}, explicit).givers, now, allow)
 
 
 def test_a_birth_and_its_command_are_saved_and_read_back(tmp_path):
@@ -78,7 +79,7 @@ def test_a_run_whose_bits_are_promised_cannot_go_on_with_another_sum(exact):
     born, other = born_with(exact=exact), born_with(exact=not exact)
     assert reconcile("RUN", born, {}, other) == born  # nobody named a strategy: that of the birth
     with raises(ConfigError, "strategy-changed"):
-        reconcile("RUN", born, {"strategy": "ddp" if exact else "exact"}, other)
+        reconcile("RUN", born, {"strategy": IN_SCRIPT}, other)
 
 
 def test_another_kind_of_device_is_an_error_unless_it_is_allowed():
@@ -129,19 +130,19 @@ def test_the_same_command_is_the_same_script_and_arguments_from_anywhere(tmp_pat
     for place, name in ((tmp_path, "train.py"), (tmp_path.parent, str(script)), (tmp_path, "link.py")):
         monkeypatch.chdir(place)
         monkeypatch.setattr(sys, "argv", [name, "--lr", "1"])
-        commands.append(Command.of_this_process(0, is_program=True, explicit={}))
+        commands.append(Command.of_this_process(0, is_program=True, asked=merge_settings({}, {})))
     assert commands == [Command(script=str(script.resolve()), args=("--lr", "1"), number=0)] * 3
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "2"])
-    assert Command.of_this_process(0, is_program=True, explicit={}) != commands[0]
+    assert Command.of_this_process(0, is_program=True, asked=merge_settings({}, {})) != commands[0]
     # torch.distributed.launch adds it
     monkeypatch.setattr(sys, "argv", [str(script), "--local-rank=0", "--lr", "1"])
-    assert Command.of_this_process(0, is_program=True, explicit={}) == commands[0]
+    assert Command.of_this_process(0, is_program=True, asked=merge_settings({}, {})) == commands[0]
 
 
 @pytest.mark.parametrize(("argv", "is_program"), [([""], True), (["-c"], True), ([], True), (["train.py"], False)])
 def test_what_is_no_program_has_no_script(monkeypatch, argv, is_program):
     monkeypatch.setattr(sys, "argv", argv)
-    assert Command.of_this_process(0, is_program=is_program, explicit={}).script == ""
+    assert Command.of_this_process(0, is_program=is_program, asked=merge_settings({}, {})).script == ""
 
 
 def test_settings_differ_if_either_command_has_one():

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._base.atomic import write_atomic
-from lockstep._base.config import ALLOWABLE, RunConfig
+from lockstep._base.config import ALLOWABLE, AskedSettings, RunConfig
 from lockstep._base.errors import ConfigError, UnfitFileError
 from lockstep._base.regular_files import read_bytes
 from lockstep._base.shapes import check, parse
@@ -82,13 +82,13 @@ class Command:
         return [name for name in names if self.settings.get(name) != earlier.settings.get(name)]
 
     @staticmethod
-    def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any], part: str = "") -> Command:
+    def of_this_process(number: int, *, is_program: bool, asked: AskedSettings, part: str = "") -> Command:
         """Returns the command of this process. (A function that was started in a new process has no
         script.)"""
         script = sys.argv[0] if sys.argv else ""
         path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
         names = {"strategy", *(setting.name for setting in fields(FixedSettings))}
-        settings = {name: value for name, value in explicit.items() if name in names and value is not None}
+        settings = {name: getattr(asked.run, name) for name in asked.givers if name in names}
         return Command(script=path, args=own_args(), number=number, part=part, settings=settings)
 
 
@@ -142,18 +142,18 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
 
 
 def reconcile(
-    path: Path, birth: FixedSettings, explicit: Mapping[str, Any], now: FixedSettings, allow: Collection[str] = ()
+    path: Path, birth: FixedSettings, givers: Mapping[str, str], now: FixedSettings, allow: Collection[str] = ()
 ) -> FixedSettings:
     """Returns the settings with which a launch resumes: the saved ones, except where others are
     allowed.
 
     Args:
-        explicit: the explicit settings of this launch, from the command line or the script.
+        givers: where settings of this launch were set, as in ``AskedSettings``.
         now: the fixed settings that a new run would have.
         allow: the names of settings that may differ.
 
     Raises:
-        ConfigError: an explicit setting differs from the birth and is not in ``allow``.
+        ConfigError: a setting that was set differs from the birth and is not in ``allow``.
     """
     # The device counts even if it was not set: a run on a GPU has other results than on a CPU, and
     # the saved device may not exist here.
@@ -161,26 +161,26 @@ def reconcile(
     for name, was in birth.as_json().items():
         wanted = getattr(now, name)
         if name in allow:
-            if explicit.get(name) not in (None, "auto") or name == "device":
+            if name in givers or name == "device":
                 changed[name] = wanted
         elif name == "exact":
-            _check_promise(path, birth, wanted, explicit)
-        elif wanted != was and (explicit.get(name) not in (None, "auto") or name == "device"):
+            _check_promise(path, birth, wanted, givers)
+        elif wanted != was and (name in givers or name == "device"):
+            where = f" {givers[name]}" if name in givers else ""
             raise ConfigError(
-                f"{name} is {wanted!r}, but the run in {path} was started with {was!r}, so results would change. Set {name} "
-                f"to {was!r}, or start a new run with --fresh or in another directory"
+                f"{name} is {wanted!r}{where}, but the run in {path} was started with {was!r}, so results would change. "
+                f"Set {name} to {was!r}, or start a new run with --fresh or in another directory"
                 + (f", or accept different results with --allow {name}." if name in ALLOWABLE else "."),
                 code="fixed-setting-changed",
             )
     return dataclasses.replace(birth, **changed)
 
 
-def _check_promise(path: Path, birth: FixedSettings, wanted: bool, explicit: Mapping[str, Any]) -> None:
-    strategy = explicit.get("strategy")
-    if wanted != birth.exact and birth.shards > 1 and strategy not in (None, "auto"):
+def _check_promise(path: Path, birth: FixedSettings, wanted: bool, givers: Mapping[str, str]) -> None:
+    if wanted != birth.exact and birth.shards > 1 and "strategy" in givers:
         born = "strategy 'exact' (the default, with bit-identical results)" if birth.exact else "another strategy"
         raise ConfigError(
-            f"strategy is {strategy!r}, but the run in {path} was started with {born}: gradients would be added in a different "
-            "order. Remove the setting, or start a new run in another directory.",
+            f"the strategy that is set {givers['strategy']} adds gradients in a different order than the run in {path}, which "
+            f"was started with {born}. Remove the setting, or start a new run in another directory.",
             code="strategy-changed",
         )
