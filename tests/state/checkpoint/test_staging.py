@@ -11,6 +11,15 @@ from lockstep._state.checkpoint.staging import Staging
 pytestmark = pytest.mark.timeout(20)
 
 
+class Scaled(torch.Tensor):
+    """A tensor of a class of the script."""
+
+
+def of_inference():
+    with torch.inference_mode():
+        return torch.randn(3)
+
+
 def all_kinds():
     """Tensors of every layout that state has."""
     grid = torch.arange(24.0).reshape(2, 3, 4)
@@ -25,7 +34,12 @@ def all_kinds():
         "half": torch.randn(5).bfloat16(),
         "flags": torch.tensor([True, False]),
         "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+        "negated": torch._neg_view(torch.randn(3)),
         "parameter": torch.nn.Parameter(torch.randn(3)),
+        "scaled": torch.randn(3).as_subclass(Scaled),
+        "from inference": of_inference(),
+        "part of another": torch.randn(7)[2:5],
+        "large": torch.randn(3, 2_000_001),
     }
 
 
@@ -35,11 +49,20 @@ def test_a_copy_is_equal_contiguous_and_stays_as_it_was_while_training_goes_on()
     copies, events = Staging().copy(tensors)
     assert events == []
     for name, tensor in tensors.items():
-        if name != "expanded":
+        if name == "from inference":
+            with torch.inference_mode():
+                tensor.zero_()
+        elif name != "expanded":
             tensor.data.zero_()
         assert torch.equal(copies[name], before[name])
         assert (copies[name].dtype, copies[name].is_contiguous()) == (tensor.dtype, True)
         assert not copies[name].requires_grad
+
+
+def test_a_default_device_of_the_script_does_not_move_the_copies():
+    with torch.device("meta"):
+        copies, _ = Staging().copy({"weight": torch.ones(3, device="cpu")})
+    assert copies["weight"].tolist() == [1, 1, 1]
 
 
 def test_the_memory_of_the_copy_before_is_used_again_where_it_fits():

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lockstep._state.checkpoint.copying import copy_pieces, is_memory, pieces_of
+from lockstep._state.checkpoint.files import Bytes
+
 
 class Staging:
     """The memory for copies, kept from one checkpoint to the next.
@@ -41,12 +44,19 @@ class Staging:
         """
         copies: dict[str, Tensor] = {}
         gpus: set[torch.device] = set()
+        pieces: list[tuple[Bytes, Bytes]] = []
         with torch.no_grad():
             for name, tensor in tensors.items():
-                copies[name] = self._buffer(name, tensor)
-                copies[name].copy_(tensor.detach(), non_blocking=True)
+                copies[name] = copy = self._buffer(name, tensor)
+                source = tensor.detach()
+                if is_memory(source):
+                    pieces += pieces_of(copy, source)
+                    continue
+                copy.copy_(source, non_blocking=True)
                 if not tensor.is_cpu:
                     gpus.add(tensor.device)
+        # After the copies from GPUs have begun, which go on meanwhile.
+        copy_pieces(pieces)
         for name in self._buffers.keys() - tensors.keys():
             # Tensors that no longer exist, for example a gradient that was set to None.
             del self._buffers[name]
@@ -58,7 +68,9 @@ class Staging:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             # Only a copy to pinned memory is asynchronous.
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type not in ("cpu", "meta"))
+            pinned = tensor.device.type not in ("cpu", "meta")
+            # "cpu" also where the script has called torch.set_default_device().
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
             touch(buffer)
             self._buffers[name] = buffer
         return buffer
