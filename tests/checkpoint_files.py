@@ -16,7 +16,7 @@ def write_files(directory: Path, step: int, **fields: Any) -> Manifest:
     for name in ("state.json", "model.safetensors"):
         (directory / name).write_text(f"{name} of step {step}, and more that is {fields}")
     files: dict[str, File] = {
-        path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)} for path in directory.iterdir()
+        path.name: {"bytes": path.stat().st_size, "crc32": checksum(path)} for path in directory.iterdir()
     }
     return Manifest(step=step, epoch=0, time_s=1.5, files=files, **fields)
 

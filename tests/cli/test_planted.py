@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 PLANT = "\x1b]0;planted\x07\r\b\x9b2J\x85\u202e\u2066\x7f"
 STYLES = re.compile(r"\x1b\[[\d;]*m")
-READ = {"event", "kind", "file", "files", "precision", "device", "sha256", "shards", "gradients", "state", "newest"}
+READ = {"event", "kind", "file", "files", "precision", "device", "crc32", "sha256", "shards", "gradients", "state", "newest"}
 """Fields that decide how the rest is read: with another value nothing would be shown."""
 
 

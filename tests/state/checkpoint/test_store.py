@@ -15,7 +15,7 @@ from codes import raises
 
 from lockstep._base.atomic import UNFINISHED
 from lockstep._base.errors import CheckpointError
-from lockstep._state.checkpoint.manifest import FILE_NAME, verify
+from lockstep._state.checkpoint.manifest import FILE_NAME, FORMAT, verify
 from lockstep._state.checkpoint.store import BEST, Store, find_checkpoint
 
 pytestmark = pytest.mark.timeout(60)
@@ -230,7 +230,7 @@ def test_a_damaged_one_is_kept_beside_and_does_not_come_in_the_way_of_what_follo
 
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path, monkeypatch):
     store = prepare(tmp_path, [10])
-    monkeypatch.setattr("lockstep._state.checkpoint.manifest.FORMAT", 4)
+    monkeypatch.setattr("lockstep._state.checkpoint.manifest.FORMAT", FORMAT + 1)
     commit(store, 20)
     monkeypatch.undo()
     with raises(CheckpointError, "checkpoint-format-newer"):

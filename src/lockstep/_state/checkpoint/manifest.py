@@ -1,6 +1,6 @@
 """The description of a checkpoint, ``manifest.json``.
 
-It is the last file written into a checkpoint, and lists the size and SHA-256 of all others. So a
+It is the last file written into a checkpoint, and lists the size and checksum of all others. So a
 directory with a valid manifest was complete, and a later change of any file is detected. Its own
 checksum is inside it, since no other file is written after it.
 
@@ -24,7 +24,8 @@ checksum is inside it, since no other file is written after it.
 ``registered``     names passed to ``team.register``
 ``loaders``        for each prepared loader, a list of lines that must be the same on resume
 ``metric``         for ``weights``: the metric for which they were saved
-``files``          name, ``bytes`` and ``sha256`` of every other file of the directory
+``files``          name, ``bytes`` and ``crc32`` of every other file of the directory; in format
+                   3, ``sha256``
 ``checksum``       SHA-256 of all the above, written as JSON without spaces and with sorted keys
 =================  ===============================================================================
 """
@@ -44,7 +45,9 @@ from lockstep._base.regular_files import read_bytes, size_of
 from lockstep._base.shapes import Count, Ranks, Seconds, check, parse
 from lockstep._state.checkpoint.files import checksum, write_json
 
-FORMAT = 3
+FORMAT = 4
+OLDEST_FORMAT = 3
+"""The oldest format that can be read."""
 FILE_NAME = "manifest.json"
 _Name = Annotated[str, lambda name: "/" not in name and name not in ("", ".", "..")]
 """The name of a file in the checkpoint's directory. A path to another place is refused."""
@@ -54,10 +57,14 @@ class NewerFormatError(CheckpointError):
     """A checkpoint was written by a newer version of lockstep."""
 
 
-class File(TypedDict):
-    """A file of a checkpoint."""
-
+class _File(TypedDict):
     bytes: Count
+
+
+class File(_File, total=False):
+    """A file of a checkpoint, with one of the checksums."""
+
+    crc32: str
     sha256: str
 
 
@@ -130,12 +137,14 @@ class Manifest:
         # The version is compared after the checksum: damage must not look like another version.
         if isinstance(version, int) and version > FORMAT:
             raise NewerFormatError(
-                f"{path} has format {version}, but this lockstep reads format {FORMAT}. Use the newer version that wrote it.",
+                f"{path} has format {version}, but this lockstep reads formats up to {FORMAT}. Use the newer version that "
+                "wrote it.",
                 code="checkpoint-format-newer",
             )
-        if version != FORMAT:
+        if not isinstance(version, int) or version < OLDEST_FORMAT:
             raise CheckpointError(
-                f"{path} has format {version!r}, but this lockstep reads format {FORMAT}", code="checkpoint-format"
+                f"{path} has format {version!r}, but this lockstep reads formats {OLDEST_FORMAT} to {FORMAT}",
+                code="checkpoint-format",
             )
         try:
             return check(Manifest(**content))
@@ -164,6 +173,12 @@ def verify(directory: Path, *, sizes_only: bool = False) -> Manifest:
     return manifest
 
 
+def is_intact(path: Path, entry: File) -> bool:
+    """Returns whether a file has the checksum in its entry. Raises OSError."""
+    kind = "crc32" if "crc32" in entry else "sha256"
+    return checksum(path, kind) == entry.get(kind)
+
+
 def verify_file(directory: Path, manifest: Manifest, name: str, *, sizes_only: bool = False) -> None:
     """Verifies one file of a checkpoint. With ``sizes_only`` the file is not read.
 
@@ -177,9 +192,9 @@ def verify_file(directory: Path, manifest: Manifest, name: str, *, sizes_only: b
             raise CheckpointError(
                 f"{path} was damaged: it has {size} bytes, and {entry['bytes']} were written", code="checkpoint-damaged"
             )
-        if not sizes_only and checksum(path) != entry["sha256"]:
+        if not (sizes_only or is_intact(path, entry)):
             raise CheckpointError(
-                f"{path} was damaged: its content is not what was written (SHA-256)", code="checkpoint-damaged"
+                f"{path} was damaged: its content is not what was written (checksum)", code="checkpoint-damaged"
             )
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing", code="checkpoint-damaged") from None

@@ -5,7 +5,7 @@
     <run directory>/checkpoints/
         newest                      the name of the newest checkpoint, a line of text
         step-00000120/              a checkpoint
-            manifest.json           sizes and SHA-256 of the other files, the position, settings
+            manifest.json           sizes and checksums of the other files, the position, settings
             state.json              all state but tensors
             model.safetensors       the weights; with fsdp, model.rank-<n>.safetensors
             state-<rank>.safetensors    the other tensors, shared out over the ranks

@@ -16,8 +16,7 @@ from lockstep._base.errors import CheckpointError, ConfigError, unknown_name
 from lockstep._base.regular_files import open_to_read
 from lockstep._cli.echo import Styled, echo, echo_json
 from lockstep._cli.options import CONTEXT
-from lockstep._state.checkpoint.files import checksum
-from lockstep._state.checkpoint.manifest import Manifest, verify_file
+from lockstep._state.checkpoint.manifest import Manifest, is_intact, verify_file
 from lockstep._state.checkpoint.parts import weights_files
 from lockstep._state.checkpoint.store import BEST, Store, find_checkpoint
 from lockstep._world.machine.sizes import counted, size
@@ -213,9 +212,9 @@ def _copy(directory: Path, manifest: Manifest, file: str, unfinished: Path, out:
     with open_to_read(directory / file) as reader, unfinished.open("xb") as writer:
         shutil.copyfileobj(reader, writer)
     flush(unfinished)
-    if checksum(unfinished) != manifest.files[file]["sha256"]:
+    if not is_intact(unfinished, manifest.files[file]):
         raise CheckpointError(
-            f"{directory / file} is damaged: its SHA-256 differs from the recorded one. {out} was not written. Use another "
+            f"{directory / file} is damaged: its checksum differs from the recorded one. {out} was not written. Use another "
             "checkpoint (lockstep checkpoint verify RUN --all lists the intact ones).",
             code="checkpoint-damaged",
         )
