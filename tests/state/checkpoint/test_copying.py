@@ -109,7 +109,7 @@ def test_no_thread_goes_on_after_an_interrupt(threads, monkeypatch):
     before = [into.copy() for into, _ in pieces]
     time.sleep(0.1)
     assert all((into == old).all() for (into, _), old in zip(pieces, before, strict=True))
-    assert not are_copied(pieces)
+    assert sum((into == of).all() for into, of in pieces) < len(pieces) / 2
 
 
 class Halved(torch.Tensor):

@@ -1,8 +1,8 @@
 """Copies memory with all cores of this process, while training is paused.
 
-One core copies much less than the memory could deliver, and the cores beside a training's own
-threads have nothing else to do in a pause. A copy computes nothing, so the number of threads cannot
-change its bits.
+One core copies much less than the memory could deliver, and cores that the training does not use
+have nothing else to do in a pause. A copy computes nothing, so the number of threads cannot change
+its bits.
 
 The threads share pieces of memory, not tensors: a large embedding would keep one of them busy when
 all others are done. They are none of PyTorch's own (``Tensor.copy_`` uses only as many as the

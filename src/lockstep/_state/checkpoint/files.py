@@ -31,7 +31,7 @@ class Crc32:
     certain, and any other, such as pages that are zeroed, stale or in each other's places, in all
     but one of 4 billion cases. (A sum of words would be as fast as memory, but is the same
     for words in another order, and for half of all pairs of flipped bits of equal significance.)
-    It is no protection from intent, and neither is any digest that is stored beside its file.
+    It is no protection from intent, and neither is any digest that is stored next to its file.
     """
 
     def __init__(self) -> None:

@@ -7,6 +7,13 @@
 
 The pause is the copy alone, at memory speed. Without it, the writer would read tensors that the
 next step is changing.
+
+Everything is copied in the pause, also what only ``optimizer.step`` is meant to change. An
+optimizer's moments could be copied during the next forward and backward pass, but their copy would
+be torn if the script changed them there, and not every such change can be noticed: a method of the
+optimizer that updates its curvature, hooks that do so during the passes, ``state[...].data``, a
+collective (``all_reduce(momentum)``), or a view of NumPy's. PyTorch counts writes to a tensor, but
+none of the last three.
 """
 
 from __future__ import annotations
