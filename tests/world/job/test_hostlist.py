@@ -2,6 +2,8 @@
 itself.)"""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep._world.job.hostlist import expand_counts, expand_hosts
 
@@ -25,6 +27,13 @@ pytestmark = pytest.mark.timeout(30)
 )
 def test_a_list_of_hosts_names_every_host(text, hosts):
     assert expand_hosts(text) == hosts
+
+
+@given(st.integers(0, 120), st.integers(0, 30), st.integers(1, 4))
+def test_a_range_has_the_width_of_its_first_number(first, more, width):
+    numbers = range(first, first + more + 1)
+    text = f"n[{first:0{width}d}-{numbers[-1]:0{width}d}]"  # as Slurm writes them: of one width, but for 8-10
+    assert expand_hosts(text) == [f"n{number:0{width}d}" for number in numbers]
 
 
 @pytest.mark.parametrize("text", ["", "a,", "a[1-", "a[b]", "a[3-1]"])
