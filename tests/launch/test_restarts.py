@@ -115,6 +115,39 @@ def test_a_stopped_run_does_not_start_again(start_own, tmp_path):
     assert len(read_pids(tmp_path)) == 2
 
 
+def test_a_run_that_fails_while_it_saves_for_a_stop_does_not_start_again(start_own, tmp_path):
+    launcher = start_own(
+        """
+        import os, pathlib, time
+        import lockstep, torch
+
+        class Unsaved:
+            def state_dict(self):
+                raise ValueError("cannot be saved")
+            def load_state_dict(self, state):
+                pass
+
+        with lockstep.join(checkpoint_every=10_000) as team:
+            model, loader = team.prepare(torch.nn.Linear(1, 1), [torch.ones(1, 1)] * 10_000)
+            for batch in loader:
+                for x in batch.shards:
+                    team.backward(model(x).mean())
+                if team.step == 1:
+                    team.register("unsaved", Unsaved())
+                    pathlib.Path(f"pid-{os.getpid()}").touch()
+                time.sleep(0.01)
+        """,
+        *("--max-restarts", "3"),
+    )
+    until(lambda: read_pids(tmp_path))
+    launcher.send_signal(signal.SIGTERM)
+    _, err = launcher.communicate(timeout=100)
+    assert launcher.returncode not in (0, None), err
+    assert "cannot be saved" in err
+    assert len(read_pids(tmp_path)) == 1
+    assert "restart 1 of" not in err
+
+
 def test_ctrl_c_while_a_failed_start_ends_is_not_followed_by_a_restart(start_own, tmp_path):
     launcher = start_own(
         """
