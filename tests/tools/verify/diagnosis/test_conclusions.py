@@ -31,6 +31,12 @@ def test_ranks_of_one_run_that_differ_run_code_that_depends_on_the_rank_unless_c
     assert cause(difference=among, repeats=False) == "chance"
 
 
+def test_what_could_not_be_run_again_is_not_called_chance():
+    among = Difference(step=1, stage="ranks", name="w", among=("rank 0", "rank 1"))
+    for difference in (LOSS, among):
+        assert cause(difference=difference, repeats=None) == cause(difference=difference, repeats=True)
+
+
 def test_sums_that_differ_from_equal_gradients_are_rounding_unless_they_are_exact():
     gradient = Difference(step=1, stage="gradient", name="w")
     assert cause(difference=gradient, repeats=True, strategy="ddp") == "rounding"
