@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import PurePath
 from typing import Any
 
@@ -17,7 +17,10 @@ _SIZE = 16  # bytes, enough to rule out collisions by chance
 _MAX_DEPTH = 24
 _MOST_ELEMENTS, _MOST_ITEMS = 256, 8  # of a value's parts, in a sketch
 _IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
+_STACKED = frozenset({*_IN_NUMPY, torch.bfloat16, torch.int8, torch.complex64, torch.complex128})
 _PLAIN = (bool, int, bytes, complex, types.NoneType, numpy.generic)
+_DENSE = (Tensor, nn.Parameter, nn.Buffer)
+_MOST_GROUPED, _MOST_STACKED = 2**20, 2**24  # bytes, of a tensor that is summed with others, and of all of these
 # What steps do not change: only its type is covered.
 _CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)
 
@@ -59,7 +62,87 @@ def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
 
     It is about ten times as fast as ``digest``, and does not detect elements that change places.
     (For narrower integers PyTorch would first make a wide copy of the whole tensor.)"""
-    return read_sums([bit_sum(tensor) for tensor in tensors])
+    return unread_sums(tensors).read()
+
+
+class UnreadSums:
+    """Sums of bits on their devices, to be read later: see ``unread_sums``."""
+
+    def __init__(self) -> None:
+        self.vectors: list[Tensor] = []
+        """The sums, as int64, in vectors of any order."""
+        self._numbers: list[Sequence[int]] = []
+        """The numbers of the tensors whose sums are in each vector."""
+
+    def put(self, sums: Tensor, numbers: Sequence[int]) -> None:
+        """Puts in a vector with the sums of the tensors with these numbers, in place of earlier
+        sums of the same tensors."""
+        self.vectors.append(sums)
+        self._numbers.append(numbers)
+
+    def in_order(self, values: Iterable[Sequence[Any]]) -> list[Any]:
+        """Returns what the vectors contain, in the order of the tensors. ``values``: the contents
+        of each vector."""
+        pairs = [zip(numbers, vector, strict=True) for numbers, vector in zip(self._numbers, values, strict=True)]
+        by_number = dict(itertools.chain.from_iterable(pairs))
+        return [by_number[number] for number in sorted(by_number)]
+
+    def scalars(self) -> list[Tensor]:
+        """Returns the sums in the order of the tensors, without waiting for the devices."""
+        return self.in_order(vector.unbind() for vector in self.vectors)
+
+    def read(self) -> list[int]:
+        """Returns the sums in the order of the tensors, with one transfer per device."""
+        read: dict[int, list[int]] = {}
+        for device in {vector.device for vector in self.vectors}:
+            here = [number for number, vector in enumerate(self.vectors) if vector.device == device]
+            values = iter(torch.cat([self.vectors[number] for number in here]).tolist())
+            read.update((number, list(itertools.islice(values, len(self.vectors[number])))) for number in here)
+        return self.in_order(read[number] for number in range(len(self.vectors)))
+
+
+@torch.no_grad()
+def unread_sums(tensors: Sequence[Tensor]) -> UnreadSums:
+    """Returns ``bit_sum`` of each tensor, without waiting for the devices.
+
+    Small tensors of one shape, such as the weights of a model's normalizations and the optimizer's
+    state for them, are summed together: one by one, the calls for each would take far longer than
+    the sums."""
+    sums = UnreadSums()
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        if _is_grouped(tensor):
+            groups.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(number)
+        else:
+            sums.put(bit_sum(tensor).reshape(1), [number])
+    for numbers in groups.values():
+        most = max(1, _MOST_STACKED // max(1, tensors[numbers[0]].nbytes))
+        for at in range(0, len(numbers), most):
+            some = numbers[at : at + most]
+            sums.put(_row_sums(torch.stack([tensors[number] for number in some])), some)
+    return sums
+
+
+def _is_grouped(tensor: Tensor) -> bool:
+    return (
+        type(tensor) in _DENSE
+        and tensor.layout is torch.strided
+        and tensor.dtype in _STACKED
+        and not tensor.is_nested
+        and tensor.nbytes <= _MOST_GROUPED
+    )
+
+
+def _row_sums(rows: Tensor) -> Tensor:
+    """Returns ``bit_sum`` of each row of a new tensor."""
+    data = _flat(rows).view(torch.uint8)
+    row_bytes = len(data) // len(rows)
+    whole = row_bytes // 8 * 8
+    if whole == row_bytes:
+        return data.view(torch.int64).view(len(rows), row_bytes // 8).sum(1)
+    data = data.view(len(rows), row_bytes)
+    words = data[:, :whole].contiguous().view(torch.int64)
+    return words.sum(1) + data[:, whole:].sum(1, dtype=torch.int64)
 
 
 def bit_sum(tensor: Tensor) -> Tensor:

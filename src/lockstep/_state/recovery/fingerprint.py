@@ -62,8 +62,8 @@ class Fingerprint:
 
     def read_together(self, numbers: Sequence[Tensor]) -> list[Any]:
         """Returns a list that the next ``after`` fills with these numbers, which are float64 or
-        int64 tensors without dimensions. So one wait for a device serves them and the digests.
-        Local."""
+        int64 tensors. Those with dimensions are tensors there, too. So one wait for a device serves
+        them and the digests. Local."""
         found: list[Any] = []
         self._extra.append((numbers, found))
         return found
@@ -93,9 +93,10 @@ class Fingerprint:
         # The order is part of the digests of earlier launches: plain values, then tensors.
         ordered = sorted(compared, key=lambda item: isinstance(item[2], Tensor))
         unread = unread_bit_sums(list(tensors_in([value for _, _, value in ordered])))
-        bits = iter(all_on_cpu([*(number for numbers, _ in extra for number in numbers), *unread]))
+        read = iter(all_on_cpu([*(number for numbers, _ in extra for number in numbers), *unread.vectors]))
         for numbers, found in extra:
-            found += itertools.islice(bits, len(numbers))
+            found += itertools.islice(read, len(numbers))
+        bits = iter(unread.in_order(vector.tolist() for vector in read))
         for owner, name, value in ordered:
             sums.setdefault(owner, {})[name] = next(bits) if isinstance(value, Tensor) else _text(value, bits)
         return sums

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep._base.digest import digest
+from lockstep._base.digest import UnreadSums, digest
 from lockstep._data.values import all_on_cpu
 from lockstep._listener import Listener, Stage
 from lockstep._plan.shards import MicroBatch
@@ -85,9 +85,9 @@ class DigestJournal(Listener):
         garbage collector busy."""
         self._num_safe = 0
         """The number of fields of earlier steps. The current step may yet be discarded."""
-        self._gradients: list[tuple[list[str], list[Tensor]]] = []
-        """The names of the gradients of each phase of the step, and the sums of the bits of each
-        and their norms, still to be read."""
+        self._gradients: list[tuple[list[str], UnreadSums, list[Tensor]]] = []
+        """The names of the gradients of each phase of the step, and the sums of their bits and
+        their norms, still to be read."""
         self._read: list[Any] = []
         """These numbers of all phases, and then losses that were on a GPU, as soon as they have
         been read."""
@@ -142,13 +142,14 @@ class DigestJournal(Listener):
         gradients = self._subjects.gradients() if self._is_due else {}
         if self._is_due and (self._is_main or any(map(is_cut, gradients.values()))):
             values = list(gradients.values())
-            self._gradients.append((list(gradients), [*unread_bit_sums(values), *_norms_of(values)]))
+            self._gradients.append((list(gradients), unread_bit_sums(values), _norms_of(values)))
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
         if self._is_due:
             losses = [loss.reshape(()).double() for loss in _losses_in(self._noted) if isinstance(loss, Tensor)]
-            self._read = self._fingerprint.read_together([n for _, numbers in self._gradients for n in numbers] + losses)
+            of_gradients = [vector for _, sums, norms in self._gradients for vector in (*sums.vectors, *norms)]
+            self._read = self._fingerprint.read_together(of_gradients + losses)
 
     @override
     def drop(self) -> None:
@@ -165,9 +166,10 @@ class DigestJournal(Listener):
         sums = self._fingerprint.after(step)
         read = iter(self._read)
         gradients = []
-        for names, _ in self._gradients:
-            digest_of_all = short_digest(dict(zip(names, itertools.islice(read, len(names)), strict=True)))
-            gradients.append((digest_of_all, exact(_norm_of_all(itertools.islice(read, len(names))))))
+        for names, unread, norms in self._gradients:
+            bits = unread.in_order(vector.tolist() for vector in itertools.islice(read, len(unread.vectors)))
+            digest_of_all = short_digest(dict(zip(names, bits, strict=True)))
+            gradients.append((digest_of_all, exact(_norm_of_all(itertools.islice(read, len(norms))))))
         losses = [next(read) if isinstance(loss, Tensor) else loss for loss in _losses_in(self._noted)]
         if self._is_main:
             more = {"gradients": gradients, "state": {owner: short_digest(parts) for owner, parts in sums.items()}}
@@ -227,18 +229,19 @@ def norm_of(gradients: Sequence[Tensor]) -> float:
 
 
 def _norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The norm of each, as float64, where the gradient is. With gradients that are cut, every rank
-    must call it."""
-    norms = [
-        torch.linalg.vector_norm(widen(g.coalesce().values() if g.is_sparse else to_local(g))).double() for g in gradients
-    ]
-    cut = [number for number, gradient in enumerate(gradients) if is_cut(gradient)]
-    if cut:  # each rank has a part
-        squares = sum_over_ranks(torch.stack([norms[number].square() for number in cut]), gradients[cut[0]])
-        for number, square in zip(cut, squares, strict=True):
-            norms[number] = square.sqrt()
-    return norms
+    """The norms, as vectors of float64, where the gradients are. With gradients that are cut, every
+    rank must call it."""
+    groups: dict[tuple[torch.device, bool], list[Tensor]] = {}
+    for gradient in gradients:
+        groups.setdefault((gradient.device, is_cut(gradient)), []).append(gradient)
+    vectors = []
+    for (_, are_cut), some in groups.items():
+        parts = [widen(g.coalesce().values() if g.is_sparse else to_local(g)) for g in some]
+        norms = torch.stack(torch._foreach_norm(parts)).double()
+        # Of gradients that are cut, each rank has a part.
+        vectors.append(sum_over_ranks(norms.square(), some[0]).sqrt() if are_cut else norms)
+    return vectors
 
 
-def _norm_of_all(norms: Iterable[float]) -> float:
-    return math.sqrt(sum(norm**2 for norm in norms))
+def _norm_of_all(vectors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(norm**2 for vector in vectors for norm in vector.tolist()))
