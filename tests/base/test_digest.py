@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep._base.digest import bit_sum_of_part, bit_sums, digest, sketch, squared_norm
+from lockstep._base import digest as digests
+from lockstep._base.digest import bit_sum, bit_sum_of_part, bit_sums, digest, sketch, squared_norm, unread_sums
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -77,6 +78,49 @@ def test_the_sum_of_bits_depends_on_the_elements_alone_wherever_they_are_in_memo
             assert int(sum(parts)) == expected, (size, cut)
             middle = [bit_sum_of_part(values[n : n + 1], n * values.itemsize, values.nbytes) for n in range(size)]
             assert int(sum(middle)) == expected, size
+
+
+class Shown(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def kinds_of_tensors():
+    """Of each kind several, some of one shape."""
+    shapes = [(), (0,), (2, 0), (1,), (3,), (3,), (2, 3), (3, 2), (8,), (5, 7), (5, 7), (64,)]
+    dtypes = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16]
+    dtypes += [torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.uint16]
+    generator, found = torch.Generator().manual_seed(0), []
+    for dtype in dtypes:
+        for shape in shapes:
+            found.append((100 * torch.randn(shape, generator=generator)).to(dtype))
+    numbers = torch.randn(6, 5, generator=generator)
+    shared = numbers.view(-1)
+    found += [numbers.t(), numbers[:, 1:2], numbers[::2, ::3], numbers[1], numbers[2], shared[1:4], shared[2:5]]
+    found += [numbers[:1].expand(4, 5), numbers.to(memory_format=torch.contiguous_format), torch.nn.Parameter(numbers)]
+    found += [torch.nn.Buffer(numbers), numbers.as_subclass(Shown), numbers.to_sparse()]
+    number = torch.tensor([1 + 2j, -3j])
+    found += [number, number.conj(), number.imag, number.conj().imag, torch.tensor([float("nan"), -0.0])]
+    found += [torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.ones(3, requires_grad=True) * 2]
+    with torch.inference_mode():
+        found += [torch.ones(3), torch.ones(5, 7)]
+    return found
+
+
+@pytest.mark.parametrize("limits", [(2**20, 2**24), (64, 2**24), (2**20, 70), (0, 1)])
+def test_sums_of_many_tensors_together_are_those_of_each_alone(limits, monkeypatch):
+    tensors = kinds_of_tensors()
+    expected = [int(bit_sum(tensor)) for tensor in tensors]
+    monkeypatch.setattr(digests, "_MOST_GROUPED", limits[0])
+    monkeypatch.setattr(digests, "_MOST_STACKED", limits[1])
+    assert bit_sums(tensors) == expected
+    assert [int(total) for total in unread_sums(tensors).scalars()] == expected
+    assert bit_sums(tensors[::-1]) == expected[::-1]
+    assert bit_sums([]) == []
+
+
+def test_tensors_of_one_shape_are_summed_together():
+    tensors = [torch.full((4,), number) for number in range(100)] + [torch.ones(3) for _ in range(100)]
+    assert [len(vector) for vector in unread_sums(tensors).vectors] == [100, 100]
 
 
 def test_an_object_that_holds_itself_has_a_digest():

@@ -111,26 +111,20 @@ def unread_sums(tensors: Sequence[Tensor]) -> UnreadSums:
     sums = UnreadSums()
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, tensor in enumerate(tensors):
-        if _is_grouped(tensor):
+        # A subclass may have other bits than it shows, as a nested or quantized tensor has.
+        if type(tensor) in _DENSE and tensor.dtype in _STACKED and tensor.layout is torch.strided and not tensor.is_nested:
             groups.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(number)
         else:
             sums.put(bit_sum(tensor).reshape(1), [number])
     for numbers in groups.values():
-        most = max(1, _MOST_STACKED // max(1, tensors[numbers[0]].nbytes))
-        for at in range(0, len(numbers), most):
-            some = numbers[at : at + most]
+        num_bytes = tensors[numbers[0]].nbytes
+        if num_bytes > _MOST_GROUPED:
+            sums.put(torch.stack([bit_sum(tensors[number]) for number in numbers]), numbers)
+            continue
+        most = _MOST_STACKED // max(1, num_bytes)
+        for some in (numbers[at : at + most] for at in range(0, len(numbers), most)):
             sums.put(_row_sums(torch.stack([tensors[number] for number in some])), some)
     return sums
-
-
-def _is_grouped(tensor: Tensor) -> bool:
-    return (
-        type(tensor) in _DENSE
-        and tensor.layout is torch.strided
-        and tensor.dtype in _STACKED
-        and not tensor.is_nested
-        and tensor.nbytes <= _MOST_GROUPED
-    )
 
 
 def _row_sums(rows: Tensor) -> Tensor:
@@ -141,7 +135,7 @@ def _row_sums(rows: Tensor) -> Tensor:
     if whole == row_bytes:
         return data.view(torch.int64).view(len(rows), row_bytes // 8).sum(1)
     data = data.view(len(rows), row_bytes)
-    words = data[:, :whole].contiguous().view(torch.int64)
+    words = _flat(data[:, :whole]).view(torch.int64).view(len(rows), whole // 8)
     return words.sum(1) + data[:, whole:].sum(1, dtype=torch.int64)
 
 

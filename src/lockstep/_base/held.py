@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ a tuple."""
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), range, slice})
 _CODE = (type, types.BuiltinFunctionType, types.CodeType, types.GeneratorType, types.CoroutineType)
 _BUILTIN = frozenset({dict, list, tuple, set, frozenset, deque})
+_CONTAINERS = frozenset({*_BUILTIN, OrderedDict})
 _BESIDE = "|"
 """The first character of the name of a variable that a function uses: the script does not write the
 function's name before it."""
@@ -80,7 +81,14 @@ def find(top: Held, place: Iterable[Key]) -> Held | None:
     return top
 
 
-def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, last: tuple[type, ...] = ()) -> Iterator[Held]:
+def walk(
+    roots: Iterable[Held],
+    enters: Callable[[Any], bool],
+    *,
+    most: int,
+    last: tuple[type, ...] = (),
+    without: Collection[int] | None = None,
+) -> Iterator[Held]:
     """Yields all reachable objects except plain values, nearest first, each once. The caller may
     change an object that was yielded.
 
@@ -89,6 +97,8 @@ def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, las
         most: the number of objects after which to stop.
         last: kinds of objects that are preferably found elsewhere than directly at the starting
             points.
+        without: the ids of objects that are neither yielded nor searched. Then containers with
+            plain values only, of which a module has 15, are not yielded either.
     """
     begin = list(roots)
     waiting, later = deque(begin), list[Held]()
@@ -107,13 +117,19 @@ def walk(roots: Iterable[Held], enters: Callable[[Any], bool], *, most: int, las
         if not (is_first or enters(held.value)):
             continue
         for key, child in children(held.value):
-            if type(child) in _ATOMS or id(child) in seen:
+            if (kind := type(child)) in _ATOMS or (number := id(child)) in seen:
+                continue
+            if without is not None and (number in without or (kind in _CONTAINERS and (not child or _is_plain(child)))):
                 continue
             if is_first and last and isinstance(child, last):
                 later.append(Held(child, held, key))
                 continue
-            seen[id(child)] = child
+            seen[number] = child
             waiting.append(Held(child, held, key))
+
+
+def _is_plain(container: Any) -> bool:
+    return _ATOMS.issuperset(map(type, container.values() if isinstance(container, dict) else container))
 
 
 def children(value: Any) -> Iterable[tuple[Key, Any]]:
@@ -163,18 +179,19 @@ def _closure(function: types.FunctionType) -> Iterator[tuple[Key, Any]]:
             continue
 
 
-def _attributes(value: Any) -> Iterator[tuple[Key, Any]]:
+def _attributes(value: Any) -> list[tuple[Key, Any]]:
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         attributes = {}
-    yield from list(attributes.items())
+    found: list[tuple[Key, Any]] = list(attributes.items())
     kind: Any = type(value)
     for name in _slots(kind):
         try:
-            yield name, object.__getattribute__(value, name)
+            found.append((name, object.__getattribute__(value, name)))
         except AttributeError:
             continue
+    return found
 
 
 @functools.lru_cache(maxsize=1024)

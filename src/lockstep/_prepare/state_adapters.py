@@ -151,8 +151,8 @@ class ModelAdapter(StateAdapter):
     @override
     def state_dict(self) -> Any:
         model: nn.Module = self.target
-        saved = {_memory_of(value) for value in self.weights().values()}
         state = innermost(model).state_dict()
+        saved = {_memory_of(value) for value in state.values() if isinstance(value, Tensor)}
         return {
             "extra": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
             "hidden": {name: value for name, value in _tensors_of(model).items() if _memory_of(value) not in saved},

@@ -38,10 +38,11 @@ class Staging:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocates memory for these tensors. May run concurrently with training."""
-        for name, tensor in tensors.items():
-            self._buffer(name, tensor)
+    def prepare(self, forms: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+        """Allocates memory for CPU tensors of these shapes and dtypes. May run concurrently with
+        training."""
+        for name, (shape, dtype) in forms.items():
+            self._buffer(name, shape, dtype, is_pinned=False)
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[torch.Event]]:
         """Copies tensors to contiguous CPU memory. Returns the copies, and the events after which
@@ -54,7 +55,9 @@ class Staging:
         pieces: list[tuple[Bytes, Bytes]] = []
         with torch.no_grad():
             for name, tensor in tensors.items():
-                copies[name] = copy = self._buffer(name, tensor)
+                # Only a copy to pinned memory is asynchronous.
+                is_pinned = tensor.device.type not in ("cpu", "meta")
+                copies[name] = copy = self._buffer(name, tensor.shape, tensor.dtype, is_pinned=is_pinned)
                 source = tensor.detach()
                 if is_memory(source):
                     pieces += pieces_of(copy, source)
@@ -71,13 +74,11 @@ class Staging:
         # the copies. The writer's thread waits for the events.
         return copies, [torch.accelerator.current_stream(gpu).record_event() for gpu in gpus]
 
-    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+    def _buffer(self, name: str, shape: torch.Size, dtype: torch.dtype, *, is_pinned: bool) -> Tensor:
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            # Only a copy to pinned memory is asynchronous.
-            pinned = tensor.device.type not in ("cpu", "meta")
+        if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
             # "cpu" also where the script has called torch.set_default_device().
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+            buffer = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=is_pinned)
             touch(buffer)
             self._buffers[name] = buffer
         return buffer

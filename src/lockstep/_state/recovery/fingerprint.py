@@ -3,7 +3,7 @@ ranks, and the digest journal.
 
 A digest is a sum over the bits of a tensor, not a cryptographic hash: it runs on the device at the
 speed of its memory, and only numbers are copied to the CPU. All sums of a step are read in one
-copy, since each read waits for the device.
+copy, since each read waits for the device, and in a later step if nothing needs them at once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,44 @@ _Extra = tuple[Sequence[Tensor], list[Any]]
 """Numbers to read together with the next digests, and the list for the results."""
 
 
+class Reading:
+    """The digests of some state as it was when this object was made.
+
+    Args:
+        compared: the object, the part of its state, and the value: see ``RunState.compared``.
+        extra: further numbers to read.
+    """
+
+    def __init__(self, compared: Sequence[tuple[str, str, Any]], extra: Sequence[_Extra] = ()) -> None:
+        plain = [item for item in compared if not isinstance(item[2], Tensor)]
+        tensors = [item for item in compared if isinstance(item[2], Tensor)]
+        inside = list(tensors_in([value for _, _, value in plain]))
+        self._unread = unread_bit_sums([*inside, *(tensor for _, _, tensor in tensors)])
+        self._extra = extra
+        # The order is part of the digests of earlier launches: plain values, then tensors.
+        self._places = [(owner, name) for owner, name, _ in (*plain, *tensors)]
+        bits = self._read() if inside else iter(())
+        # Now, since a step may change them: the script's learning rates, for example.
+        self._texts = [_text(value, bits) for _, _, value in plain]
+        self._bits = bits if inside else None
+        self._sums: Sums | None = None
+
+    def _read(self) -> Iterator[int]:
+        read = iter(all_on_cpu([*(number for numbers, _ in self._extra for number in numbers), *self._unread.vectors]))
+        for numbers, found in self._extra:
+            found += itertools.islice(read, len(numbers))
+        return iter(self._unread.in_order(vector.tolist() for vector in read))
+
+    def sums(self) -> Sums:
+        """Returns the digests. The first call waits for the devices. Local."""
+        if self._sums is None:
+            self._sums = {}
+            bits = self._read() if self._bits is None else self._bits
+            for (owner, name), value in zip(self._places, itertools.chain(self._texts, bits), strict=True):
+                self._sums.setdefault(owner, {})[name] = value
+        return self._sums
+
+
 class Fingerprint:
     """The digests of all state that must be the same on every rank, and at every world size if the
     strategy promises that.
@@ -43,7 +81,7 @@ class Fingerprint:
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._known: tuple[int, Sums] | None = None
+        self._known: tuple[int, Reading] | None = None
         self._wanted: list[Callable[[int], bool]] = []
         self._extra: list[_Extra] = []
 
@@ -61,45 +99,36 @@ class Fingerprint:
         return False
 
     def read_together(self, numbers: Sequence[Tensor]) -> list[Any]:
-        """Returns a list that the next ``after`` fills with these numbers, which are float64 or
-        int64 tensors. Those with dimensions are tensors there, too. So one wait for a device serves
-        them and the digests. Local."""
+        """Returns a list that the next reading fills with these numbers, which are float64 or int64
+        tensors. Those with dimensions are tensors there, too. So one wait for a device serves them
+        and the digests. Local."""
         found: list[Any] = []
         self._extra.append((numbers, found))
         return found
 
-    def after(self, step: int) -> Sums:
-        """Returns the digests after a step, computed once for all listeners that request them. They
-        are of whole tensors, also of tensors that are cut over the ranks. Every rank must call
-        it."""
+    def reading_after(self, step: int) -> Reading:
+        """Returns the digests after a step, perhaps still to be read, computed once for all
+        listeners that request them. They are of whole tensors, also of tensors that are cut over
+        the ranks. Every rank must call it."""
         if self._known is None or self._known[0] != step:
             extra, self._extra = self._extra, []
-            self._known = (step, self._sums(list(self._state.compared()), extra))
+            self._known = (step, Reading(list(self._state.compared()), extra))
         return self._known[1]
+
+    def after(self, step: int) -> Sums:
+        """Returns the digests of ``reading_after``. Every rank must call it."""
+        return self.reading_after(step).sums()
 
     def whole(self) -> Sums:
         """Returns the digests of the current state, of whole tensors, also of tensors that are cut
         over the ranks. Every rank must call it."""
-        return self._sums(list(self._state.compared()))
+        return Reading(list(self._state.compared())).sums()
 
     def now(self) -> Sums:
         """Returns the digests of the current state, without the tensors that are cut over the
         ranks. Local."""
         items = [item for item in self._state.compared() if not is_dtensor(item[2])]
-        return self._sums([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items])
-
-    def _sums(self, compared: Sequence[tuple[str, str, Any]], extra: Sequence[_Extra] = ()) -> Sums:
-        sums: Sums = {}
-        # The order is part of the digests of earlier launches: plain values, then tensors.
-        ordered = sorted(compared, key=lambda item: isinstance(item[2], Tensor))
-        unread = unread_bit_sums(list(tensors_in([value for _, _, value in ordered])))
-        read = iter(all_on_cpu([*(number for numbers, _ in extra for number in numbers), *unread.vectors]))
-        for numbers, found in extra:
-            found += itertools.islice(read, len(numbers))
-        bits = iter(unread.in_order(vector.tolist() for vector in read))
-        for owner, name, value in ordered:
-            sums.setdefault(owner, {})[name] = next(bits) if isinstance(value, Tensor) else _text(value, bits)
-        return sums
+        return Reading([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items]).sums()
 
     def leaves(self, described: str) -> dict[str, str]:
         """Returns the plain values in a part of the state, by their places in it, for the message

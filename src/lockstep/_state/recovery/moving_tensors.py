@@ -1,7 +1,7 @@
 """Finds tensors of the script that move with the steps and are in no checkpoint: averages of the
 weights, of any class, and buffers of modules that were not prepared.
 
-The search goes through the script's variables, and the objects in them, in steps 1, 2, 4, 8, ...
+The search goes through the script's variables, and the objects in them, in steps 1, 3, 6, 12, ...
 A tensor that has changed since the previous search is watched in the steps that follow:
 
 - An *average* moves towards the weights. Its change from one write to the next points from its old
@@ -140,7 +140,7 @@ class MovingTensors:
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._looks = PowersOfTwo()
+        self._looks = PowersOfTwo(between=True)
         self._known: dict[_Place, Tensor] | None = None
         """Samples of all candidates at the last search."""
         self._watched: list[_Group] = []
@@ -230,8 +230,10 @@ class MovingTensors:
 
     def _candidates(self, roots: Iterable[Held]) -> Iterator[Held]:
         """Yields the tensors that could be averages or missing buffers."""
-        kept = self._kept()
-        shapes = {tensor.shape for tensor in self._tensors() if _is_plain(tensor)}
+        kept, weights = self._kept(), dict[torch.Size, list[Tensor]]()
+        for tensor in self._tensors():
+            kept.add(id(tensor))
+            weights.setdefault(tensor.shape, []).append(tensor)
 
         def enters(value: Any) -> bool:
             if isinstance(value, (dict, list, tuple)):
@@ -240,13 +242,13 @@ class MovingTensors:
                 return True
             kind = value if isinstance(value, FunctionType) else type(value)
             is_internal = str(kind.__module__).startswith(("lockstep.", "torch.distributed."))
-            return not (id(value) in kept or isinstance(value, _SKIPPED) or is_internal)
+            return not (isinstance(value, _SKIPPED) or is_internal)
 
-        for held in walk(roots, enters, most=_MOST_OBJECTS, last=(Tensor,)):
+        for held in walk(roots, enters, most=_MOST_OBJECTS, last=(Tensor,), without=kept):
             tensor = held.value
-            if isinstance(tensor, Tensor) and id(tensor) not in kept and _is_plain(tensor):
-                is_average = tensor.shape in shapes and tensor.numel() >= _LEAST and tensor.is_floating_point()
-                if is_average or _is_persistent(held):
+            if isinstance(tensor, Tensor) and _is_plain(tensor):
+                could_be_average = tensor.numel() >= _LEAST and tensor.is_floating_point()
+                if (could_be_average and any(map(_is_plain, weights.get(tensor.shape, ())))) or _is_persistent(held):
                     yield held
 
     def _tensors(self, *, with_others: bool = False) -> Iterator[Tensor]:
@@ -263,12 +265,12 @@ class MovingTensors:
                 yield from (item for state in target.state.values() for item in state.values() if isinstance(item, Tensor))
 
     def _kept(self) -> set[int]:
-        """Returns the ids of all objects that checkpoints contain."""
+        """Returns the ids of all objects that checkpoints contain, except weights."""
         kept = set[int]()
         for adapter in self._state.objects:
             target = adapter.target
             if isinstance(target, nn.Module):
-                kept.update(map(id, (*target.parameters(), *target.buffers())))
+                kept.update(map(id, target.buffers()))
             else:
                 kept.add(id(target))
         registered = [root(adapter.target) for adapter in self._state.registered.values()]

@@ -3,7 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,8 +82,11 @@ class RunState:
     def weights(self, rank: int) -> dict[str, Weights]:
         """Returns the files with model weights that a rank writes: its own rows of tensors that are
         cut over the ranks, and on rank 0 the whole tensors. Every rank must call it."""
+        return self._of_rank(self._weights(), rank)
+
+    def _of_rank(self, of_files: Mapping[str, Weights], rank: int) -> dict[str, Weights]:
         files: dict[str, Weights] = {}
-        for file, current in self._weights().items():
+        for file, current in of_files.items():
             weights = _cut_or_whole(current)
             files[part_name(file, rank) if any(map(is_cut, weights.values())) else file] = {
                 name: to_local(tensor) for name, tensor in weights.items() if is_cut(tensor) or rank == 0
@@ -111,13 +114,14 @@ class RunState:
             "best": apart(self.best, "best"),
             "best_epoch": self.best_epoch,
         }
-        files = self.weights(rank)
+        of_files = self._weights()
+        files = self._of_rank(of_files, rank)
         # State that may differ between ranks has no agreed sizes. The ranks would compute different
         # assignments, so that a tensor is written twice or never.
         differing = tuple(f"registered.{name}." for name, adapter in self.registered.items() if not adapter.is_compared)
         of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name or f"{name}.".startswith(differing)}
         held = [0] * world_size
-        held[0] = sum(tensor.nbytes for each in self._weights().values() for tensor in each.values() if not is_cut(tensor))
+        held[0] = sum(tensor.nbytes for each in of_files.values() for tensor in each.values() if not is_cut(tensor))
         sizes = {name: t.nbytes for name, t in tensors.items() if not is_cut(t) and name not in of_rank_0}
         mine = {*assign_tensors(sizes, held)[rank], *(of_rank_0 if rank == 0 else ())}
         files[state_part_name(rank)] = {

@@ -56,13 +56,14 @@ class Snapshots:
         for adapter in self._state.objects:
             adapter.after_first_step()
         mine, _ = self._state.part(self._collectives.rank, self._collectives.size)
-        tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
-        shapes = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            for name, tensor in tensors.items()
+        # Not the tensors themselves: the thread shall neither see nor keep what steps change.
+        forms = {
+            f"{file}/{name}": (tensor.shape, tensor.dtype)
+            for file, part in mine.items()
+            for name, tensor in part.items()
             if tensor.is_cpu
         }
-        self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
+        self._touching = threading.Thread(target=self._staging.prepare, args=(forms,), name="lockstep-staging", daemon=True)
         self._touching.start()
 
     def take(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> Job:

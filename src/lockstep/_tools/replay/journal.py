@@ -15,6 +15,7 @@ import math
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from lockstep._base.digest import UnreadSums, digest
 from lockstep._data.values import all_on_cpu
 from lockstep._listener import Listener, Stage
 from lockstep._plan.shards import MicroBatch
-from lockstep._state.recovery.fingerprint import Fingerprint, short_digest
+from lockstep._state.recovery.fingerprint import Fingerprint, Reading, short_digest
 from lockstep._sync.gradients import widen
 from lockstep._tools.replay.digests import NOTHING
 from lockstep._tools.verify.trace.lines import TraceWriter, exact
@@ -37,6 +38,25 @@ _FIELDS = 7
 """The number of fields that are noted of a micro-batch: its step, phase, shard and part, digests
 of its samples' identities and of their content, and its losses (a number, a tensor on a GPU, or a
 tuple of several)."""
+
+
+_OfPhase = tuple[list[str], UnreadSums, list[Tensor]]
+"""The names of gradients, the sums of their bits, and their norms."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a line will contain."""
+
+    step: int
+    noted: list[Any]
+    """The fields of micro-batches."""
+    gradients: list[_OfPhase]
+    read: list[Any]
+    """What ``reading`` reads besides: the numbers of the gradients, and then losses that were on a
+    GPU."""
+    reading: Reading
+    """The digests of the state."""
 
 
 class DigestJournal(Listener):
@@ -85,13 +105,15 @@ class DigestJournal(Listener):
         garbage collector busy."""
         self._num_safe = 0
         """The number of fields of earlier steps. The current step may yet be discarded."""
-        self._gradients: list[tuple[list[str], UnreadSums, list[Tensor]]] = []
-        """The names of the gradients of each phase of the step, and the sums of their bits and
-        their norms, still to be read."""
+        self._gradients: list[_OfPhase] = []
+        """The gradients of each phase of the step, still to be read."""
         self._read: list[Any] = []
         """These numbers of all phases, and then losses that were on a GPU, as soon as they have
         been read."""
         self._has_seen_nan = False
+        self._unwritten: _Line | None = None
+        """The line of a step, which the next step writes: a step that computes digests should not
+        format them, too. And by then a GPU has computed them."""
 
     @override
     def begin_step(self, step: int) -> None:
@@ -121,6 +143,7 @@ class DigestJournal(Listener):
             # Written immediately: with on_nan="stop" the process ends in this step, and the line
             # is what `lockstep replay --step nan` looks for.
             self._has_seen_nan = True
+            self._finish()
             noted = [*self._noted, *self._entry(self._micro)]
             self._write(noted, _read(_losses_in(noted)), self._step)
 
@@ -159,25 +182,34 @@ class DigestJournal(Listener):
 
     @override
     def tick(self, step: int) -> None:
+        if self._unwritten is not None:
+            self._finish()
         if not self._is_due:
             return
         self._is_due = False
+        self._unwritten = _Line(step, self._noted, self._gradients, self._read, self._fingerprint.reading_after(step))
+        self._noted, self._gradients, self._read, self._num_safe = [], [], [], 0
+
+    def _finish(self) -> None:
+        """Writes the line of a step that ended with one."""
+        line, self._unwritten = self._unwritten, None
+        if line is None:
+            return
         more: dict[str, Any] = {}
-        sums = self._fingerprint.after(step)
-        read = iter(self._read)
+        sums, read = line.reading.sums(), iter(line.read)
         gradients = []
-        for names, unread, norms in self._gradients:
+        for names, unread, norms in line.gradients:
             bits = unread.in_order(vector.tolist() for vector in itertools.islice(read, len(unread.vectors)))
             digest_of_all = short_digest(dict(zip(names, bits, strict=True)))
             gradients.append((digest_of_all, exact(_norm_of_all(itertools.islice(read, len(norms))))))
-        losses = [next(read) if isinstance(loss, Tensor) else loss for loss in _losses_in(self._noted)]
+        losses = [next(read) if isinstance(loss, Tensor) else loss for loss in _losses_in(line.noted)]
         if self._is_main:
             more = {"gradients": gradients, "state": {owner: short_digest(parts) for owner, parts in sums.items()}}
-        self._write(self._noted, losses, step, **more)
-        self._noted, self._gradients, self._read, self._num_safe = [], [], [], 0
+        self._write(line.noted, losses, line.step, **more)
 
     @override
     def end_run(self, step: int, *, failed: bool) -> None:
+        self._finish()
         if self._noted:
             self._write(self._noted, _read(_losses_in(self._noted)), step)
         self._writer.close()

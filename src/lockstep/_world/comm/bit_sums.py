@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from lockstep._base.digest import UnreadSums, bit_sum_of_part, unread_sums
-from lockstep._world.comm.dtensors import is_cut, own_rows, sum_over_ranks, to_local
+from lockstep._world.comm.dtensors import is_cut, is_dtensor, own_rows, sum_over_ranks, to_local
 
 
 def unread_bit_sums(tensors: Sequence[Tensor]) -> UnreadSums:
     """``unread_sums`` of whole tensors, also of tensors that are cut over the ranks (see
     ``is_cut``), with one message for all of these. Then every rank must call it, with the same
     tensors; otherwise it is local."""
-    sums = unread_sums([to_local(tensor) for tensor in tensors])
-    cut = [number for number, tensor in enumerate(tensors) if is_cut(tensor)]
+    distributed = {number: tensor for number, tensor in enumerate(tensors) if is_dtensor(tensor)}
+    sums = unread_sums([to_local(tensor) for tensor in tensors] if distributed else tensors)
+    cut = [number for number, tensor in distributed.items() if is_cut(tensor)]
     if cut:
         of_locals = sums.scalars()
         own = [_of_part(tensors[number], of_locals[number]) for number in cut]
