@@ -121,7 +121,7 @@ def unread_sums(tensors: Sequence[Tensor]) -> UnreadSums:
         if num_bytes > _MOST_GROUPED:
             sums.put(torch.stack([bit_sum(tensors[number]) for number in numbers]), numbers)
             continue
-        most = _MOST_STACKED // max(1, num_bytes)
+        most = max(1, _MOST_STACKED // max(1, num_bytes))
         for some in (numbers[at : at + most] for at in range(0, len(numbers), most)):
             sums.put(_row_sums(torch.stack([tensors[number] for number in some])), some)
     return sums
