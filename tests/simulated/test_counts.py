@@ -62,6 +62,16 @@ def test_a_step_that_writes_digests_waits_once_for_all_that_is_hashed_on_the_dev
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
+def test_the_digests_of_a_deeper_model_take_no_more_launches(crew, nproc):
+    def launches(num_blocks, every):
+        first, *_ = crew(nproc, scripts.count, num_blocks, shards=2, checkpoint_every="off", journal_every=every)
+        return total(first["step"]["launches"])
+
+    small, large = (launches(num_blocks, 1) - launches(num_blocks, 0) for num_blocks in (8, 24))
+    assert large == small <= 50, (small, large)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
 def test_a_step_launches_little_more_than_the_passes_of_its_model(crew, nproc):
     small, *_ = crew(nproc, scripts.count, 8, 6, True, True, shards=2, checkpoint_every="off")
     large, *_ = crew(nproc, scripts.count, 24, 6, True, True, shards=2, checkpoint_every="off")
