@@ -75,7 +75,7 @@ class UnreadSums:
         """The numbers of the tensors whose sums are in each vector."""
 
     def put(self, sums: Tensor, numbers: Sequence[int]) -> None:
-        """Puts in a vector with the sums of the tensors with these numbers, in place of earlier
+        """Puts in a vector with the sums of the tensors with these numbers, instead of earlier
         sums of the same tensors."""
         self.vectors.append(sums)
         self._numbers.append(numbers)

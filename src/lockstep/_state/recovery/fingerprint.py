@@ -3,7 +3,7 @@ ranks, and the digest journal.
 
 A digest is a sum over the bits of a tensor, not a cryptographic hash: it runs on the device at the
 speed of its memory, and only numbers are copied to the CPU. All sums of a step are read in one
-copy, since each read waits for the device, and in a later step if nothing needs them at once.
+copy, since each read waits for the device, and in a later step if nothing needs them now.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Fingerprint:
         the ranks. Every rank must call it."""
         if self._known is None or self._known[0] != step:
             extra, self._extra = self._extra, []
-            self._known = (step, Reading(list(self._state.compared()), extra))
+            self._known = (step, self._sums(list(self._state.compared()), extra))
         return self._known[1]
 
     def after(self, step: int) -> Sums:
@@ -122,13 +122,16 @@ class Fingerprint:
     def whole(self) -> Sums:
         """Returns the digests of the current state, of whole tensors, also of tensors that are cut
         over the ranks. Every rank must call it."""
-        return Reading(list(self._state.compared())).sums()
+        return self._sums(list(self._state.compared())).sums()
 
     def now(self) -> Sums:
         """Returns the digests of the current state, without the tensors that are cut over the
         ranks. Local."""
         items = [item for item in self._state.compared() if not is_dtensor(item[2])]
-        return Reading([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items]).sums()
+        return self._sums([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items]).sums()
+
+    def _sums(self, compared: Sequence[tuple[str, str, Any]], extra: Sequence[_Extra] = ()) -> Reading:
+        return Reading(compared, extra)
 
     def leaves(self, described: str) -> dict[str, str]:
         """Returns the plain values in a part of the state, by their places in it, for the message

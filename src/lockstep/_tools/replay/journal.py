@@ -53,7 +53,7 @@ class _Line:
     """The fields of micro-batches."""
     gradients: list[_OfPhase]
     read: list[Any]
-    """What ``reading`` reads besides: the numbers of the gradients, and then losses that were on a
+    """What ``reading`` reads, too: the numbers of the gradients, and then losses that were on a
     GPU."""
     reading: Reading
     """The digests of the state."""
