@@ -272,7 +272,8 @@ def _try_resume(path: Path, launch: LaunchRequest, notices: list[Notice]) -> Ope
 
 
 def _reconcile(path: Path, birth: FixedSettings, launch: LaunchRequest) -> FixedSettings:
-    reconciled = reconcile(path, birth, launch.givers, launch.born_with, launch.config.allow)
+    config = launch.config
+    reconciled = reconcile(path, birth, launch.givers, launch.born_with, config.allow, strategy=config.strategy)
     block(0, launch.world.world_size, reconciled.shards)  # more processes than shards is an error
     return reconciled
 

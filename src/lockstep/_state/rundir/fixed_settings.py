@@ -142,7 +142,13 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
 
 
 def reconcile(
-    path: Path, birth: FixedSettings, givers: Mapping[str, str], now: FixedSettings, allow: Collection[str] = ()
+    path: Path,
+    birth: FixedSettings,
+    givers: Mapping[str, str],
+    now: FixedSettings,
+    allow: Collection[str] = (),
+    *,
+    strategy: str = "auto",
 ) -> FixedSettings:
     """Returns the settings with which a launch resumes: the saved ones, except where others are
     allowed.
@@ -151,6 +157,7 @@ def reconcile(
         givers: where settings of this launch were set, as in ``AskedSettings``.
         now: the fixed settings that a new run would have.
         allow: the names of settings that may differ.
+        strategy: of this launch, for the message about it.
 
     Raises:
         ConfigError: a setting that was set differs from the birth and is not in ``allow``.
@@ -164,7 +171,8 @@ def reconcile(
             if name in givers or name == "device":
                 changed[name] = wanted
         elif name == "exact":
-            _check_promise(path, birth, wanted, givers)
+            if wanted != was and birth.shards > 1 and "strategy" in givers:
+                raise _other_strategy(path, birth, f"{strategy!r} {givers['strategy']}")
         elif wanted != was and (name in givers or name == "device"):
             where = f" {givers[name]}" if name in givers else ""
             raise ConfigError(
@@ -176,11 +184,10 @@ def reconcile(
     return dataclasses.replace(birth, **changed)
 
 
-def _check_promise(path: Path, birth: FixedSettings, wanted: bool, givers: Mapping[str, str]) -> None:
-    if wanted != birth.exact and birth.shards > 1 and "strategy" in givers:
-        born = "strategy 'exact' (the default, with bit-identical results)" if birth.exact else "another strategy"
-        raise ConfigError(
-            f"the strategy that is set {givers['strategy']} adds gradients in a different order than the run in {path}, which "
-            f"was started with {born}. Remove the setting, or start a new run in another directory.",
-            code="strategy-changed",
-        )
+def _other_strategy(path: Path, birth: FixedSettings, now: str) -> ConfigError:
+    born = "strategy 'exact' (the default, with bit-identical results)" if birth.exact else "another strategy"
+    return ConfigError(
+        f"strategy is {now}, but the run in {path} was started with {born}: gradients would be added in a different order. "
+        "Remove the setting, or start a new run in another directory.",
+        code="strategy-changed",
+    )
