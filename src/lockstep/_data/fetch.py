@@ -40,7 +40,7 @@ from lockstep._data.batches import pin
 from lockstep._data.changed_samples import ChangedSamples, changes_again, definition_of
 from lockstep._data.many_workers import warn_of_many_workers
 from lockstep._data.sample_errors import SampleErrors
-from lockstep._data.streams import Purpose, preserve_rng, remember_rng, reseed
+from lockstep._data.streams import Purpose, derive, preserve_rng, remember_rng, reseed, start_streams
 from lockstep._data.torch_loader import USUAL_PREFETCH
 from lockstep._data.worker_sockets import check_room_for_sockets
 from lockstep._world import devices
@@ -168,7 +168,8 @@ class RowFetcher(SampleFetcher):
         samples: list[Any] = []
         loader, step, first, part = request.key
         for row, index in enumerate(request.indices, first):
-            reseed(self._seed, request.purpose, loader, step, row, part, 0)
+            # There may be thousands of rows: too many to keep the seeds of their next steps.
+            start_streams(derive(self._seed, request.purpose, loader, step, row, part, 0))
             samples += super()._get(Request(request.purpose, request.key, [index]))
         reseed(self._seed, request.purpose, *request.key)  # for collate_fn
         return samples
