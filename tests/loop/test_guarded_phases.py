@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 
 from lockstep._base.errors import ModelError, UsageError
-from lockstep._prepare.guards import IncompleteGrad
+from lockstep._prepare.guards import IncompleteGrad, ShardGradients
 from lockstep._prepare.unprepared import forget_gradients, is_local_grad
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")]
@@ -202,6 +202,51 @@ def test_gradients_cannot_be_used_inside_and_are_true_ones_behind_shards_without
         else:
             assert process.gradient is None
     assert process.gradient == pytest.approx(0.5 * 0.5)
+
+
+OTHER_FORMS = {
+    "other numbers": torch.ones(2, 3),
+    "strides": torch.ones(3, 2).t(),
+    "bfloat16": torch.ones(2, 3, dtype=torch.bfloat16),
+    "complex": torch.ones(2, 3, dtype=torch.complex64),
+    "more rows": torch.ones(4, 3),
+    "as many elements": torch.ones(3, 2),
+    "one element": torch.ones(1),
+    "no dimension": torch.ones(()),
+    "no element": torch.ones(0, 3),
+    "meta": torch.ones(2, 3, device="meta"),
+}
+
+
+@pytest.mark.parametrize("to", OTHER_FORMS)
+def test_a_placeholder_is_used_again_while_it_fits_the_parameter(to):
+    def placeholder():
+        gradients.put_placeholders()
+        found = parameter.grad
+        assert type(found) is IncompleteGrad
+        assert (found.shape, found.dtype, found.device) == (parameter.shape, parameter.dtype, parameter.device)
+        with raises(UsageError, "gradient-used-inside"):
+            found + 1
+        gradients.end_shard(1)
+        assert parameter.grad is None
+        return found
+
+    model = nn.Linear(3, 2, bias=False)
+    parameter = model.weight
+    gradients = ShardGradients({parameter: "weight"}, is_plain=False)
+    # (Its hook on the node of the parameter would keep the parameter from being moved to "meta".)
+    gradients.marked.append(parameter)
+    first = placeholder()
+    assert placeholder() is first
+    other = OTHER_FORMS[to]
+    if other.device.type == "meta":
+        torch.utils.swap_tensors(parameter, nn.Parameter(other))
+    else:
+        parameter.data = other.clone()
+    fits = other.shape == (2, 3) and other.dtype == torch.float32 and other.device.type == "cpu"
+    second = placeholder()
+    assert (second is first) == fits
+    assert placeholder() is second
 
 
 def test_an_optimizer_does_not_step_before_there_was_a_gradient():

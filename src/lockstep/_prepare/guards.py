@@ -18,7 +18,8 @@ leave no trace but the bits, which are too costly to sum in every step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -188,6 +189,9 @@ class ShardGradients:
         self.marked: list[nn.Parameter] = []
         """The first parameter of each model, whose ``.grad`` is an IncompleteGrad while gradients
         are incomplete. One is enough: code that reads gradients reads them all."""
+        self._placeholders: dict[int, IncompleteGrad] = {}
+        """The placeholders of these parameters, by ``id``. To make one takes most of the time that
+        guarding the gradients of a shard takes, so they are used again."""
         self._accumulating: list[Node] = []
         """The autograd nodes that write the gradients of first parameters. Autograd keeps them by
         weak references, and their hooks with them, so they are kept here."""
@@ -237,7 +241,11 @@ class ShardGradients:
         Using one raises an error."""
         for parameter in self.marked:
             if parameter.grad is None:
-                parameter.grad = IncompleteGrad.like(parameter)
+                placeholder = self._placeholders.get(id(parameter))
+                # The script may move its model or change its precision between two steps.
+                if placeholder is None or placeholder.form != form_of(parameter):
+                    placeholder = self._placeholders[id(parameter)] = IncompleteGrad.like(parameter)
+                parameter.grad = placeholder
 
     def end_shard(self, num_calls: int) -> None:
         """Ends the micro-batch.
@@ -299,15 +307,24 @@ class ShardGradients:
             )
 
 
+form_of: Callable[[Tensor], tuple[Any, ...]] = operator.attrgetter("shape", "dtype", "device", "layout")
+"""What the gradient of a tensor has in common with it."""
+
+
 class IncompleteGrad(Tensor):
     """A placeholder in ``.grad`` after a backward pass inside ``batch.shards``. Any operation on it
     raises UsageError."""
+
+    form: tuple[Any, ...]
+    """The form of the parameter."""
 
     @staticmethod
     def like(parameter: Tensor) -> IncompleteGrad:
         """Returns a placeholder of a parameter's shape, which takes no memory (one element,
         expanded)."""
-        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(IncompleteGrad)
+        made = parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(IncompleteGrad)
+        made.form = form_of(parameter)
+        return made
 
     @classmethod
     def __torch_function__(
