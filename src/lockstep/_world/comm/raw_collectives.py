@@ -3,6 +3,7 @@ training (``RawCollectives``), or of an evaluation (``EvaluationCollectives``)."
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -28,16 +29,24 @@ class RawCollectives(Listener):
     """
 
     def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives  # and not the group itself, which must end with the run
+        self._collectives = collectives
+        self._count: Callable[[], int] = _none
+        """Returns the number of the group's collectives so far. It holds the group, so it is
+        forgotten when the run ends."""
         self._num_before = 0
         self._micro: MicroBatch | None = None
+
+    @override
+    def begin_phase(self, phase: int) -> None:
+        # once, since each micro-batch asks it four times
+        self._count = _counter_of(self._collectives.group)
 
     @override
     def received(self, micro: MicroBatch, data: Any) -> None:
         # Counted from here: where two loaders are run side by side, an audit may ask the other
         # ranks before this.
         self._micro = micro
-        self._num_before = num_collectives(self._collectives.group)
+        self._num_before = self._count()
 
     @override
     def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
@@ -45,14 +54,18 @@ class RawCollectives(Listener):
 
     @override
     def after_backward(self) -> None:
-        self._num_before = num_collectives(self._collectives.group)
+        self._num_before = self._count()
 
     @override
     def end_shard(self) -> None:
         self._check()
 
+    @override
+    def end_run(self, step: int, *, failed: bool) -> None:
+        self._count = _none
+
     def _check(self) -> None:
-        if num_collectives(self._collectives.group) == self._num_before:
+        if self._count() == self._num_before:
             return
         micro = self._micro
         assert micro is not None
@@ -102,11 +115,21 @@ class EvaluationCollectives:
 
 
 def num_collectives(group: dist.ProcessGroup) -> int:
-    """The number of collectives that this process has started in a group. (PyTorch has no public
-    name for it. Messages to single ranks do not count, nor do the collectives of backends that do
-    not number them.)"""
+    """The number of collectives that this process has started in a group. (Messages to single ranks
+    do not count, nor do the collectives of backends that do not number them.)"""
+    return _counter_of(group)()
+
+
+def _counter_of(group: dist.ProcessGroup) -> Callable[[], int]:
+    """The function that returns ``num_collectives`` of a group. (PyTorch has no public name for
+    it.)"""
+    count: Callable[[], int] = group._get_sequence_number_for_group  # type: ignore[attr-defined]
     try:
-        number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+        count()
     except RuntimeError:
-        return 0
-    return number
+        return _none
+    return count
+
+
+def _none() -> int:
+    return 0
