@@ -1,16 +1,17 @@
 """One contender of ``loop_overhead.py``: the same training, written as each library's documentation
 writes it.
 
-    python benchmarks/workers/loop.py CONTENDER --data samples|tensors --steps N --batch N --run-dir
-    DIR
+    python benchmarks/workers/loop.py CONTENDER --data samples|tensors --hidden N ... --steps N
+    --batch N --run-dir DIR
 
-Every contender trains the same small model on ``batch`` samples a process and step, with one
-thread. A turn is one whole epoch, from asking for the loader's iterator to its end.
+Every contender trains the same model of linear layers on ``batch`` samples a process and step, with
+one thread. A turn is one whole epoch, from asking for the loader's iterator to its end.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -44,13 +45,16 @@ def make_data(args: argparse.Namespace) -> Dataset[Any]:
     return Samples(inputs, labels) if args.data == "samples" else TensorDataset(inputs, labels)
 
 
-def make_model() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+def make_model(args: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
+    layers: list[nn.Module] = []
+    for wide, next_wide in itertools.pairwise([64, *args.hidden]):
+        layers += [nn.Linear(wide, next_wide), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(args.hidden[-1], 10))
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 def by_hand(args: argparse.Namespace) -> Epoch:
-    dataset, (model, optimizer), criterion = make_data(args), make_model(), nn.CrossEntropyLoss()
+    dataset, (model, optimizer), criterion = make_data(args), make_model(args), nn.CrossEntropyLoss()
     sampler: DistributedSampler[Any] | None = None
     if WORLD_SIZE > 1:
         torch.distributed.init_process_group("gloo")
@@ -77,7 +81,7 @@ def with_lockstep(args: argparse.Namespace) -> Epoch:
     import lockstep
 
     team = lockstep.join(threads=1, progress="off", run_dir=args.run_dir)
-    model, optimizer = make_model()
+    model, optimizer = make_model(args)
     loader = DataLoader(make_data(args), args.batch * WORLD_SIZE, shuffle=True)
     criterion = nn.CrossEntropyLoss()
     model, optimizer, loader = team.prepare(model, optimizer, loader)
@@ -120,7 +124,7 @@ def with_accelerate(args: argparse.Namespace) -> Epoch:
 
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == WORLD_SIZE
-    model, optimizer = make_model()
+    model, optimizer = make_model(args)
     loader = DataLoader(make_data(args), args.batch, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     return _with_backward(model, optimizer, loader, accelerator.backward)
@@ -132,7 +136,7 @@ def with_fabric(args: argparse.Namespace) -> Epoch:
     fabric = Fabric(accelerator="cpu", devices=WORLD_SIZE, strategy="ddp" if WORLD_SIZE > 1 else "auto")
     fabric.launch()
     assert fabric.world_size == WORLD_SIZE
-    model, optimizer = fabric.setup(*make_model())
+    model, optimizer = fabric.setup(*make_model(args))
     loader = fabric.setup_dataloaders(DataLoader(make_data(args), args.batch, shuffle=True))
     return _with_backward(model, optimizer, loader, fabric.backward)
 
@@ -144,7 +148,7 @@ def with_ignite(args: argparse.Namespace) -> Epoch:
     if WORLD_SIZE > 1:
         idist.initialize("gloo")
     assert idist.get_world_size() == WORLD_SIZE
-    plain_model, plain_optimizer = make_model()
+    plain_model, plain_optimizer = make_model(args)
     model, optimizer = idist.auto_model(plain_model), idist.auto_optim(plain_optimizer)
     # auto_dataloader divides the batch among the processes.
     loader = idist.auto_dataloader(make_data(args), batch_size=args.batch * WORLD_SIZE, shuffle=True)
@@ -176,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("--data", choices=("samples", "tensors"), required=True)
+    parser.add_argument("--hidden", type=int, nargs="+", required=True, help="the width of each hidden layer")
     parser.add_argument("--steps", type=int, required=True, help="steps of an epoch")
     parser.add_argument("--batch", type=int, required=True, help="samples a step on each process")
     parser.add_argument("--run-dir", required=True, help="where lockstep keeps its run")
