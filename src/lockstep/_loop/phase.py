@@ -28,6 +28,7 @@ from lockstep._sync.single import PlainSums
 
 _NONE = PlainSums()
 """The sums of a phase that has not begun."""
+_TRAIN = Purpose.TRAIN  # looked up once: see _STEP in phases.py
 
 
 class RunParts:
@@ -156,7 +157,7 @@ class Phase:
         # The stream belongs to step, shard, part and phase. So a micro-batch draws the same numbers
         # on any rank, and after any number of others.
         if run.has_streams:
-            reseed(run.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.number)
+            reseed(run.seed, _TRAIN, self.step, micro.shard, micro.part, self.number)
         for receive in self._on.received:
             receive(micro, data)
         self._mark((IN_FORWARD, perf_counter()))

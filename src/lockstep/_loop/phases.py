@@ -51,6 +51,8 @@ from lockstep._plan.shards import MicroBatch, StepPlan
 from lockstep._prepare.state_adapters import parameters_of
 from lockstep._prepare.unprepared import refuse
 
+_STEP = Purpose.STEP  # to look up a member of an Enum takes 0.4 µs
+
 
 class Position(NamedTuple):
     """A place in a run."""
@@ -147,7 +149,7 @@ class Phases(PhaseDriver):
         self._current = Step(plan)
         for notify in self._on.begin_step:
             notify(self.step)
-        reseed(self.parts.seed, Purpose.STEP, self.step, 0)
+        reseed(self.parts.seed, _STEP, self.step, 0)
 
     def end_step(self) -> None:
         """Ends the step, after the loop's body has run.
@@ -245,7 +247,7 @@ class Phases(PhaseDriver):
         A stream is a sequence of random numbers with its own seed: outside of ``batch.shards`` it
         is derived from the run's seed, the step and the number of completed phases, and inside
         from the shard and its part, too."""
-        reseed(self.parts.seed, Purpose.STEP, self.step, self.num_done)
+        reseed(self.parts.seed, _STEP, self.step, self.num_done)
 
     @override
     def gather(self, mine: list[Shared]) -> list[Shared]:

@@ -101,6 +101,31 @@ def test_parts_add_up_to_the_pass_and_rows_have_what_a_rank_did_since_the_last_e
         assert run.clock.step_s == pytest.approx(math.fsum(took) / len(took) if took else 0.0)
 
 
+def test_the_marks_of_a_process_alone_are_counted_every_few_steps_and_its_times_are_those_of_every_step(monkeypatch):
+    now, most = [0.0], 0
+    monkeypatch.setattr(step_clock, "perf_counter", lambda: now[0])
+    run = Run(now)
+    clock = run.clock
+    for number in range(1, 50):
+        run.spend("data", 1.0 + number % 3)
+        clock.begin_step(number)
+        run.spend("script", 2.0)
+        for activity, part in ((BEGINNING, "copy"), (IN_FORWARD, "forward"), (IN_BACKWARD, "backward")):
+            clock.mark((activity, now[0]))
+            run.spend(part, float(number % 5))
+        clock.mark((ENDING, now[0]))
+        run.spend("backward", 1.0)  # nothing is exchanged: gradients are added up
+        clock.end_phase(0)
+        clock.end_step(number, 8)
+        run.spend("logging", 1.0)
+        clock.mark((LOADING, now[0]))
+        assert clock.so_far == run.parts
+        assert clock.doing == LOADING
+        most = max(most, len(clock._marks))
+    assert abs(most - step_clock._MANY) < 10  # a step has 8
+    assert clock.take() == run.parts
+
+
 @settings(deadline=None, max_examples=15, derandomize=True, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.lists(st.tuples(seconds, seconds, seconds), max_size=4), seconds, seconds)
 def test_pauses_for_checkpoints_before_steps_and_between_passes_count_as_such_once(drawn, between, outside):

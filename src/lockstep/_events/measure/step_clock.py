@@ -10,10 +10,10 @@
 
 Each event of the loop is a *mark*: the activity that begins, and the time. So a step is a line of
 intervals, each charged to one part, and the parts add up to the whole by construction. Marks are
-counted together, once a step. Between two exchanges each rank measures how long it is busy, and the
-ranks exchange that with the numbers of the phase (``_loop/exchange.py``), without further messages.
-A rank that was busy for less than the busiest one has waited for it by the difference; the rest of
-the time until the gradients are there is communication.
+counted together, at each exchange or every few steps. Between two exchanges each rank measures how
+long it is busy, and the ranks exchange that with the numbers of the phase (``_loop/exchange.py``),
+without further messages. A rank that was busy for less than the busiest one has waited for it by
+the difference; the rest of the time until the gradients are there is communication.
 
 On a GPU the parts are timed by the GPU (``device_clock``). How long a rank is busy is timed by the
 script, which waits for the GPU before each exchange.
@@ -36,6 +36,9 @@ from lockstep._plan.shards import StepPlan
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
 _USUAL = 10
 """The number of steps in the running mean of a step's duration."""
+_MANY = 100
+"""The number of marks from which on they are counted: those of some eight steps of a single shard.
+In each step of a small model the counting would first have to come back into the caches."""
 SAVING = "saving a checkpoint"
 IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
 BEGINNING, IN_FORWARD, IN_BACKWARD, ENDING = (
@@ -246,7 +249,8 @@ class StepClock(Listener):
     def end_step(self, step: int, num_samples: int) -> None:
         now_s = perf_counter()
         self.mark((_IN_LOGGING, now_s))
-        _count(self._marks, self._seconds)
+        if len(self._marks) > _MANY:
+            _count(self._marks, self._seconds)
         took_s, self._step_began_s = now_s - self._step_began_s, now_s
         # The mean of the first ten steps; after that, each new step has a tenth of the weight.
         self.step_s += (took_s - self.step_s) / min(self.num_steps + 1, _USUAL)
