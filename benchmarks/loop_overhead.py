@@ -88,7 +88,9 @@ def judge(nproc: int, timings: harness.Timings, cpu: harness.Timings, say: Calla
     ratios |= {name + size: (HAND + size, ratio) for size in peers for name, ratio in of_peers[size].items()}
     say(harness.spread_table(timings, "µs/step", ratios))
     say("\nThe same turns in processor time of a process, which others on the machine disturb less:")
-    say(harness.spread_table(cpu, "µs/step", {OURS + size: (HAND + size, ratio) for size, ratio in ours_cpu.items()}))
+    ratios_cpu = {OURS + size: (HAND + size, ratio) for size, ratio in ours_cpu.items()}
+    ratios_cpu |= {name + size: (HAND + size, _to_hand(cpu, name, size)) for size in peers for name in peers[size]}
+    say(harness.spread_table(cpu, "µs/step", ratios_cpu))
     for size in peers:
         for name, ratio in to_peers[size].items():
             say(f"lockstep / {name}{size}: {ratio.median:.3f} [{ratio.lower95:.3f}, {ratio.upper95:.3f}]")

@@ -114,8 +114,8 @@ def _seeds(start: tuple[int, ...], block: int, rest: tuple[int, ...]) -> tuple[i
 _generator: Any = random.seed.__self__  # type: ignore[attr-defined]
 """The generator behind the functions of the module ``random``."""
 _seed_generator = super(random.Random, _generator).seed
-"""Seeds it as ``random.seed``, which first looks at what kind of seed it is given, and then forgets
-what ``random.gauss`` has left."""
+"""Seeds it as ``random.seed``, which first looks at the kind of its seed, and at last forgets what
+``random.gauss`` has left."""
 
 
 def reseed(seed: int, purpose: Purpose, *key: int) -> None:

@@ -38,7 +38,7 @@ _USUAL = 10
 """The number of steps in the running mean of a step's duration."""
 _MANY = 100
 """The number of marks from which on they are counted: those of some eight steps of a single shard.
-In each step of a small model the counting would first have to come back into the caches."""
+In each step of a small model it is slower, since the caches have lost its code meanwhile."""
 SAVING = "saving a checkpoint"
 IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
 BEGINNING, IN_FORWARD, IN_BACKWARD, ENDING = (

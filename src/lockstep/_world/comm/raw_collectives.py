@@ -31,8 +31,8 @@ class RawCollectives(Listener):
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self._count: Callable[[], int] = _none
-        """Returns the number of the group's collectives so far. It holds the group, so it is
-        forgotten when the run ends."""
+        """Returns the number of the group's collectives so far. It keeps the group
+        alive, so it is forgotten when the run ends."""
         self._num_before = 0
         self._micro: MicroBatch | None = None
 
