@@ -37,8 +37,9 @@ from lockstep._plan.shards import StepPlan
 _USUAL = 10
 """The number of steps in the running mean of a step's duration."""
 _MANY = 100
-"""The number of marks from which on they are counted: those of some eight steps of a single shard.
-In each step of a small model it is slower, since the caches have lost its code meanwhile."""
+"""The number of marks from which on they are counted: some eight steps of a single shard have as
+many. To count them in each step of a small model takes longer, since the caches have lost the code
+meanwhile."""
 SAVING = "saving a checkpoint"
 IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
 BEGINNING, IN_FORWARD, IN_BACKWARD, ENDING = (
