@@ -21,7 +21,7 @@ def run_ci(tmp_path):
     (tmp_path / ".ci" / "run").symlink_to(ROOT / ".ci" / "run")
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("make", "mpirun", "ip", "ps", "munged", "slurmctld", "chromium"):
+    for name in ("make", "mpirun", "ip", "ps", "munged", "slurmctld", "chromium", "valgrind"):
         (programs / name).write_text(MAKE)
         (programs / name).chmod(0o755)
 

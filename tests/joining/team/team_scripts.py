@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -607,15 +606,15 @@ def ready_batches():
     return [(torch.randn(n, 4, generator=generator), torch.randint(0, 2, (n,), generator=generator)) for n in sizes]
 
 
-def count_calls():
-    """How often a step calls the Python functions of lockstep, by file and function: of the steps
-    in which nothing is due, as in most of a run."""
-    counts = []
+def files_of_a_step():
+    """The files of lockstep whose functions a step calls: of the steps in which nothing is due, as
+    in most of a run."""
+    steps = []
 
-    def count(frame, event, _):
+    def note(frame, event, _):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE):
-            counts[-1][f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_name}"] += 1
+            steps[-1].add(code.co_filename.removeprefix(PACKAGE))
 
     with lockstep.join() as team:
         model = torch.nn.Linear(2, 1)
@@ -627,10 +626,10 @@ def count_calls():
                 team.backward(torch.nn.functional.mse_loss(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
-            counts.append(Counter())
-            sys.setprofile(count if team.step >= 34 else None)
+            steps.append(set())
+            sys.setprofile(note if team.step >= 34 else None)
         sys.setprofile(None)
-    return min(filter(None, counts[:-1]), key=Counter.total)  # the last one has the end of the pass
+    return min(filter(None, steps[:-1]), key=len)  # the last one has the end of the pass
 
 
 def save_each_step():
