@@ -43,6 +43,7 @@ NAMES = (
     "balance --nproc 2 --shards 8",
     "scale",
     "trainer",
+    "shards",
 )
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
