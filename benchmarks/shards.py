@@ -113,7 +113,7 @@ def measure(name: str, case: Case, turns: int, say: Callable[[str], None]) -> di
         "goal": goal,
         **harness.ratio_fields(ratio),
         **harness.ratio_fields(whole, "ratio_whole"),
-        "goal_met": goal is None or ratio.median <= goal,
+        "goal_met": None if goal is None else ratio.median <= goal,
         "shard_ms": round(shard_ms, 3),
         "medians_ms": harness.medians(timings),
         "coverage": round(ratio.coverage, 4),
@@ -169,15 +169,16 @@ def main() -> None:
 
 def summary(cases: list[dict[str, Any]], first: dict[str, Any]) -> dict[str, Any]:
     """The last line: of several cases, the one that is furthest from its goal."""
-    judged = [case for case in cases if case["goal"]] or cases
-    worst = max(judged, key=lambda case: case["ratio"] / (case["goal"] or 1), default={})
-    return {
-        "benchmark": "shards",
-        "better": "lower",
-        **worst,
-        **({"goal_met": all(case["goal_met"] for case in cases), "cases": cases} if cases else {}),
-        **({"goal_first_steps_met": all(it["goal_met"] for it in first.values()), "first_steps": first} if first else {}),
-    }
+    judged = [case for case in cases if case["goal"]]
+    worst = max(judged or cases, key=lambda case: case["ratio"] / (case["goal"] or 1), default={})
+    result = {"benchmark": "shards", "better": "lower", **worst}
+    if judged:
+        result["goal_met"] = all(case["goal_met"] for case in judged)
+    if cases:
+        result["cases"] = cases
+    if first:
+        result |= {"goal_first_steps_met": all(it["goal_met"] for it in first.values()), "first_steps": first}
+    return result
 
 
 if __name__ == "__main__":
