@@ -100,9 +100,11 @@ def test_a_function_that_shows_nothing_is_refused(check_same, fn, args, more):
         check_same((1, 2), fn, *args, **more)
 
 
-def test_a_rank_that_fails_is_shown_with_its_line(check_same):
+@pytest.mark.parametrize("fault", ["raise", "raise in step 4"])
+def test_a_rank_that_fails_is_shown_with_its_line(check_same, fault):
+    # Up to where it fails the run is as that on one process: what it lacks is no difference.
     with pytest.raises(LaunchError, match="ValueError: boom") as caught:
-        check_same((1, 2), train, "raise")
+        check_same((1, 2), train, fault)
     assert [name for name in ("2 processes", "rank 1 of 2", "tested_trainings.py") if name not in str(caught.value)] == []
 
 

@@ -35,7 +35,7 @@ def train(fault="", result="loss", epochs=2, num_samples=24, **settings):
             if fault == "update" and team.is_main:
                 with torch.no_grad():
                     model[0].weight.add_(0.01)
-            if fault == "raise" and team.rank == 1:
+            if fault in ("raise", f"raise in step {team.step}") and team.rank == 1:
                 raise ValueError("boom")
     results = {
         "loss": losses[-1],
