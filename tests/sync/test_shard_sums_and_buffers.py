@@ -89,8 +89,10 @@ def test_values_without_a_measurable_change_stay_and_can_become_zero():
     buffers.begin_step(2)
     buffers.apply({0: buffers.absent(0)})  # changed in another phase, and in no shard of this one
     assert torch.equal(model.lowest.view(torch.int32), start.view(torch.int32))
-    run(model, lambda: model.lowest.zero_(), lambda: model.lowest.zero_())
-    assert model.lowest.tolist() == [0.0] * 6
+    for zero in (0.0, -0.0):
+        model.lowest = start.clone()
+        run(model, lambda zero=zero: model.lowest.fill_(zero), lambda zero=zero: model.lowest.fill_(zero))
+        assert model.lowest.tolist() == [0.0] * 6
 
 
 def test_a_buffer_that_nobody_changed_keeps_its_bits_and_its_memory():

@@ -17,7 +17,8 @@ for bit.
 Every shard begins at ``start``, so its result does not depend on which shards this process has run
 before. Changes are summed rather than values, since then a shard or rank without changes adds
 nothing, and nothing has to be sent for it. Which buffers change is learned once per module: if any
-shard has changed them, they are summed in later phases without asking."""
+shard has changed them, they are summed in later phases without asking. All normalization layers of
+a model count as one module (``sync.joined``)."""
 
 from __future__ import annotations
 
@@ -36,102 +37,34 @@ from lockstep._base.versions import version
 from lockstep._plan.shards import MicroBatch
 from lockstep._plan.tree import Node
 from lockstep._sync.buffer_looks import Look, find_lost_changes, look_at
-from lockstep._sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
+from lockstep._sync.changes import Starts, as_bits, from_bits, pack_absent, packed_size
 from lockstep._sync.copies import copy_all
+from lockstep._sync.joined import Joined, can_join
+from lockstep._sync.slots import Slot
 
-_start_of: Callable[[_Slot], Tensor] = operator.attrgetter("start")
-_MOST_COMPARED = 65536
-"""The most elements of a buffer that is compared with its start value."""
+_start_of: Callable[[Slot | Joined], Tensor] = operator.attrgetter("start")
+_kind_of: Callable[[Tensor], tuple[object, ...]] = operator.attrgetter("__class__", "layout", "device", "dtype", "shape")
 _WATCHED_PHASES = 8
 """The number of phases in which a module's buffers are inspected, to warn where combining them
 loses something. Each sends additional messages."""
+_NOTHING = contextlib.nullcontext()
 
 
-class _Slot:
-    """One buffer: its module and name, its value when the phase began, and the sum of the shards'
-    changes."""
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self.module = module
-        self.name = name
-        # Read some thirty times a step for each buffer: getattr() takes five times as long.
-        self._buffers = module._buffers
-        self.is_statistic = isinstance(module, NORMALIZATIONS)
-        """Whether it belongs to a normalization layer of PyTorch, which writes it through
-        ``.data``, since no backward pass needs its values: so a second backward pass through one
-        forward pass works as it does in a plain script."""
-        self._own = self.tensor
-        """The tensor that was there when the model was prepared, or one made here. Any other tensor
-        is the script's (an input, for example), and is not written to."""
-        self.start = self.tensor.detach().clone()
-        self.mark()
-
-    @property
-    def tensor(self) -> Tensor:
-        buffer = self._buffers[self.name]
-        assert buffer is not None
-        return buffer
-
-    def writable(self, like: Tensor) -> Tensor:
-        """Returns the buffer for writing: a new one if a forward pass has assigned another tensor,
-        or one of another shape."""
-        if self.tensor is not self._own or self._own.shape != like.shape:
-            self._own = torch.empty_like(like)
-            setattr(self.module, self.name, self._own)
-        return self._own.data if self.is_statistic else self._own
-
-    def mark(self) -> None:
-        tensor = self.tensor
-        self._marked_tensor = tensor
-        self._marked_version = version(tensor)
-
-    @property
-    def touched(self) -> bool:
-        tensor = self.tensor
-        if tensor is not self._marked_tensor or version(tensor) != self._marked_version:
-            return True
-        # Writes through ``.data`` or by native code are not counted. Comparing is cheap on the CPU;
-        # on a GPU it would wait.
-        is_compared = tensor.device.type == "cpu" and tensor.numel() <= _MOST_COMPARED
-        return is_compared and not torch.equal(tensor.detach(), self.start)
-
-    def check_form(self) -> None:
-        """Raises:
-        ModelError: the shard changed the buffer's shape or dtype.
-        """
-        tensor = self.tensor
-        if tensor.shape != self.start.shape or tensor.dtype != self.start.dtype:
-            raise ModelError(
-                f"the buffer {self.name!r} of {type(self.module).__name__} became {tuple(tensor.shape)}, {tensor.dtype} in a "
-                f"forward pass, but was {tuple(self.start.shape)}, {self.start.dtype} when the step began, so the changes of "
-                "several shards cannot be combined. Create it at its largest size before training, or keep it in a plain "
-                "attribute if it is only a cache.",
-                code="buffer-changed-form",
-            )
-
-
-def _restart(slots: Sequence[_Slot]) -> None:
+def _restart(owners: Iterable[_Owner]) -> None:
     """Makes the current values the start values."""
     pairs = []
-    for slot in slots:
-        tensor = slot.tensor.detach()
-        if tensor.shape != slot.start.shape or tensor.dtype != slot.start.dtype:
-            slot.start = tensor.clone()
-        slot.mark()
-        pairs.append((slot.start, tensor))
+    for owner in owners:
+        owner.join()
+        for slot in owner.slots:
+            pairs += slot.restart()
     copy_all(pairs)
 
 
-def _put(slots: Sequence[_Slot], values: Sequence[Tensor]) -> None:
+def _put(slots: Sequence[Slot | Joined], values: Sequence[Tensor]) -> None:
     """Gives buffers these values."""
     pairs = []
     for slot, value in zip(slots, values, strict=True):
-        tensor = slot.tensor
-        if tensor.device.type == "cpu" and torch.equal(tensor, value) and tensor is slot._marked_tensor:
-            # writing, even the same value, would invalidate a second backward pass through its
-            # graph
-            continue
-        pairs.append((slot.writable(value), value))
+        pairs += slot.put(value)
     copy_all(pairs)
     for slot in slots:
         slot.mark()
@@ -148,26 +81,50 @@ def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[in
 
 
 class _Owner:
-    """A module with buffers. If one of them changed, all are treated as changed."""
+    """A module with buffers, or all normalization layers of a model on one device. If one of the
+    buffers changed, all are treated as changed."""
 
     # By module and not by buffer: the numbers that ranks exchange are fewer, and the buffers of a
-    # module (mean, variance, count) nearly always change together.
+    # module (mean, variance, count) nearly always change together. So do those of normalization
+    # layers, of which each by itself would take as long as its own passes.
 
-    def __init__(self, module: nn.Module, slots: list[_Slot]) -> None:
-        self.module = module
-        self.slots = slots
-        self.is_normalization = slots[0].is_statistic
+    def __init__(self, members: list[Slot]) -> None:
+        self.members = members
+        """Every buffer."""
+        self.slots: list[Slot | Joined] = list(members)
+        """What is combined: of normalization layers the buffers of one dtype as one."""
+        self.is_normalization = members[0].is_statistic
+        self._modules = list(dict.fromkeys(slot.module for slot in members))
+        self._kinds: list[tuple[object, ...]] = []
+        self.join()
 
     @property
     def changed(self) -> bool:
         # PyTorch's normalization layers write their statistics without increasing the version.
-        if self.is_normalization and self.module.training:
+        if self.is_normalization and any(module.training for module in self._modules):
             return True
         return any(slot.touched for slot in self.slots)
 
     def counts(self) -> list[int]:
         """Returns how often each buffer was written, if PyTorch counts it."""
-        return [version(slot.tensor) for slot in self.slots]
+        return [] if self.is_normalization else [version(slot.tensor) for slot in self.members]
+
+    def join(self) -> None:
+        """Joins statistics, as they are now: a script may have given a layer others, of another
+        dtype or on another device."""
+        tensors = [slot.tensor for slot in self.members] if self.is_normalization else []
+        kinds = list(map(_kind_of, tensors))
+        if kinds == self._kinds:
+            return
+        self._kinds = kinds
+        joined: dict[torch.dtype, list[Slot]] = {}
+        others = []
+        for slot, tensor in zip(self.members, tensors, strict=True):
+            if can_join(tensor):
+                joined.setdefault(tensor.dtype, []).append(slot)
+            else:
+                others.append(slot)
+        self.slots = [*(Joined(slots, tensors[0].device) for slots in joined.values()), *others]
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -182,19 +139,24 @@ NORMALIZATIONS = (
 
 class ShardBuffers:
     """All buffers of the prepared models. Modules with buffers are identified by number, in the
-    order of the models."""
+    order of the models; the normalization layers of a model on one device have one number."""
 
     def __init__(self) -> None:
         self._owners: list[_Owner] = []
         self._unmade: list[tuple[nn.Module, str]] = []
         """The buffers that are None. A buffer that a forward pass creates and then does not change
         is a constant created lazily."""
-        self._made_late: list[_Slot] = []
+        self._made_late: list[Slot] = []
+        self._has_any = False
+        """Whether there is any buffer, be it None. Else nothing is done."""
         self._shard_samples = 0
         """The samples of the newest shard, in its micro-batches so far."""
         self._as_bits = False
         """Whether the phase has a single shard, whose buffers are sent as bits: start + (b - start)
         may be rounded to another number than b."""
+        self._known_starts: dict[tuple[int, ...], Starts] = {}
+        """The start values of the modules that a shard of the phase has changed, by their
+        numbers."""
         self._looks: dict[Look, None] = {}
         """The looks at the buffers of this process's shards in the phase, in order."""
         self._num_looks: dict[int, int] = {}
@@ -204,24 +166,30 @@ class ShardBuffers:
 
     def attach(self, model: nn.Module) -> None:
         """Adds a model's buffers."""
-        attached = {id(slot.tensor) for owner in self._owners for slot in owner.slots}
+        attached = {id(slot.tensor) for owner in self._owners for slot in owner.members}
+        statistics: dict[torch.device, list[Slot]] = {}
         for module in model.modules():
             slots = []
             for name, buffer in module.named_buffers(recurse=False):
                 if id(buffer) not in attached:  # a buffer that two modules share is one buffer
                     attached.add(id(buffer))
-                    slots.append(_Slot(module, name))
-            if slots:
-                self._owners.append(_Owner(module, slots))
+                    slots.append(_slot(module, name))
+            if slots and slots[0].is_statistic and all(can_join(slot.tensor) for slot in slots):
+                statistics.setdefault(slots[0].start.device, []).extend(slots)
+            elif slots:
+                self._owners.append(_Owner(slots))
             self._unmade.extend((module, name) for name, buffer in module._buffers.items() if buffer is None)
+        self._owners.extend(map(_Owner, statistics.values()))
+        self._has_any = bool(self._owners or self._unmade)
 
-    @torch.no_grad()
     def begin_step(self, num_shards: int) -> None:
         """Begins a phase with this number of shards that are not empty. Accepts changes since the
         last phase (by loading a checkpoint, for example)."""
         self._as_bits = num_shards == 1
-        self._looks = {}
-        _restart(self._changed_slots())
+        self._looks, self._known_starts = {}, {}
+        if self._has_any:
+            with torch.no_grad():
+                _restart(self._changed_owners())
 
     def end_shard(self, micro: MicroBatch) -> dict[int, Tensor] | None:
         """Ends a micro-batch. If it is the last of its shard, returns the shard's ``changes`` and
@@ -230,6 +198,8 @@ class ShardBuffers:
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
         if not micro.ends_shard:
             return None
+        if not self._has_any:
+            return {}
         fraction = self._shard_samples / micro.step_samples
         samples = self._shard_samples if micro.begins_shard else 0
         found = self.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples)
@@ -250,15 +220,13 @@ class ShardBuffers:
         found: dict[int, Tensor] = {}
         for numbers in self.by_device(itertools.compress(itertools.count(), are_changed)):
             slots = [slot for number in numbers for slot in self._owners[number].slots]
-            for slot in slots:
-                slot.check_form()
-            after = [as_bits(slot.tensor) if self._as_bits else slot.tensor for slot in slots]
-            packed = pack(list(map(self._start, slots)), after, fraction, is_lowest_shard=is_lowest_shard)
+            after = [as_bits(slot.read()) if self._as_bits else slot.read() for slot in slots]
+            packed = self._starts(numbers).pack(after, fraction, is_lowest_shard=is_lowest_shard)
             found.update(zip(numbers, torch.split(packed, list(map(self.packed_size, numbers))), strict=True))
         for number, owner in enumerate(self._owners):
             num_looks = self._num_looks.get(number, 0 if are_changed[number] else _WATCHED_PHASES)
             if num_looks < _WATCHED_PHASES and not owner.is_normalization and not self._as_bits:
-                looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(owner.slots))
+                looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(owner.members))
                 self._looks.update(dict.fromkeys(looks))
         return found
 
@@ -277,7 +245,7 @@ class ShardBuffers:
         for look in map(Look.parse, looks):
             by_buffer.setdefault((look.owner, look.slot), []).append(look)
         for (owner, number), found in sorted(by_buffer.items()):
-            slot = self._owners[owner].slots[number]
+            slot = self._owners[owner].members[number]
             name = type(slot.module).__name__, slot.name
             loss = find_lost_changes(found, is_averaged=slot.start.is_floating_point() or slot.start.is_complex())
             if loss is not None and name not in self._told:
@@ -299,7 +267,15 @@ class ShardBuffers:
         """Returns the length of a module's ``changes``."""
         return sum(packed_size(self._start(slot)) for slot in self._owners[number].slots)
 
-    def _start(self, slot: _Slot) -> Tensor:
+    def _starts(self, numbers: Sequence[int]) -> Starts:
+        """Returns the start values of these modules."""
+        key = tuple(numbers)
+        if key not in self._known_starts:
+            slots = [slot for number in numbers for slot in self._owners[number].slots]
+            self._known_starts[key] = Starts(list(map(self._start, slots)))
+        return self._known_starts[key]
+
+    def _start(self, slot: Slot | Joined) -> Tensor:
         return as_bits(slot.start) if self._as_bits else slot.start
 
     def by_device(self, numbers: Iterable[int]) -> list[list[int]]:
@@ -337,41 +313,23 @@ class ShardBuffers:
         """Sets buffers to their start values plus ``changes``, the sums over all shards."""
         for numbers in self.by_device(changes):
             slots = [slot for number in numbers for slot in self._owners[number].slots]
-            results = changed(list(map(self._start, slots)), torch.cat([changes[number] for number in numbers]))
+            results = self._starts(numbers).plus(torch.cat([changes[number] for number in numbers]))
             if self._as_bits:
                 results = [from_bits(result, slot.start) for result, slot in zip(results, slots, strict=True)]
             _put(slots, results)
-            _restart(slots)
+            _restart(self._owners[number] for number in numbers)
+        self._known_starts = {}
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which changes are undone: for backward passes, in which
         ``checkpoint()`` runs layers again, whose buffers have been written in the forward pass."""
         owners = [owner for owner in self._owners if owner.changed]
-        slots = [slot for owner in owners for slot in owner.slots]
-        with torch.no_grad():
-            tensors = [slot.tensor.detach() for slot in slots]
-            before = list(map(torch.empty_like, tensors))
-            copy_all(zip(before, tensors, strict=True))
-        counts = [owner.counts() for owner in owners]
-        try:
-            yield
-        finally:
-            values = iter(before)
-            pairs = []
-            for owner, count in zip(owners, counts, strict=True):
-                # Normalization layers may have written without a count. So does this.
-                is_written = owner.is_normalization or owner.counts() != count
-                for slot, value in zip(owner.slots, values, strict=False):
-                    if is_written and slot.tensor.shape == value.shape:
-                        pairs.append((slot.writable(value), value))
-            with torch.no_grad():
-                copy_all(pairs)
+        return _held(owners) if owners else _NOTHING
 
     @torch.no_grad()
     def rewind(self) -> None:
         """Undoes all changes since the start values were set."""
-        slots = self._changed_slots()
+        slots = [slot for owner in self._changed_owners() for slot in owner.slots]
         _put(slots, list(map(_start_of, slots)))
 
     def _check_late_buffers(self) -> None:
@@ -387,9 +345,43 @@ class ShardBuffers:
         new = [(module, name) for module, name in self._unmade if getattr(module, name) is not None]
         if new:
             self._unmade = [buffer for buffer in self._unmade if buffer not in new]
-            self._made_late += [_Slot(module, name) for module, name in new]
+            self._made_late += [_slot(module, name) for module, name in new]
 
-    def _changed_slots(self) -> list[_Slot]:
+    def _changed_owners(self) -> list[_Owner]:
         if self._unmade or self._made_late:
             self._check_late_buffers()
-        return [slot for owner in self._owners if owner.changed for slot in owner.slots]
+        return [owner for owner in self._owners if owner.changed]
+
+
+def _slot(module: nn.Module, name: str) -> Slot:
+    return Slot(module, name, is_statistic=isinstance(module, NORMALIZATIONS))
+
+
+@contextlib.contextmanager
+def _held(owners: Sequence[_Owner]) -> Iterator[None]:
+    slots = [slot for owner in owners for slot in owner.slots]
+    before: list[Tensor] = []
+    pairs = []
+    with torch.no_grad():
+        for slot in slots:
+            if isinstance(slot, Joined):
+                before.append(slot.read())  # a copy
+            else:
+                tensor = slot.tensor.detach()
+                before.append(torch.empty_like(tensor))
+                pairs.append((before[-1], tensor))
+        copy_all(pairs)
+    counts = [owner.counts() for owner in owners]
+    try:
+        yield
+    finally:
+        values = iter(before)
+        pairs = []
+        with torch.no_grad():
+            for owner, count in zip(owners, counts, strict=True):
+                # Normalization layers may have written without a count. So does this.
+                is_written = owner.is_normalization or owner.counts() != count
+                for slot, value in zip(owner.slots, values, strict=False):
+                    if is_written:
+                        pairs += slot.put_back(value)
+            copy_all(pairs)

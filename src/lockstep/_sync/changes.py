@@ -7,7 +7,7 @@ split into two halves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -44,56 +44,104 @@ def pack_absent(start: Tensor) -> Tensor:
     return torch.full((packed_size(start),), nothing, dtype=torch.float64, device=start.device)
 
 
-def pack(starts: Sequence[Tensor], after: Sequence[Tensor], fraction: float, *, is_lowest_shard: bool) -> Tensor:
-    """Returns the changes of a shard times its fraction, packed one after the other; of integers
-    the change of the lowest shard, and 0 for others."""
-    # One float64 message for all dtypes. Halves of 32 bits are exact in it, and only the lowest
-    # shard's are not 0, so their sums are exact too. -0.0 is "no change" of a floating buffer.
-    parts: list[Sequence[Tensor]] = [()] * len(starts)
-    for numbers in _alike(starts):
-        change = _difference(_flat(after, numbers), _flat(starts, numbers))
-        sizes = [starts[number].numel() for number in numbers]
-        if change.is_floating_point():
-            change.mul_(fraction)
-            pieces = zip(torch.split(change.flatten(), [packed_size(starts[number]) for number in numbers]), strict=True)
-        else:
-            change = change if is_lowest_shard else torch.zeros_like(change)
-            halves = (change >> 32).double(), (change & 0xFFFFFFFF).double()
-            pieces = zip(*(torch.split(half, sizes) for half in halves), strict=True)
-        for number, piece in zip(numbers, pieces, strict=True):
-            parts[number] = piece
-    return torch.cat([part for several in parts for part in several])
+class Starts:
+    """The values of some buffers when the phase began: what the changes of all its shards are
+    measured from, and added to."""
+
+    def __init__(self, starts: Sequence[Tensor]) -> None:
+        self._shapes = [start.shape for start in starts]
+        self._sizes = list(map(packed_size, starts))
+        alike: dict[torch.dtype, list[int]] = {}
+        for number, start in enumerate(starts):
+            alike.setdefault(start.dtype, []).append(number)
+        self._alike: list[tuple[list[int], _Reals | _Integers]] = []
+        """The numbers of buffers of one dtype, and their values side by side."""
+        for numbers in alike.values():
+            flat = _flat(starts, numbers)
+            self._alike.append((numbers, _Reals(flat) if _is_real(flat) else _Integers(flat)))
+
+    def pack(self, after: Sequence[Tensor], fraction: float, *, is_lowest_shard: bool) -> Tensor:
+        """Returns the changes of a shard times its fraction, packed one after the other; of
+        integers the change of the lowest shard, and 0 for others."""
+        # One float64 message for all dtypes. Halves of 32 bits are exact in it, and only the lowest
+        # shard's are not 0, so their sums are exact too. -0.0 is "no change" of a floating buffer.
+        parts: list[Sequence[Tensor]] = [()] * len(after)
+        for numbers, start in self._alike:
+            columns = start.pack(_flat(after, numbers), fraction, is_lowest_shard=is_lowest_shard)
+            sizes = [self._sizes[number] // len(columns) for number in numbers]
+            for number, *pieces in zip(numbers, *(_split(column, sizes) for column in columns), strict=True):
+                parts[number] = pieces
+        return _cat([part for several in parts for part in several])
+
+    def plus(self, packed: Tensor) -> list[Tensor]:
+        """Returns the start values plus packed changes. Values that no shard changed stay, even if
+        changes are measured from 0."""
+        pieces = _split(packed, self._sizes)
+        results = [packed] * len(pieces)
+        for numbers, start in self._alike:
+            parts = _split(start.plus([pieces[number] for number in numbers]), [self._shapes[n].numel() for n in numbers])
+            for number, part in zip(numbers, parts, strict=True):
+                results[number] = part.view(self._shapes[number])
+        return results
 
 
-def changed(starts: Sequence[Tensor], packed: Tensor) -> list[Tensor]:
-    """Returns the start values plus packed changes. Values that no shard changed stay, even if
-    changes are measured from 0."""
-    pieces = torch.split(packed, list(map(packed_size, starts)))
-    results: list[Tensor] = [packed] * len(starts)
-    for numbers in _alike(starts):
-        start = _flat(starts, numbers)
-        wide, base = _wide(start), _base(start)
-        if _is_real(start):
-            change = torch.cat([pieces[number] for number in numbers]).view(wide.shape)
-        else:
-            halves = [pieces[number].view(2, -1) for number in numbers]
-            change = (torch.cat([high for high, _ in halves]).long() << 32) + torch.cat([low for _, low in halves]).long()
-        result = _narrow(torch.where((change == 0) & change.signbit(), wide, base + change), start)
-        for number, part in zip(numbers, torch.split(result, [starts[n].numel() for n in numbers]), strict=True):
-            results[number] = part.view(starts[number].shape)
-    return results
+class _Reals:
+    """Floating or complex values, whose changes are float64."""
+
+    def __init__(self, start: Tensor) -> None:
+        self._dtype = start.dtype
+        self._start = _wide(start)
+        # Measured from 0 where the start is NaN, or so large that a difference from it would lose
+        # precision (the largest float, for example, as the initial value of a minimum). From -0.0,
+        # since what became -0.0 less 0.0 would be -0.0: "no change".
+        self._base = torch.where(self._start.abs() < _LARGEST_BASE, self._start, -0.0)
+        self._is_measured = self._start == self._base
+
+    def pack(self, after: Tensor, fraction: float, *, is_lowest_shard: bool) -> Sequence[Tensor]:
+        after = _wide(after)
+        change = after - self._base
+        # -0.0 where there is no change, and nowhere else: adding that changes nothing, not even a
+        # sign.
+        change.masked_fill_((after == self._base).logical_and_(self._is_measured), -0.0)
+        return (change.mul_(fraction).flatten(),)
+
+    def plus(self, packed: Sequence[Tensor]) -> Tensor:
+        change = _cat(packed).view(self._start.shape)
+        total = torch.where((change == 0) & change.signbit(), self._start, self._base + change)
+        return torch.view_as_complex(total).to(self._dtype) if self._dtype.is_complex else total.to(self._dtype)
 
 
-def _alike(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Returns the numbers of tensors, by dtype."""
-    groups: dict[torch.dtype, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        groups.setdefault(tensor.dtype, []).append(number)
-    yield from groups.values()
+class _Integers:
+    """Integers or truth values, whose changes are packed as two halves."""
+
+    def __init__(self, start: Tensor) -> None:
+        self._dtype = start.dtype
+        self._start = start.long()
+
+    def pack(self, after: Tensor, fraction: float, *, is_lowest_shard: bool) -> Sequence[Tensor]:
+        if not is_lowest_shard:
+            nothing = torch.zeros_like(self._start, dtype=torch.float64)
+            return nothing, nothing
+        change = after.long() - self._start
+        return (change >> 32).double(), (change & 0xFFFFFFFF).double()
+
+    def plus(self, packed: Sequence[Tensor]) -> Tensor:
+        halves = [one.view(2, -1) for one in packed]
+        change = (_cat([high for high, _ in halves]).long() << 32) + _cat([low for _, low in halves]).long()
+        return (self._start + change).to(self._dtype)
 
 
 def _flat(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-    return torch.cat([tensors[number].detach().flatten() for number in numbers])
+    """Returns tensors side by side, to be read: of one it may be a view."""
+    return _cat([tensors[number].detach().flatten() for number in numbers])
+
+
+def _cat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
+
+
+def _split(flat: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    return torch.split(flat, list(sizes)) if len(sizes) > 1 else (flat,)
 
 
 def _is_real(tensor: Tensor) -> bool:
@@ -101,32 +149,5 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Returns the tensor in float64 or int64 (complex numbers as pairs), so that differences can be
-    summed."""
-    if tensor.is_complex():
-        return torch.view_as_real(tensor).double()
-    return tensor.double() if tensor.is_floating_point() else tensor.long()
-
-
-def _narrow(wide: Tensor, like: Tensor) -> Tensor:
-    return torch.view_as_complex(wide).to(like.dtype) if like.is_complex() else wide.to(like.dtype)
-
-
-def _base(start: Tensor) -> Tensor:
-    """Returns the values from which changes are measured: ``start``, but 0 where that is NaN, or so
-    large that a difference from it would lose precision (the largest float, for example, as the
-    initial value of a minimum)."""
-    wide = _wide(start)
-    if not wide.is_floating_point():
-        return wide
-    # false for NaN too
-    return torch.where(wide.abs() < _LARGEST_BASE, wide, torch.zeros_like(wide))
-
-
-def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """Returns the change, with -0.0 where there is none (and nowhere else): adding that changes
-    nothing, not even a sign."""
-    after, start, base = _wide(after), _wide(before), _base(before)
-    # add(0): measured from 0, as if the start was NaN, a value that became -0.0 would be "no
-    # change".
-    return torch.where((after == base) & (start == base), torch.full_like(after, -0.0), (after - base).add(0))
+    """Returns floating values in float64, complex ones as pairs of it."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
