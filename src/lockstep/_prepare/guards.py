@@ -191,7 +191,9 @@ class ShardGradients:
         are incomplete. One is enough: code that reads gradients reads them all."""
         self._placeholders: dict[int, IncompleteGrad] = {}
         """The placeholders of these parameters, by ``id``. To make one takes most of the time that
-        guarding the gradients of a shard takes, so they are used again."""
+        guarding the gradients of a shard takes, so the shards of a phase use them again. None
+        exists outside of the shard loop: a script that looks through all living tensors, to find
+        where its memory is, must not meet one."""
         self._accumulating: list[Node] = []
         """The autograd nodes that write the gradients of first parameters. Autograd keeps them by
         weak references, and their hooks with them, so they are kept here."""
@@ -260,12 +262,15 @@ class ShardGradients:
         if not (self._is_plain and num_calls):
             self._remove_placeholders()
             self._check_none()
+        if self.micro is not None and self.micro.is_last:
+            self._placeholders.clear()
         self.micro = None
 
     def drop(self) -> None:
         """Forgets the micro-batch after the script left the shard loop early. The loop clears
         ``.grad``, placeholders included."""
         self.micro, self.is_running = None, False
+        self._placeholders.clear()
 
     def _remove_placeholders(self) -> None:
         for parameter in self.marked:
