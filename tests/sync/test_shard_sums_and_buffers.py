@@ -1,12 +1,16 @@
 """What a process adds up by itself: gradients by weight, buffers by their changes."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import Parameter, functional
 
 from lockstep._plan.blocks import even_blocks
 from lockstep._plan.shards import plan_step
+from lockstep._sync.bucket_sum import BucketSum
+from lockstep._sync.buckets import make_buckets
 from lockstep._sync.buffers import ShardBuffers, add_changes
+from lockstep._sync.changes import as_bits
 from lockstep._sync.exact import ExactStrategy
 from lockstep._sync.gradients import Gradients, add_weighted
 
@@ -189,6 +193,46 @@ def test_a_shard_without_weight_is_absent_although_its_gradient_is_nan():
         parameter.grad = torch.tensor([gradient])
         add_weighted([parameter], sums, weight)
     assert sums[parameter].tolist() == [2.0]
+
+
+SPECIAL = [0.3, -0.7, 0.0, -0.0, float("inf"), float("nan"), 1e-7, 3e-5]
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 4), (), (0,)], ids=str)
+@pytest.mark.parametrize("factor", [1 / 3, 0.1, 1.0, 3])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128], ids=str
+)
+def test_a_weighted_gradient_has_the_bits_of_its_product_with_a_number(dtype, factor, shape):
+    size = torch.Size(shape)
+    gradient = torch.tensor(SPECIAL).to(dtype)[: size.numel()].reshape(size)
+    if dtype.is_complex:
+        gradient = gradient + 1j * gradient.roll(1)
+    gradient = gradient.t().contiguous().t() if len(size) == 2 else gradient
+    bucket = make_buckets([Parameter(torch.empty_like(gradient))])[0]
+    for times in (1, 2):  # a part of a shard, or the same parameter, may come again
+        total = BucketSum(bucket, ())
+        total.begin_backward(factor)
+        for _ in range(times):
+            total.take(0, gradient)
+        total.end_backward()
+        total.end_shard(0)
+        product = (gradient if bucket.dtype == dtype or dtype.is_complex else gradient.to(bucket.dtype)) * factor
+        expected = product if times == 1 else product + product
+        assert torch.equal(as_bits(total.stack[0].value.views[0]), as_bits(expected))
+        assert total.missing == set()
+
+
+@pytest.mark.parametrize("factor", [0, 0.0])
+def test_a_gradient_of_weight_0_is_left_out_but_not_awaited(factor):
+    [bucket] = make_buckets([Parameter(torch.zeros(2)), Parameter(torch.zeros(2))])
+    total = BucketSum(bucket, ())
+    total.begin_backward(factor)
+    total.take(0, torch.full((2,), float("nan")))
+    assert total.missing == {1}
+    total.end_backward()
+    total.end_shard(0)
+    assert (total.missing, total.used, total.stack) == (set(), set(), [])
 
 
 def test_the_set_of_parameters_that_learns_most_often_is_not_forgotten_for_others_that_do_once():

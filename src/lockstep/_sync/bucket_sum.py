@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep._plan.tree import Node, push
 from lockstep._sync.buckets import Bucket, Flat
 from lockstep._sync.copies import copy_all
-from lockstep._sync.gradients import ABSENT
+from lockstep._sync.gradients import ABSENT, is_left_out
 
 
 class BucketSum:
@@ -41,21 +41,41 @@ class BucketSum:
         """The gradients on a device that are yet to be multiplied by ``_factor`` and added to the
         leaf, by slot."""
         self._factor: float | Tensor = 1.0
+        """The factor of the running backward pass; of a bucket on the CPU, a scalar tensor."""
+        self._is_left_out = False
+        """Whether the running backward pass has weight 0."""
+        self.missing: set[int] = set()
+        """The slots whose gradients the running backward pass has yet to produce."""
         self.stack: list[Node[Flat]] = []
         self.used: set[int] = set()
         """The slots for which any of this process's shards has a gradient."""
 
-    def take(self, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
-        """Multiplies a gradient by ``factor`` and adds it to the leaf: on a device at the next
-        ``flush``. A factor that only the device knows is a scalar tensor there; with it, gradients
-        of weight 0 are ABSENT, but count as gradients."""
+    def begin_backward(self, factor: float | Tensor) -> None:
+        """Begins a backward pass, whose gradients are multiplied by ``factor``. A factor that only
+        the device knows is a scalar tensor there; with it, gradients of weight 0 are ABSENT, but
+        count as gradients."""
+        self.missing = set(range(len(self._bucket.parameters)))
+        self._is_left_out = is_left_out(factor)
+        if self._bucket.device.type == "cpu":
+            # PyTorch would make this tensor of a number anew for each gradient, which takes longer
+            # than to multiply a short one.
+            self._factor = torch.full((), float(factor), dtype=self._bucket.dtype, device="cpu")
+        else:
+            self._factor = factor
+
+    def take(self, slot: int, gradient: Tensor) -> None:
+        """Multiplies a gradient by the factor and adds it to the leaf: on a device at the next
+        ``flush``."""
+        self.missing.discard(slot)
+        # It may be NaN, from a mean over nothing, and 0 x NaN is NaN.
+        if self._is_left_out:
+            return
         if not gradient.is_cpu:
             # The gradient arrives again, of a weight in several checkpointed blocks: what arrived
             # first is added before, so that additions are in the order of arrival, as on the CPU.
             if slot in self._arrived:
                 self.flush()
             self._arrived[slot] = gradient
-            self._factor = factor
             return
         if self._leaf is None:
             self._leaf = self._bucket.take()
@@ -64,12 +84,19 @@ class BucketSum:
             gradient = gradient.to(view.dtype)
         if slot in self._filled_slots:
             # The product is a new tensor: autograd may have given other parameters the same one.
-            view.add_(gradient * factor)
+            view.add_(gradient * self._factor)
         else:
             # Straight into the bucket: the gradient is read once, while it is in the cache, and
             # there is no second copy of it.
-            torch.mul(gradient, factor, out=view)
+            torch.mul(gradient, self._factor, out=view)
             self._filled_slots.add(slot)
+
+    def end_backward(self) -> None:
+        """Ends a backward pass. Parameters that the loss does not reach get no hook call. Now it is
+        known that no gradient comes any more, so the bucket counts as complete, with ABSENT in
+        these slots."""
+        self.missing = set()
+        self.flush()
 
     def flush(self) -> None:
         """Adds what has arrived on a device to the leaf, by a kernel for many parameters rather

@@ -55,7 +55,13 @@ from lockstep._sync.bucket_sum import BucketSum
 from lockstep._sync.buckets import keep_freed_memory
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.exchange import Exchange
-from lockstep._sync.gradients import came_in_pieces, has_gradient, on_gradient, refuse_create_graph, take_gradient
+from lockstep._sync.gradients import (
+    came_in_pieces,
+    has_gradient,
+    on_gradient,
+    refuse_create_graph,
+    take_gradient,
+)
 from lockstep._sync.layouts import History, Layout, Layouts, UsedSlots
 from lockstep._sync.news import News
 from lockstep._sync.ordered import OrderedExchange
@@ -210,10 +216,8 @@ class ExactSums(PhaseSums):
         self._next_shard = block.start
         """This process's first shard that has yet to run."""
         self._call = 0
-        self._factor: float | Tensor = 1.0
-        self._missing: list[set[int]] = []
-        """For each bucket, the slots whose gradients the current backward pass has yet to
-        produce."""
+        self._filling: list[BucketSum] = []
+        """For each bucket, the sum that gets the gradients of the current backward pass."""
         self._send_when_full: list[int] = []
         """The buckets that the current backward pass has yet to send, in order."""
 
@@ -226,10 +230,12 @@ class ExactSums(PhaseSums):
         micro, strategy = self._micro, self._strategy
         assert micro is not None
         refuse_create_graph(options, "exact")
-        self._missing = [set(range(len(bucket.parameters))) for bucket in self._layout.buckets]
         if isinstance(factor, Tensor) and any(bucket.device.type == "cpu" for bucket in self._layout.buckets):
             factor = float(factor)
-        self._call, self._factor = call, factor
+        self._call = call
+        self._filling = [self._sum(call, index) for index in range(len(self._layout.buckets))]
+        for bucket_sum in self._filling:
+            bucket_sum.begin_backward(factor)
         # Only in the last micro-batch: before that, this rank's roots lack a leaf. So communication
         # overlaps with the last of its backward passes, and with none of the others.
         self._send_when_full = self._foreseen(call) if micro.is_last else []
@@ -241,13 +247,8 @@ class ExactSums(PhaseSums):
         finally:
             strategy.running = None
         with torch.no_grad():
-            # Parameters that the loss does not reach get no hook call. Now it is known that no
-            # gradient comes any more, so their buckets count as complete, with ABSENT in these
-            # slots.
-            self._missing = [set() for _ in self._missing]
-            for (of_call, _), bucket_sum in self._sums.items():
-                if of_call == call:
-                    bucket_sum.flush()
+            for bucket_sum in self._filling:
+                bucket_sum.end_backward()
             self._send_complete()
         strategy.waited_s = self._exchange.waited_s
         if micro.is_last:
@@ -350,24 +351,16 @@ class ExactSums(PhaseSums):
     def arrived(self, parameter: Parameter) -> None:
         """Moves a new gradient into its bucket. Called within the backward pass."""
         location = self._layout.slots.get(parameter)
-        if location is not None:
-            self._take(*location, parameter)
-
-    def _take(self, index: int, slot: int, parameter: Parameter) -> None:
+        if location is None:
+            return
+        index, slot = location
         gradient = take_gradient(parameter, self._strategy.names[parameter])
         if (self._call, index) in self._sent:
             raise came_in_pieces(self._strategy.names[parameter])
-        factor = self._factor
-        # A gradient of weight 0 is left out: it may be NaN, from a mean over nothing, and 0 x NaN
-        # is NaN.
-        if isinstance(factor, Tensor) or factor != 0:
-            bucket_sum = self._sums.get((self._call, index)) or self._sum(self._call, index)
-            bucket_sum.take(slot, gradient, factor)
-        missing = self._missing[index]
-        missing.discard(slot)
-        if not missing:
-            if (self._call, index) in self._sums:
-                self._sums[self._call, index].flush()
+        bucket_sum = self._filling[index]
+        bucket_sum.take(slot, gradient)
+        if not bucket_sum.missing:
+            bucket_sum.flush()
             self._send_complete()
 
     def _sum(self, call: int, index: int) -> BucketSum:
@@ -382,7 +375,7 @@ class ExactSums(PhaseSums):
         # graph, which may differ between ranks, and two ranks that start in different orders would
         # match each other's messages of different buckets. A complete bucket waits for the ones
         # before it.
-        while self._send_when_full and not self._missing[self._send_when_full[0]]:
+        while self._send_when_full and not self._filling[self._send_when_full[0]].missing:
             index = self._send_when_full.pop(0)
             self._sum(self._call, index).end_shard(self._micro.shard)
             for shard in range(self._micro.shard + 1, self._block.stop):
