@@ -22,7 +22,7 @@ def train(place):
         for shard in range(2):
             for layer in layers:
                 layer(torch.arange(8.0).view(4, 2).add(shard).to(layer.weight.device))
-            with buffers.held():  # as a checkpointed layer
+            with buffers.restored_after():  # as a checkpointed layer
                 layers[1](torch.ones(4, 2, device=layers[1].weight.device))
             add_changes(changes, buffers.changes(0.5, is_lowest_shard=shard == 0))
             buffers.rewind()

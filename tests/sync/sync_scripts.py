@@ -353,7 +353,7 @@ def held_through_an_error():
     model = nn.BatchNorm1d(2)
     buffers = ShardBuffers()
     buffers.attach(model)
-    with contextlib.suppress(ZeroDivisionError), buffers.held():
+    with contextlib.suppress(ZeroDivisionError), buffers.restored_after():
         model(torch.ones(4, 2))
         raise ZeroDivisionError
     return model.running_mean.tolist(), model.num_batches_tracked.item()

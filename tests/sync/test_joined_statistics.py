@@ -234,7 +234,7 @@ def assign_rows(layer):
 
 
 def hold(buffers):
-    with buffers.held():
+    with buffers.restored_after():
         pass
 
 
@@ -277,7 +277,7 @@ def operations(num_layers):
         buffers.begin_step(2)
         for micro in plan_step(1, (4,), 0, even_blocks(1, 2)).micro_batches:
             layers.apply(lambda layer: layer.running_mean.data.add_(1.0) if isinstance(layer, nn.BatchNorm1d) else None)
-            with buffers.held():
+            with buffers.restored_after():
                 pass
             add_changes(changes, buffers.end_shard(micro))
         buffers.apply(changes)

@@ -130,7 +130,7 @@ def test_statistics_that_a_recomputed_pass_writes_without_a_count_are_undone():
     buffers.begin_step(2)
     functional.batch_norm(torch.ones(4, 2), model.running_mean, model.running_var, training=True)
     before = model.running_mean.clone()
-    with buffers.held():  # as in a layer of its own, derived from BatchNorm
+    with buffers.restored_after():  # as in a layer of its own, derived from BatchNorm
         functional.batch_norm(torch.ones(4, 2), model.running_mean, model.running_var, training=True)
     assert torch.equal(model.running_mean, before)
 

@@ -119,7 +119,7 @@ class _DiscardingSums(PlainSums):
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        with self._strategy.buffers.held():
+        with self._strategy.buffers.restored_after():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         if not self._strategy.is_plain:  # else the script may use ``.grad`` inside ``batch.shards``
             detach_grads(self._parameters)

@@ -50,7 +50,7 @@ loses something. Each sends additional messages."""
 _NOTHING = contextlib.nullcontext()
 
 
-def _restart(owners: Iterable[_Owner]) -> None:
+def _restart(owners: Iterable[_BufferGroup]) -> None:
     """Makes the current values the start values."""
     pairs = []
     for owner in owners:
@@ -80,7 +80,7 @@ def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[in
     return left
 
 
-class _Owner:
+class _BufferGroup:
     """A module with buffers, or all normalization layers of a model on one device. If one of the
     buffers changed, all are treated as changed."""
 
@@ -142,7 +142,7 @@ class ShardBuffers:
     order of the models; the normalization layers of a model on one device have one number."""
 
     def __init__(self) -> None:
-        self._owners: list[_Owner] = []
+        self._owners: list[_BufferGroup] = []
         self._unmade: list[tuple[nn.Module, str]] = []
         """The buffers that are None. A buffer that a forward pass creates and then does not change
         is a constant created lazily."""
@@ -177,9 +177,9 @@ class ShardBuffers:
             if slots and slots[0].is_statistic and all(can_join(slot.tensor) for slot in slots):
                 statistics.setdefault(slots[0].start.device, []).extend(slots)
             elif slots:
-                self._owners.append(_Owner(slots))
+                self._owners.append(_BufferGroup(slots))
             self._unmade.extend((module, name) for name, buffer in module._buffers.items() if buffer is None)
-        self._owners.extend(map(_Owner, statistics.values()))
+        self._owners.extend(map(_BufferGroup, statistics.values()))
         self._has_any = bool(self._owners or self._unmade)
 
     def begin_step(self, num_shards: int) -> None:
@@ -320,11 +320,11 @@ class ShardBuffers:
             _restart(self._owners[number] for number in numbers)
         self._known_starts = {}
 
-    def held(self) -> contextlib.AbstractContextManager[None]:
+    def restored_after(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which changes are undone: for backward passes, in which
         ``checkpoint()`` runs layers again, whose buffers have been written in the forward pass."""
         owners = [owner for owner in self._owners if owner.changed]
-        return _held(owners) if owners else _NOTHING
+        return _restored_after(owners) if owners else _NOTHING
 
     @torch.no_grad()
     def rewind(self) -> None:
@@ -347,7 +347,7 @@ class ShardBuffers:
             self._unmade = [buffer for buffer in self._unmade if buffer not in new]
             self._made_late += [_slot(module, name) for module, name in new]
 
-    def _changed_owners(self) -> list[_Owner]:
+    def _changed_owners(self) -> list[_BufferGroup]:
         if self._unmade or self._made_late:
             self._check_late_buffers()
         return [owner for owner in self._owners if owner.changed]
@@ -358,7 +358,7 @@ def _slot(module: nn.Module, name: str) -> Slot:
 
 
 @contextlib.contextmanager
-def _held(owners: Sequence[_Owner]) -> Iterator[None]:
+def _restored_after(owners: Sequence[_BufferGroup]) -> Iterator[None]:
     slots = [slot for owner in owners for slot in owner.slots]
     before: list[Tensor] = []
     pairs = []

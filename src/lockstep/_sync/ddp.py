@@ -228,7 +228,7 @@ class DDPSums(ShardedSums):
         self._factor, self._earlier = factor, self._sums.pop(call, {})
         self._strategy.running = self
         try:
-            with self._buffers.held():
+            with self._buffers.restored_after():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._strategy.running = None

@@ -163,7 +163,7 @@ class ExactStrategy(Strategy):
         self._num_phases += 1
         if phase == 0:
             self.exchange.begin_step()
-        self.exchange.begin_phase(self._num_phases, blocks.roots, holds=self._fits_one_message(layout, blocks))
+        self.exchange.begin_phase(self._num_phases, blocks.roots, defers=self._fits_one_message(layout, blocks))
         for exchange in self.on_gpus.values():
             exchange.begin_phase(blocks.roots)
         return ExactSums(self, layout, history, blocks.by_rank[self.rank])
@@ -242,7 +242,7 @@ class ExactSums(PhaseSums):
         strategy.running = self
         try:
             self._exchange.waited_s = 0.0
-            with self._buffers.held():
+            with self._buffers.restored_after():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             strategy.running = None
@@ -296,7 +296,7 @@ class ExactSums(PhaseSums):
     @torch.no_grad()
     @override
     def gather(self, row: list[float]) -> list[list[float]] | None:
-        return self._exchange.gather(row) if self._exchange.holds else None
+        return self._exchange.gather(row) if self._exchange.defers else None
 
     @torch.no_grad()
     @override
@@ -330,7 +330,7 @@ class ExactSums(PhaseSums):
     def abandon(self) -> None:
         # What was sent cannot be recalled: peers that have not received it would add it to later
         # gradients. (Gradients that are held back for one message at the end were not sent.)
-        self._strategy.left_mid_exchange |= self._strategy.world_size > 1 and bool(self._sent) and not self._exchange.holds
+        self._strategy.left_mid_exchange |= self._strategy.world_size > 1 and bool(self._sent) and not self._exchange.defers
         self._buffers.rewind()
         self._clear()
 

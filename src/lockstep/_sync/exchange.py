@@ -99,14 +99,14 @@ class Exchange:
         self.roots: Roots = [[]]
         """The subtrees of each rank, in rank order."""
         self.rounds: list[Round] = []
-        self.holds = False
+        self.defers = False
         """Whether started exchanges wait for ``gather``."""
         self._ranks_per_machine = ranks_per_machine
         self._tag = _FIRST_TAG
         self._underway: list[Iterator[None]] = []
         """The exchanges that are not complete, in the order in which they were started. Each pauses
         before it waits for other ranks."""
-        self._held: list[list[Tensor]] = []
+        self._deferred: list[list[Tensor]] = []
         """The nodes that ``gather`` will send."""
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
         """Free memory to receive into, by dtype and length. A script that freezes other layers in
@@ -122,19 +122,19 @@ class Exchange:
         for key in [key for key, step in self._last_used.items() if step < self._num_steps - 2]:
             del self._scratch[key], self._last_used[key]
 
-    def begin_phase(self, phase: int, roots: Roots, *, holds: bool = False) -> None:
+    def begin_phase(self, phase: int, roots: Roots, *, defers: bool = False) -> None:
         """Begins a phase.
 
         Args:
             phase: index of the phase within this launch, the same on every rank.
             roots: the subtrees of ranks 0, 1, ...
-            holds: whether exchanges started before ``gather`` are deferred to it. If so, it must
+            defers: whether exchanges started before ``gather`` are deferred to it. If so, it must
                 be called.
         """
         if roots is not self.roots:
             self.roots = roots
             self.rounds = plan_rounds(self.rank, roots, bases(len(roots), self._ranks_per_machine))
-        self.holds, self._held = holds, []
+        self.defers, self._deferred = defers, []
         self._tag = _FIRST_TAG + phase % 2 * _TAGS_PER_PHASE
 
     def start(self, nodes: list[Tensor]) -> None:
@@ -145,8 +145,8 @@ class Exchange:
             nodes: one tensor for each of this rank's subtrees, in order: shape ``(n,)``, the same
                 dtype and n on every rank.
         """
-        if self.holds:
-            self._held.append(nodes)
+        if self.defers:
+            self._deferred.append(nodes)
             return
         self._underway.append(_Sum(self, nodes).stages())
         self._advance(self._underway[-1:])
@@ -178,13 +178,13 @@ class Exchange:
         Returns:
             The rows by rank.
         """
-        held, self._held, self.holds = self._held, [], False
+        deferred, self._deferred, self.defers = self._deferred, [], False
         # Padded to the rank with the most nodes, since an all-gather takes rows of one length. The
         # padding is not added to anything: ``values`` leaves it out.
         most_nodes = max(map(len, self.roots))
-        padded = [node for nodes in held for node in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
+        padded = [node for nodes in deferred for node in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
         rows, gathered = gather_in_one_message(row, padded)
-        for index, nodes in enumerate(held):
+        for index, nodes in enumerate(deferred):
             by_node = gathered[index * most_nodes :]
             values = (by_node[node][rank] for rank, roots in enumerate(self.roots) for node in range(len(roots)))
             nodes[0].copy_(sum_subtrees(self.roots, values, Tensor.add_))

@@ -302,7 +302,7 @@ class FSDPSums(PhaseSums):
         self._used.begin_call(call)
         self._strategy.running = self
         try:
-            with self._buffers.held():
+            with self._buffers.restored_after():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._strategy.running = None

@@ -114,7 +114,7 @@ class HorovodSums(ShardedSums):
         self._call, self._factor, self._earlier = call, factor, self._sums.pop(call, {})
         self._strategy.running = self
         try:
-            with self._buffers.held():
+            with self._buffers.restored_after():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._strategy.running = None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lockstep._base.versions import version
-from lockstep._sync.slots import Slot, holds
+from lockstep._sync.slots import Slot, has_value
 
 _form_of: Callable[[Tensor], tuple[torch.Size, torch.dtype]] = operator.attrgetter("shape", "dtype")
 
@@ -121,7 +121,7 @@ class Joined:
         for slot, tensor, marked, part in zip(self._members, self._tensors(), self._marked_tensors, parts, strict=True):
             there = part.to(tensor.device) if self._is_apart else part
             # A layer that trains has nearly always written its own: they are not compared.
-            if slot.module.training or tensor is not marked or not holds(tensor, there):
+            if slot.module.training or tensor is not marked or not has_value(tensor, there):
                 yield slot, there
 
     def _split(self, flat: Tensor) -> list[Tensor]:

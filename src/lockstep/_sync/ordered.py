@@ -34,7 +34,7 @@ class OrderedExchange:
     def __init__(self, device: torch.device) -> None:
         self._stream = new_stream(device)
         self._roots: Roots = [[]]
-        self._held: list[list[Tensor]] = []
+        self._deferred: list[list[Tensor]] = []
         """The tensors that the stream may still read. (The allocator gives freed memory to the
         stream that it was allocated on.)"""
 
@@ -45,7 +45,7 @@ class OrderedExchange:
     def start(self, nodes: list[Tensor]) -> None:
         """Sums this rank's subtrees over all ranks into ``nodes[0]``, on the separate stream if
         there is one."""
-        self._held.append(nodes)
+        self._deferred.append(nodes)
         with self._on_stream():
             num_ranks, length = len(self._roots), nodes[0].numel()
             # Rows of one width, so that row r is a slice of the same elements in every node. The
@@ -67,7 +67,7 @@ class OrderedExchange:
         """Makes the current stream wait for all started exchanges."""
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_stream(self._stream)
-        self._held = []
+        self._deferred = []
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:

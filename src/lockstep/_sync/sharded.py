@@ -87,7 +87,7 @@ class ShardedSums(PhaseSums):
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        with self._buffers.held():
+        with self._buffers.restored_after():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         add_weighted(self._parameters, self._sums.setdefault(call, {}), usable(factor, self._parameters))
 

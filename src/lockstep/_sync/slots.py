@@ -12,7 +12,7 @@ _MOST_COMPARED = 65536
 """The most elements of a buffer that is compared with its start value."""
 
 
-def holds(tensor: Tensor, value: Tensor) -> bool:
+def has_value(tensor: Tensor, value: Tensor) -> bool:
     """Returns whether a tensor is known to have this value already, so that it is not to be
     written: writing, even the same value, would invalidate a second backward pass through its
     graph. Does not wait for a GPU."""
@@ -100,7 +100,7 @@ class Slot:
     def put(self, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Gives the buffer a value. Returns what remains to be copied."""
         tensor = self.tensor
-        return [] if tensor is self._marked_tensor and holds(tensor, value) else [(self.writable(value), value)]
+        return [] if tensor is self._marked_tensor and has_value(tensor, value) else [(self.writable(value), value)]
 
     def put_back(self, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Gives the buffer the value that it had before a backward pass, unless it has another
