@@ -169,7 +169,7 @@ def train(new, trains, between, num_shards, ranks):
             side, model = sides[shard % ranks], models[shard % ranks]
             losses = [run_layer(layer, 10 * phase + shard) for layer in model]
             for number, (loss, x) in enumerate(losses):
-                with side.held():
+                with side.restored_after():
                     loss.backward(retain_graph=True)
                     if number == 0:
                         checkpoint(model[0], x, use_reentrant=False).sum().backward()

@@ -148,7 +148,7 @@ class ShardBuffers:
         is a constant created lazily."""
         self._made_late: list[Slot] = []
         self._has_any = False
-        """Whether there is any buffer, be it None. Else nothing is done."""
+        """Whether there is any buffer, be it None. If not, nothing is done."""
         self._shard_samples = 0
         """The samples of the newest shard, in its micro-batches so far."""
         self._as_bits = False

@@ -33,7 +33,7 @@ class Joined:
     """Statistics of one dtype. Has the methods of a ``Slot``.
 
     Args:
-        members: the buffers, for which ``can_join`` holds.
+        members: the buffers, all of which ``can_join`` accepts.
         device: where they are combined. A script may have moved some of them to another one.
     """
 
