@@ -56,7 +56,7 @@ def cost_s(width: int, batch_size: int, num_shards: int, every: int, steps: int)
                 journal.end_shard()
             journal.end_phase(0)
             journal.end_step(step, batch_size)
-            journal.tick(step)
+            journal.agreed(step)
         took_s = time.thread_time() - began
         size = (Path(directory) / file_of(DIRECTORY, 0)).stat().st_size
         journal.end_run(steps, failed=False)

@@ -34,13 +34,14 @@ class Listener:
 
     ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each
     shard's micro-batches (``begin_shard``, ``received``, ``before_backward``, ``after_backward``,
-    ``end_shard``) and ``end_phase``; ``end_step`` and ``tick``, or ``drop``; finally ``end_pass``.
+    ``end_shard``) and ``end_phase``; ``end_step`` and ``agreed``, or ``abandon_step``; finally
+    ``end_pass``.
     ``flush`` comes between passes, and before a checkpoint is saved within one; ``prepared``,
     ``prepared_loader``, ``made_loader``, ``before_optimizer``, ``before_other_optimizer`` and
     ``evaluated`` when the script asks for it; ``end_run`` is the last.
 
-    Every rank is notified of the same passes, steps and phases. Only ``made_loader``, ``tick`` and
-    ``flush`` may communicate."""
+    Every rank is notified of the same passes, steps and phases. Only ``made_loader``, ``agreed``
+    and ``flush`` may communicate."""
 
     stage = Stage.NORMAL
     """The stage at which it is notified, among all listeners."""
@@ -102,11 +103,11 @@ class Listener:
     def end_step(self, step: int, num_samples: int) -> None:
         """A step of ``num_samples`` samples, over all ranks, was taken. Local."""
 
-    def tick(self, step: int) -> None:
+    def agreed(self, step: int) -> None:
         """The step ended on every rank, and the ranks have agreed that their states are equal.
         Here they may communicate."""
 
-    def drop(self) -> None:
+    def abandon_step(self) -> None:
         """The current step is discarded. Local."""
 
     def end_pass(self, step: int, *, exhausted: bool) -> None:
@@ -144,7 +145,7 @@ class Calls:
     before_optimizer: tuple[Callable[[Optimizer], None], ...] = ()
     before_other_optimizer: tuple[Callable[[Optimizer], None], ...] = ()
     end_step: tuple[Callable[[int, int], None], ...] = ()
-    tick: tuple[Callable[[int], None], ...] = ()
+    agreed: tuple[Callable[[int], None], ...] = ()
 
 
 class Listeners(Listener):

@@ -15,7 +15,7 @@ class Told(Listener):
     def __init__(self, stage, told):
         self.stage, self._told = stage, told
 
-    def tick(self, step):
+    def agreed(self, step):
         self._told.append((self.stage, step))
 
 
@@ -46,9 +46,9 @@ def test_whatever_the_loop_calls_is_an_event_of_listeners():
 def test_listeners_are_notified_by_stage_and_then_as_they_came():
     told = []
     listeners = Listeners([Told(Stage.LATE, told), Told(Stage.NORMAL, told)])
-    listeners.tick(1)
+    listeners.agreed(1)
     listeners.add([Told(Stage.LATE, told), Told(Stage.EARLY, told)])
-    listeners.tick(2)
+    listeners.agreed(2)
     assert told == [(Stage.NORMAL, 1), (Stage.LATE, 1), *((stage, 2) for stage in (*Stage, Stage.LATE))]
 
 

@@ -60,7 +60,7 @@ class DryRuns:
         Args:
             shard: whose micro-batches they are.
             carried: what it carries, as ``carried`` returns it. It is changed.
-            listener: the only one to be notified; of ``drop`` if the context is left early.
+            listener: the only one to be notified; of ``abandon_step`` if the context is left early.
 
         Raises:
             UsageError: the script has changed weights, or an option of an optimizer.
@@ -94,7 +94,7 @@ class DryRuns:
                 )
                 yield
         except BaseException:
-            listener.drop()
+            listener.abandon_step()
             raise
         if (what := guards.weights.first_change(before)) is not None:
             raise UsageError(

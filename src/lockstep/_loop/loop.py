@@ -446,7 +446,7 @@ class Loop(Driver):
         step = self.phases.step
         self._agreement.agree(step)
         try:
-            for notify in self._listeners.on.tick:
+            for notify in self._listeners.on.agreed:
                 notify(step)
         except Ended:
             self._was_ended = True

@@ -184,7 +184,7 @@ class Phases(PhaseDriver):
                 shards.drop()  # with a dry run in the place of the phase, if there is one
             self.phase.abandon()
             self.phase = None
-        self._listeners.drop()
+        self._listeners.abandon_step()
         # The next step takes this number. After an error it stays, for messages that name the step.
         self.step -= not failed
         return False

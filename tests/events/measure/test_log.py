@@ -65,7 +65,7 @@ def test_a_dropped_step_is_forgotten_and_those_before_it_are_not(alone):
     log.add(0, 1, {"loss": 1.0})
     log.end_step(1, 4)
     log.add(0, 2, {"loss": 99.0, "of the dropped step": 1.0})
-    log.drop()
+    log.abandon_step()
     log.add(0, 2, {"loss": 2.0})
     log.flush()
     assert rows == [(0, 1, {"loss": 1.0}), (0, 2, {"loss": 2.0})]

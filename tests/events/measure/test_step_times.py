@@ -51,7 +51,7 @@ class Run:
             self.spend(part, step[part])
         clock.mark((ENDING, self.now[0]))
         if step["is_dropped"]:
-            clock.drop()
+            clock.abandon_step()
             clock.mark((LOADING, self.now[0]))
             return None
         row = clock.report(PLAN)

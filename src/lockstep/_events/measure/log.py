@@ -108,7 +108,7 @@ class MetricLog(Listener):
             self._current = None
 
     @override
-    def drop(self) -> None:
+    def abandon_step(self) -> None:
         self._current = None
 
     @override

@@ -258,7 +258,7 @@ class StepClock(Listener):
         self.num_steps += 1
 
     @override
-    def drop(self) -> None:
+    def abandon_step(self) -> None:
         self.charge(SCRIPT)
         self._begin_phase()
 

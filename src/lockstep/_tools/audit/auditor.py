@@ -301,7 +301,7 @@ class Auditor(Listener):
             own.end_shard()
 
     @override
-    def drop(self) -> None:
+    def abandon_step(self) -> None:
         self._case = None
         self.end_shard()
 

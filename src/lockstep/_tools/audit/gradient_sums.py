@@ -60,7 +60,7 @@ class GradientSums(Listener):
         self._handles = []
 
     @override
-    def drop(self) -> None:
+    def abandon_step(self) -> None:
         self.end_shard()
 
     def read(self) -> Sums:

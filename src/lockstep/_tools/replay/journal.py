@@ -175,13 +175,13 @@ class DigestJournal(Listener):
             self._read = self._fingerprint.read_together(of_gradients + losses)
 
     @override
-    def drop(self) -> None:
+    def abandon_step(self) -> None:
         self._micro = None
         del self._noted[self._num_safe :]
         self._gradients = []
 
     @override
-    def tick(self, step: int) -> None:
+    def agreed(self, step: int) -> None:
         if self._unwritten is not None:
             self._finish()
         if not self._is_due:

@@ -20,7 +20,7 @@ class WaitForKill(Listener):
         self._saver = run.saver
 
     @override
-    def tick(self, step: int) -> None:
+    def agreed(self, step: int) -> None:
         """Waits forever, unless the checkpoint could not be written: then the run continues. Called
         on every rank."""
         if self._saver.num_saved and self._saver.wait_until_written():

@@ -81,7 +81,7 @@ class Recorder(Listener):
     @override
     def begin_step(self, step: int) -> None:
         self._step = step
-        self.drop()
+        self.abandon_step()
 
     @override
     def begin_phase(self, phase: int) -> None:
@@ -136,7 +136,7 @@ class Recorder(Listener):
         self._line["norms"].append(exact(math.sqrt(math.fsum(squares))))
 
     @override
-    def drop(self) -> None:
+    def abandon_step(self) -> None:
         self._micro = None
         self._shards, self._line = [], {"gradients": [], "norms": []}
 
@@ -152,11 +152,11 @@ class Recorder(Listener):
             **self._line,
             **self._subjects.digests(),
         )
-        self.drop()
+        self.abandon_step()
         self._is_over = self._until is not None and step >= self._until
 
     @override
-    def tick(self, step: int) -> None:
+    def agreed(self, step: int) -> None:
         # otherwise the loop was left in the last step, and the script may be ending
         if self._in_pass:
             self._stop_if_over()
