@@ -104,8 +104,8 @@ class Listener:
         """A step of ``num_samples`` samples, over all ranks, was taken. Local."""
 
     def agreed(self, step: int) -> None:
-        """The step ended on every rank, and the ranks have agreed that their states are equal.
-        Here they may communicate."""
+        """The step ended on every rank, and what the ranks had to agree on after it is settled
+        (``_loop/between.py``). Here they may communicate."""
 
     def abandon_step(self) -> None:
         """The current step is discarded. Local."""

@@ -286,6 +286,16 @@ def test_a_gradient_of_no_prepared_model_cannot_be_used_until_it_is_one_of_outsi
     assert use(process) == 1.0
 
 
+def test_a_gradient_of_no_prepared_model_cannot_be_used_after_a_loop_that_was_left():
+    process = Guarded()
+    for x in process.batch(4).shards:
+        process.phases.backward(process.loss_beside(x), None, None, {})
+        break
+    process.phases.leave_step(failed=False)
+    with raises(UsageError, "gradient-of-unprepared"):
+        use(process)
+
+
 def test_a_gradient_from_outside_that_a_shard_adds_to_cannot_be_used():
     process = Guarded()
     process.train_beside()

@@ -8,6 +8,7 @@ from one_process import Process
 
 from lockstep._base.errors import LossError, UsageError
 from lockstep._data.batch import Batch
+from lockstep._listener import Listener
 from lockstep._plan.shards import plan_step
 
 pytestmark = pytest.mark.timeout(30)
@@ -68,7 +69,7 @@ def test_a_phase_that_is_left_leaves_no_gradient_and_no_step(strategy, before):
         break
     assert process.phases.leave_step(failed=False) is False
     assert process.phases.step == 1
-    assert process.noting.events[-1] == "drop"
+    assert process.noting.events[-1] == Listener.abandon_step.__name__
     assert process.gradient == before, "the gradient of the step stays, or the one before it is lost"
     process.clear()
     with raises(UsageError, "shards-left-early"):

@@ -17,7 +17,7 @@ def train(place):
     for step in range(3):
         if step == 1:
             place(layers)
-        buffers.begin_step(2)
+        buffers.begin_phase(2)
         changes = {}
         for shard in range(2):
             for layer in layers:

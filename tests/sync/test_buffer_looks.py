@@ -37,7 +37,7 @@ def train(start, change, sizes):
     buffers.attach(module)
     generator = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
-        buffers.begin_step(len(sizes))
+        buffers.begin_phase(len(sizes))
         order = torch.randperm(30, generator=generator)
         changes = {}
         for number, (size, indices) in enumerate(zip(sizes, order[: sum(sizes)].split(list(sizes)), strict=True)):
@@ -143,7 +143,7 @@ def test_normalization_layers_are_not_looked_at():
     model = nn.Sequential(nn.BatchNorm1d(5))
     buffers = ShardBuffers()
     buffers.attach(model)
-    buffers.begin_step(2)
+    buffers.begin_phase(2)
     for number in range(2):
         model(torch.randn(4, 5))
         buffers.changes(0.5, is_lowest_shard=number == 0, num_samples=4)
@@ -157,7 +157,7 @@ def test_after_the_first_phases_nobody_looks_any_more():
     buffers.attach(module)
     seen = []
     for _ in range(12):
-        buffers.begin_step(2)
+        buffers.begin_phase(2)
         module(torch.randn(3, 5), torch.arange(3))
         changes = buffers.changes(1.0, is_lowest_shard=True, num_samples=3)
         seen.append(len(buffers.looks()))

@@ -163,7 +163,7 @@ def train(new, trains, between, num_shards, ranks):
             for model in models:
                 between(model)
         for side in sides:
-            side.begin_step(num_shards)
+            side.begin_phase(num_shards)
         first = [buffer for model in models for buffer in model.buffers()]
         for shard in range(num_shards):
             side, model = sides[shard % ranks], models[shard % ranks]
@@ -248,7 +248,7 @@ def test_one_that_changes_its_form_is_named_among_many(change, look_at):
     layers = nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(3)], nn.InstanceNorm1d(4, track_running_stats=True))
     buffers = ShardBuffers()
     buffers.attach(layers)
-    buffers.begin_step(2)
+    buffers.begin_phase(2)
     change(layers[3])
     with pytest.raises(ModelError, match=r"'running_var' of InstanceNorm1d became"):
         look_at(buffers)
@@ -274,7 +274,7 @@ def operations(num_layers):
     buffers.attach(layers)
     changes = {}
     with Operations() as found:
-        buffers.begin_step(2)
+        buffers.begin_phase(2)
         for micro in plan_step(1, (4,), 0, even_blocks(1, 2)).micro_batches:
             layers.apply(lambda layer: layer.running_mean.data.add_(1.0) if isinstance(layer, nn.BatchNorm1d) else None)
             with buffers.restored_after():

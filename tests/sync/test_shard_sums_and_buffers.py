@@ -27,7 +27,7 @@ def run(model, *shards, all_reduce=lambda change: change, others=0):
     ``others``: on other ranks."""
     buffers, changes = ShardBuffers(), {}
     buffers.attach(model)
-    buffers.begin_step(len(shards) + others)
+    buffers.begin_phase(len(shards) + others)
     for number, shard in enumerate(shards):
         with torch.no_grad():
             shard()
@@ -73,7 +73,7 @@ def test_what_a_single_shard_leaves_alone_stays():
     model = Buffers(mean=torch.tensor([-0.0, float("nan")]))
     buffers = ShardBuffers()
     buffers.attach(model)
-    buffers.begin_step(1)
+    buffers.begin_phase(1)
     buffers.apply({0: buffers.absent(0)})  # changed in an earlier phase only
     assert model.mean.view(torch.int32).tolist() == torch.tensor([-0.0, float("nan")]).view(torch.int32).tolist()
 
@@ -90,7 +90,7 @@ def test_values_without_a_measurable_change_stay_and_can_become_zero():
     model = Buffers(lowest=start.clone())
     buffers = ShardBuffers()
     buffers.attach(model)
-    buffers.begin_step(2)
+    buffers.begin_phase(2)
     buffers.apply({0: buffers.absent(0)})  # changed in another phase, and in no shard of this one
     assert torch.equal(model.lowest.view(torch.int32), start.view(torch.int32))
     for zero in (0.0, -0.0):
@@ -115,7 +115,7 @@ def test_a_large_buffer_goes_on_from_phase_to_phase():
     model, buffers = Buffers(mean=torch.zeros(70_000)), ShardBuffers()
     buffers.attach(model)
     for expected in (1.0, 2.0):
-        buffers.begin_step(2)
+        buffers.begin_phase(2)
         with torch.no_grad():
             model.mean.add_(2.0)
         changes = buffers.changes(0.5, is_lowest_shard=True)
@@ -127,7 +127,7 @@ def test_a_large_buffer_goes_on_from_phase_to_phase():
 def test_statistics_that_a_recomputed_pass_writes_without_a_count_are_undone():
     model, buffers = nn.BatchNorm1d(2), ShardBuffers()
     buffers.attach(model)
-    buffers.begin_step(2)
+    buffers.begin_phase(2)
     functional.batch_norm(torch.ones(4, 2), model.running_mean, model.running_var, training=True)
     before = model.running_mean.clone()
     with buffers.restored_after():  # as in a layer of its own, derived from BatchNorm

@@ -198,8 +198,8 @@ class Engine:
         self.phases.may_warn_of_loader = self.is_main and self.world.world_size > 1
         self.meetings = Meetings(self.world.world_size, group_store(), config.timeout_s)
         self.log = MetricLog(collectives, config.log_every, lambda row: self.record("step", *row))
-        # In this order: states that differ are refused before anything of the step is recorded. A
-        # single process has only checkpoints to decide on.
+        # In this order: a move is put into force, states that differ are refused before anything of
+        # the step is recorded, and a checkpoint is decided on. A single process has only that.
         topics: list[Topic] = [] if self.balance is None else [self.balance]
         topics += [self.divergence, self.log, self.saver] if collectives.size > 1 else [self.saver]
         self.loop = Loop(

@@ -30,11 +30,10 @@ class Topic(Protocol):
 
     def propose(self, step: int) -> Sequence[int] | None:
         """Returns this rank's numbers of 64 bits, also if it was another topic that was due; None:
-        there is nothing to agree on now."""
+        there is nothing to agree on now. It may communicate, since every rank gets here."""
 
     def settle(self, step: int, largest: Sequence[int]) -> None:
-        """Takes the largest of each number over all ranks. It may communicate further, since every
-        rank gets here."""
+        """Takes the largest of each number over all ranks. It may communicate further."""
 
 
 class Agreement:

@@ -10,7 +10,7 @@ form, the second another.
 The row of a rank, in float64, where S is the largest number of micro-batches that a rank has::
 
     | mark | place | flag | calls |                                4 numbers
-    | samples | first batches | clock | other parts                2, 9 with balance or 6, others
+    | samples | first batches | clock | other parts                2; 9 with balance, else 6; others
     | weight of call 0, slot 0 .. S-1 | weight of call 1 ...       S for each weighted call
     | value, weight of name 0, slot 0 .. S-1 | name 1 ...          2 S for each name
 
@@ -57,7 +57,7 @@ _HEAD = 4  # mark, place, flag, calls
 
 
 @dataclass(slots=True)
-class Agreed:
+class PhaseResult:
     """What the ranks have exchanged at the end of a phase: the same on every rank, and independent
     of their number. (Treated as immutable.)"""
 
@@ -73,8 +73,8 @@ class Agreed:
 
 
 class RowPart(Protocol):
-    """More numbers in each rank's row, so that they need no separate message: for clocks and
-    audits. How many they are may depend only on what is equal on all ranks."""
+    """More numbers in each rank's row, so that they need no separate message: of what was read,
+    of clocks and of audits. How many they are may depend only on what is equal on all ranks."""
 
     def report(self, plan: StepPlan) -> list[float]:
         """Returns the numbers of this rank, which is about to wait for the others, for the phase
@@ -116,7 +116,7 @@ class Peers:
 
 def exchange(
     numbers: PhaseNumbers, sums: PhaseSums, plan: StepPlan, at: tuple[int, int], peers: Peers, followers: int = 0
-) -> Agreed:
+) -> PhaseResult:
     """Exchanges the numbers of a phase with the other ranks, and what is new in it. Every rank must
     call it; it blocks until all have.
 
@@ -126,7 +126,7 @@ def exchange(
         plan: of the step.
         at: the number of the step, and the index of the phase in it.
         peers: the other ranks.
-        followers: ``Agreed.followers`` of this rank.
+        followers: ``PhaseResult.followers`` of this rank.
 
     Raises:
         DataError: the ranks have read different data: in number, or at the beginning of a pass.
@@ -145,9 +145,9 @@ def exchange(
     own, (step, phase) = numbers.recorded, at
     if peers.is_alone:
         if not (own.values or own.weights or own.others or news):
-            return Agreed([None] * len(own.kinds), {}, news)
+            return PhaseResult([None] * len(own.kinds), {}, news)
         own.news, own.followers = news, followers
-        return _agreed([own], own.kinds, step)
+        return _result_of([own], own.kinds, step)
     own.news, own.followers = news, followers
     forecast = peers.forecasts[phase]
     ranks = _of_all_ranks(own, forecast, sums, plan, at, peers)
@@ -157,7 +157,7 @@ def exchange(
             if kind != kinds[call]:
                 raise different_kinds(call, {kind, kinds[call]})
     forecast.learn(kinds, ranks)
-    return _agreed(ranks, kinds, step)
+    return _result_of(ranks, kinds, step)
 
 
 def _of_all_ranks(
@@ -213,13 +213,13 @@ def _read(line: list[float], first: int, forecast: Forecast, weighted: list[int]
     return rank
 
 
-def _agreed(ranks: Sequence[RankNumbers], kinds: Sequence[str], step: int) -> Agreed:
+def _result_of(ranks: Sequence[RankNumbers], kinds: Sequence[str], step: int) -> PhaseResult:
     # Every rank computes the results by itself from the same numbers, so no result needs a message.
     divisors = [_total_weight(ranks, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
     in_order = (item for rank in ranks for item in sorted(rank.entries(), key=operator.itemgetter(1)))
     values = dict(sorted(combine(((name, entry) for name, _, entry in in_order)).items()))
     followers = functools.reduce(operator.or_, (rank.followers for rank in ranks))
-    return Agreed(divisors, values, News.of_all([rank.news for rank in ranks]), followers)
+    return PhaseResult(divisors, values, News.of_all([rank.news for rank in ranks]), followers)
 
 
 def _total_weight(ranks: Sequence[RankNumbers], call: int, step: int) -> float:

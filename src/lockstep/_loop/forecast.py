@@ -13,8 +13,9 @@ room in the message of every rank."""
 
 
 class Forecast:
-    """The form predicted for phases of one index in their steps: as many backward calls as the last
-    time, of the same kinds, and values of the same names. The same on every rank."""
+    """The form predicted for phases of one index in their steps: the most backward calls so far, of
+    the kinds that the newest had, and values of the names of the newest phases. The same on every
+    rank."""
 
     # The same, although each rank predicts by itself: it learns from the numbers of all ranks,
     # which are the same everywhere. A rank with a form of its own would send a row of another

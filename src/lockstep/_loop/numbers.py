@@ -48,7 +48,7 @@ class RankNumbers:
     news: News = NOTHING
     followers: int = 0
     """The loops over second batches that belonged to the phase on this rank: see
-    ``loop.exchange.Agreed``."""
+    ``loop.exchange.PhaseResult``."""
 
     @classmethod
     def received(cls, fields: dict[str, Any]) -> RankNumbers:
@@ -120,7 +120,7 @@ class PhaseNumbers:
             return weight
         # The samples of the step are known beforehand, so a fraction can be the factor. Weights are
         # not: their total is known only after the exchange, and divides the sum
-        # (``Agreed.divisors``).
+        # (``PhaseResult.divisors``).
         return micro.fraction if kind == "samples" else 1.0
 
     def add(

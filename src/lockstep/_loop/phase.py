@@ -17,7 +17,7 @@ from lockstep._data.streams import Purpose, reseed
 from lockstep._events.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
 from lockstep._listener import Calls
 from lockstep._loop import refusals
-from lockstep._loop.exchange import Agreed, Peers, exchange
+from lockstep._loop.exchange import Peers, PhaseResult, exchange
 from lockstep._loop.numbers import PhaseNumbers
 from lockstep._plan.shards import MicroBatch
 from lockstep._prepare.guards import ShardGuards
@@ -74,17 +74,18 @@ class Phase:
         step: the number of the step.
         number: of the phase in its step, from 0.
         batch: leads the phase: the first of ``zip(a.shards, b.shards)``.
-        sums: of what the shards compute; None: ``begin`` lets the run's strategy open its sums.
+        sums: of what the shards compute, for a dry run, which does not ``begin``. None: ``begin``
+            lets the run's strategy open its sums.
         on: the calls of listeners; None: the run's.
         mark: notes times; None: the run's.
         is_dry_run: whether the phase has no effect on the run.
     """
 
     __slots__ = (
-        "_agreed",
         "_earlier_grads",
         "_mark",
         "_on",
+        "_result",
         "_run",
         "_sums",
         "batch",
@@ -123,7 +124,7 @@ class Phase:
         the script catches it and continues."""
         self._earlier_grads: Gradients = {}
         """The gradients from before the phase, to which the phase's gradients are added."""
-        self._agreed: Agreed | None = None
+        self._result: PhaseResult | None = None
         """The result of the exchange at the end of the phase; None: not yet exchanged."""
 
     def begin(self) -> None:
@@ -219,7 +220,7 @@ class Phase:
 
     # The end
 
-    def exchange(self, followers: int) -> Agreed:
+    def exchange(self, followers: int) -> PhaseResult:
         """Exchanges the weights and values of the phase, once the shards of this process have run.
         Every rank must call it; it blocks until all have. Once: later calls return the same.
 
@@ -227,17 +228,17 @@ class Phase:
         have exchanged rows, while buffers still have the values with which all shards began.
 
         Args:
-            followers: ``Agreed.followers`` of this rank.
+            followers: ``PhaseResult.followers`` of this rank.
         """
-        if self._agreed is None:
+        if self._result is None:
             run = self._run
             if run.guards.is_strict:
                 run.guards.weights.check_unchanged(self.step)
             at = self.step, self.number
-            self._agreed = exchange(self.numbers, self._sums, self.batch.plan, at, run.peers, followers)
-        return self._agreed
+            self._result = exchange(self.numbers, self._sums, self.batch.plan, at, run.peers, followers)
+        return self._result
 
-    def end(self, followers: int) -> Agreed:
+    def end(self, followers: int) -> PhaseResult:
         """Ends the phase: combines this process's shards with the shards of the other ranks. Every
         rank must call it; it blocks until all have. ``followers``: as for ``exchange``."""
         trained, guards = self._run.trained, self._run.guards
@@ -261,6 +262,8 @@ class Phase:
         self.micro = None
         self._sums.abandon()
         run.guards.gradients.drop()
+        if run.guards.unprepared.known:
+            run.guards.unprepared.end_phase()
         # The gradients of a single shard, which nothing combines, are where autograd has left them.
         detach_grads(run.trained.parameters)
         put_back(self._earlier_grads)

@@ -299,9 +299,9 @@ class Phases(PhaseDriver):
         phase, step = self.phase, self._current
         assert phase is not None
         assert step is not None
-        is_alone = len(step.opened) == 1
-        agreed = phase.end(0 if is_alone else step.followers(phase.batch.plan))
-        if not is_alone:
+        is_only_loop = len(step.opened) == 1
+        agreed = phase.end(0 if is_only_loop else step.followers(phase.batch.plan))
+        if not is_only_loop:
             values = phase.batch.values
             step.end_following(agreed.followers, {name: values[name] for name in agreed.values})
         else:

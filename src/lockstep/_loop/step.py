@@ -26,12 +26,12 @@ class Step:
         """The iterators over shards that the script has requested since the last phase. (On a
         process without samples, the second of ``zip(a.shards, b.shards)`` never begins.)"""
 
-    def followers(self, plan: StepPlan) -> int:
-        """Returns the loops that have followed the leading one, whose batch has this plan: a bit
-        for each of ``opened``; 0 if every rank has samples. Ranks without samples learn from the
-        others' bits: their ``zip(a.shards, b.shards)`` ends before it asks ``b``, as if a loop over
+    def followers(self, leaders_plan: StepPlan) -> int:
+        """Returns what ranks without samples must learn of the loops that have followed the leading
+        one, whose batch has this plan: a bit for each of ``opened``; 0 if every rank has samples.
+        Without samples, ``zip(a.shards, b.shards)`` ends before it asks ``b``, as if a loop over
         ``b`` were still to come."""
-        if plan.num_active_ranks == len(plan.blocks.by_rank):
+        if leaders_plan.num_active_ranks == len(leaders_plan.blocks.by_rank):
             return 0
         return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_follower)
 

@@ -35,7 +35,7 @@ class Trait(enum.Enum):
 class Look:
     """How one shard has changed a buffer. Hashable, and small enough to be sent."""
 
-    owner: int
+    group: int
     """The number of the module."""
     slot: int
     """The number of its buffer."""
@@ -44,23 +44,23 @@ class Look:
     """The digest of the buffer's new values, if they are new."""
 
     def __str__(self) -> str:
-        return f"{self.owner} {self.slot} {self.trait.name} {self.digest}"
+        return f"{self.group} {self.slot} {self.trait.name} {self.digest}"
 
     @classmethod
     def parse(cls, text: str) -> Look:
         """Returns the look with this ``str()``, as which it is sent."""
-        owner, slot, trait, value = text.split(" ")
-        return cls(int(owner), int(slot), Trait[trait], value)
+        group, slot, trait, value = text.split(" ")
+        return cls(int(group), int(slot), Trait[trait], value)
 
 
-def look_at(owner: int, slot: int, start: Tensor, after: Tensor, num_samples: int) -> Look:
+def look_at(group: int, slot: int, start: Tensor, after: Tensor, num_samples: int) -> Look:
     """Looks at a buffer, of one shape and dtype, before and after a shard of ``num_samples``
     samples (0: not known). Waits for a GPU."""
     start, after = start.detach(), after.detach()
     if torch.equal(start, after):
         is_held = bool((start != 0).logical_and(start.isfinite()).any())
-        return Look(owner, slot, Trait.LEFT if is_held else Trait.ZERO, "")
-    return Look(owner, slot, _trait(start, after, num_samples), digest(after))
+        return Look(group, slot, Trait.LEFT if is_held else Trait.ZERO, "")
+    return Look(group, slot, _trait(start, after, num_samples), digest(after))
 
 
 def _trait(start: Tensor, after: Tensor, num_samples: int) -> Trait:

@@ -50,12 +50,12 @@ loses something. Each sends additional messages."""
 _NOTHING = contextlib.nullcontext()
 
 
-def _restart(owners: Iterable[_BufferGroup]) -> None:
+def _restart(groups: Iterable[_BufferGroup]) -> None:
     """Makes the current values the start values."""
     pairs = []
-    for owner in owners:
-        owner.join()
-        for slot in owner.slots:
+    for group in groups:
+        group.join()
+        for slot in group.slots:
             pairs += slot.restart()
     copy_all(pairs)
 
@@ -142,7 +142,7 @@ class ShardBuffers:
     order of the models; the normalization layers of a model on one device have one number."""
 
     def __init__(self) -> None:
-        self._owners: list[_BufferGroup] = []
+        self._groups: list[_BufferGroup] = []
         self._unmade: list[tuple[nn.Module, str]] = []
         """The buffers that are None. A buffer that a forward pass creates and then does not change
         is a constant created lazily."""
@@ -166,7 +166,7 @@ class ShardBuffers:
 
     def attach(self, model: nn.Module) -> None:
         """Adds a model's buffers."""
-        attached = {id(slot.tensor) for owner in self._owners for slot in owner.members}
+        attached = {id(slot.tensor) for group in self._groups for slot in group.members}
         statistics: dict[torch.device, list[Slot]] = {}
         for module in model.modules():
             slots = []
@@ -177,19 +177,19 @@ class ShardBuffers:
             if slots and slots[0].is_statistic and all(can_join(slot.tensor) for slot in slots):
                 statistics.setdefault(slots[0].start.device, []).extend(slots)
             elif slots:
-                self._owners.append(_BufferGroup(slots))
+                self._groups.append(_BufferGroup(slots))
             self._unmade.extend((module, name) for name, buffer in module._buffers.items() if buffer is None)
-        self._owners.extend(map(_BufferGroup, statistics.values()))
-        self._has_any = bool(self._owners or self._unmade)
+        self._groups.extend(map(_BufferGroup, statistics.values()))
+        self._has_any = bool(self._groups or self._unmade)
 
-    def begin_step(self, num_shards: int) -> None:
+    def begin_phase(self, num_shards: int) -> None:
         """Begins a phase with this number of shards that are not empty. Accepts changes since the
         last phase (by loading a checkpoint, for example)."""
         self._as_bits = num_shards == 1
         self._looks, self._known_starts = {}, {}
         if self._has_any:
             with torch.no_grad():
-                _restart(self._changed_owners())
+                _restart(self._changed_groups())
 
     def end_shard(self, micro: MicroBatch) -> dict[int, Tensor] | None:
         """Ends a micro-batch. If it is the last of its shard, returns the shard's ``changes`` and
@@ -216,17 +216,17 @@ class ShardBuffers:
             is_lowest_shard: whether the shard is the first.
             num_samples: the shard's; 0 if it had several micro-batches.
         """
-        are_changed = [owner.changed for owner in self._owners]
+        are_changed = [group.changed for group in self._groups]
         found: dict[int, Tensor] = {}
         for numbers in self.by_device(itertools.compress(itertools.count(), are_changed)):
-            slots = [slot for number in numbers for slot in self._owners[number].slots]
+            slots = [slot for number in numbers for slot in self._groups[number].slots]
             after = [as_bits(slot.read()) if self._as_bits else slot.read() for slot in slots]
             packed = self._starts(numbers).pack(after, fraction, is_lowest_shard=is_lowest_shard)
             found.update(zip(numbers, torch.split(packed, list(map(self.packed_size, numbers))), strict=True))
-        for number, owner in enumerate(self._owners):
+        for number, group in enumerate(self._groups):
             num_looks = self._num_looks.get(number, 0 if are_changed[number] else _WATCHED_PHASES)
-            if num_looks < _WATCHED_PHASES and not owner.is_normalization and not self._as_bits:
-                looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(owner.members))
+            if num_looks < _WATCHED_PHASES and not group.is_normalization and not self._as_bits:
+                looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(group.members))
                 self._looks.update(dict.fromkeys(looks))
         return found
 
@@ -243,9 +243,9 @@ class ShardBuffers:
         """
         by_buffer: dict[tuple[int, int], list[Look]] = {}
         for look in map(Look.parse, looks):
-            by_buffer.setdefault((look.owner, look.slot), []).append(look)
-        for (owner, number), found in sorted(by_buffer.items()):
-            slot = self._owners[owner].members[number]
+            by_buffer.setdefault((look.group, look.slot), []).append(look)
+        for (group, number), found in sorted(by_buffer.items()):
+            slot = self._groups[group].members[number]
             name = type(slot.module).__name__, slot.name
             loss = find_lost_changes(found, is_averaged=slot.start.is_floating_point() or slot.start.is_complex())
             if loss is not None and name not in self._told:
@@ -256,22 +256,22 @@ class ShardBuffers:
                         "docs/contract.md#buffers)",
                         code="buffer-lost",
                     )
-        for owner in {owner for owner, _ in by_buffer}:
-            self._num_looks[owner] = self._num_looks.get(owner, 0) + 1
+        for group in {group for group, _ in by_buffer}:
+            self._num_looks[group] = self._num_looks.get(group, 0) + 1
 
     def absent(self, number: int) -> Tensor:
         """Returns the neutral element for a module's ``changes``, of the same shape."""
-        return torch.cat([pack_absent(self._start(slot)) for slot in self._owners[number].slots])
+        return torch.cat([pack_absent(self._start(slot)) for slot in self._groups[number].slots])
 
     def packed_size(self, number: int) -> int:
         """Returns the length of a module's ``changes``."""
-        return sum(packed_size(self._start(slot)) for slot in self._owners[number].slots)
+        return sum(packed_size(self._start(slot)) for slot in self._groups[number].slots)
 
     def _starts(self, numbers: Sequence[int]) -> Starts:
         """Returns the start values of these modules."""
         key = tuple(numbers)
         if key not in self._known_starts:
-            slots = [slot for number in numbers for slot in self._owners[number].slots]
+            slots = [slot for number in numbers for slot in self._groups[number].slots]
             self._known_starts[key] = Starts(list(map(self._start, slots)))
         return self._known_starts[key]
 
@@ -284,7 +284,7 @@ class ShardBuffers:
         # Sorted, because each group is one exchange, and the numbers come from sets.
         groups: dict[torch.device, list[int]] = {}
         for number in sorted(numbers):
-            groups.setdefault(self._owners[number].slots[0].start.device, []).append(number)
+            groups.setdefault(self._groups[number].slots[0].start.device, []).append(number)
         return list(groups.values())
 
     def start_sums(
@@ -302,40 +302,40 @@ class ShardBuffers:
             The sums by module, which are valid when what ``start`` has started has finished.
         """
         sums: dict[int, Tensor] = {}
-        for owners in self.by_device(numbers):
-            tensors = [torch.cat([node.value[n] if n in node.value else self.absent(n) for n in owners]) for node in nodes]
+        for groups in self.by_device(numbers):
+            tensors = [torch.cat([node.value[n] if n in node.value else self.absent(n) for n in groups]) for node in nodes]
             start(tensors)
-            sums.update(zip(owners, torch.split(tensors[0], list(map(self.packed_size, owners))), strict=True))
+            sums.update(zip(groups, torch.split(tensors[0], list(map(self.packed_size, groups))), strict=True))
         return sums
 
     @torch.no_grad()
     def apply(self, changes: Mapping[int, Tensor]) -> None:
         """Sets buffers to their start values plus ``changes``, the sums over all shards."""
         for numbers in self.by_device(changes):
-            slots = [slot for number in numbers for slot in self._owners[number].slots]
+            slots = [slot for number in numbers for slot in self._groups[number].slots]
             results = self._starts(numbers).plus(torch.cat([changes[number] for number in numbers]))
             if self._as_bits:
                 results = [from_bits(result, slot.start) for result, slot in zip(results, slots, strict=True)]
             _put(slots, results)
-            _restart(self._owners[number] for number in numbers)
+            _restart(self._groups[number] for number in numbers)
         self._known_starts = {}
 
     def restored_after(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which changes are undone: for backward passes, in which
         ``checkpoint()`` runs layers again, whose buffers have been written in the forward pass."""
-        owners = [owner for owner in self._owners if owner.changed]
-        return _restored_after(owners) if owners else _NOTHING
+        groups = [group for group in self._groups if group.changed]
+        return _restored_after(groups) if groups else _NOTHING
 
     @torch.no_grad()
     def rewind(self) -> None:
         """Undoes all changes since the start values were set."""
-        slots = [slot for owner in self._changed_owners() for slot in owner.slots]
+        slots = [slot for group in self._changed_groups() for slot in group.slots]
         _put(slots, list(map(_start_of, slots)))
 
     def _check_late_buffers(self) -> None:
         for slot in self._made_late:
             if slot.touched:
-                self._made_late = []  # raise once, and not again when the step is dropped
+                self._made_late = []  # raise once, and not again when the step is abandoned
                 raise ModelError(
                     f"buffer {slot.name!r} of {type(slot.module).__name__} was None when the model was prepared, but changes "
                     "during training, so results would depend on the number of processes. Register it with a tensor, or run "
@@ -347,10 +347,10 @@ class ShardBuffers:
             self._unmade = [buffer for buffer in self._unmade if buffer not in new]
             self._made_late += [_slot(module, name) for module, name in new]
 
-    def _changed_owners(self) -> list[_BufferGroup]:
+    def _changed_groups(self) -> list[_BufferGroup]:
         if self._unmade or self._made_late:
             self._check_late_buffers()
-        return [owner for owner in self._owners if owner.changed]
+        return [group for group in self._groups if group.changed]
 
 
 def _slot(module: nn.Module, name: str) -> Slot:
@@ -358,8 +358,8 @@ def _slot(module: nn.Module, name: str) -> Slot:
 
 
 @contextlib.contextmanager
-def _restored_after(owners: Sequence[_BufferGroup]) -> Iterator[None]:
-    slots = [slot for owner in owners for slot in owner.slots]
+def _restored_after(groups: Sequence[_BufferGroup]) -> Iterator[None]:
+    slots = [slot for group in groups for slot in group.slots]
     before: list[Tensor] = []
     pairs = []
     with torch.no_grad():
@@ -371,17 +371,17 @@ def _restored_after(owners: Sequence[_BufferGroup]) -> Iterator[None]:
                 before.append(torch.empty_like(tensor))
                 pairs.append((before[-1], tensor))
         copy_all(pairs)
-    counts = [owner.counts() for owner in owners]
+    counts = [group.counts() for group in groups]
     try:
         yield
     finally:
         values = iter(before)
         pairs = []
         with torch.no_grad():
-            for owner, count in zip(owners, counts, strict=True):
+            for group, count in zip(groups, counts, strict=True):
                 # Normalization layers may have written without a count. So does this.
-                is_written = owner.is_normalization or owner.counts() != count
-                for slot, value in zip(owner.slots, values, strict=False):
+                is_written = group.is_normalization or group.counts() != count
+                for slot, value in zip(group.slots, values, strict=False):
                     if is_written:
                         pairs += slot.put_back(value)
             copy_all(pairs)

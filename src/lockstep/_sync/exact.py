@@ -157,7 +157,7 @@ class ExactStrategy(Strategy):
     def open(self, plan: StepPlan, phase: int) -> PhaseSums:
         if self.left_mid_exchange:
             raise _cut_off()
-        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
+        self.buffers.begin_phase(num_filled(plan.sizes, self._num_shards))
         layout, blocks = self._lay_out(plan.number), plan.blocks
         history = self._histories.setdefault(phase, History())
         self._num_phases += 1
@@ -329,7 +329,7 @@ class ExactSums(PhaseSums):
     @override
     def abandon(self) -> None:
         # What was sent cannot be recalled: peers that have not received it would add it to later
-        # gradients. (Gradients that are held back for one message at the end were not sent.)
+        # gradients. (Gradients that are deferred to one message at the end were not sent.)
         self._strategy.left_mid_exchange |= self._strategy.world_size > 1 and bool(self._sent) and not self._exchange.defers
         self._buffers.rewind()
         self._clear()

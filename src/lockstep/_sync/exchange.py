@@ -11,8 +11,8 @@ Between machines, long messages are split into pieces that are all posted before
 for, since Gloo does not send one long message both ways at the same time. Within a machine that
 would only cost time.
 
-If everything in a phase is short, it is deferred to one message with the phase's weights and values
-(``gather``).
+If the gradients of a phase are short, the buckets that earlier phases had are deferred to one
+message with the phase's weights and values (``gather``).
 
 One exchange of a tensor of n elements among four ranks, which are one round (each box is n/4)::
 

@@ -204,7 +204,7 @@ class FSDPStrategy(Strategy):
                 "drop_last=True), a larger batch_size, or another strategy.",
                 code="fsdp-empty-shard",
             )
-        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
+        self.buffers.begin_phase(num_filled(plan.sizes, self._num_shards))
         self.runs.begin_phase(phase)
         self.used.begin_phase(phase)
         self._num_phases += 1

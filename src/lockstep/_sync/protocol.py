@@ -13,7 +13,8 @@ A strategy lives for the run, and opens a ``PhaseSums`` for each phase, which en
 A row is what a rank has recorded in the phase: weights and values. ``news`` comes before the
 exchange of rows and ``finish`` after it, because a rank learns only from the others' rows which
 gradients and buffers, that no earlier phase had, some rank has in this one. In a phase like the one
-before it, that is none, and nothing but the rows and the gradients is sent."""
+before it, that is none, and nothing but the rows, the gradients and the changes of buffers is
+sent."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ShardedSums(PhaseSums):
         """The weighted sums over the shards that have run, by backward call. Calls (for two losses,
         for example) may have weights of different kinds: the first calls of all shards are summed
         together, and so are the second ones."""
-        self._buffers.begin_step(num_filled(plan.sizes, strategy.num_shards))
+        self._buffers.begin_phase(num_filled(plan.sizes, strategy.num_shards))
 
     @override
     def begin_shard(self, micro: MicroBatch) -> None:

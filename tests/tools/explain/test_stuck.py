@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lockstep._base.reports import LOADER, MISMATCH
 from lockstep._base.reports import WAITING as WAITING_KIND
 from lockstep._base.tracebacks.frames import OURS
+from lockstep._tools.explain import own_calls
 from lockstep._tools.explain.own_calls import describe_own, purpose_of
 from lockstep._tools.explain.process import ProcessFacts
 from lockstep._tools.explain.rank_reports import RankReport
@@ -133,6 +135,12 @@ def test_a_rank_that_waits_as_it_exits_is_said_to_have_ended_its_program():
     [line] = [line for line in report.text.splitlines() if line.startswith("  rank 1: all_reduce number 8, ")]
     assert "finished" in line
     assert 1 not in report.places
+
+
+def test_each_place_of_lockstep_that_a_report_knows_exists():
+    source = Path(own_calls.__file__).parents[2]
+    for prefix in own_calls.PURPOSES:
+        assert list(source.glob(f"{prefix}*")), prefix
 
 
 @pytest.mark.parametrize("state", ["gone", "stopped"])

@@ -267,7 +267,7 @@ class StepClock(Listener):
         self._is_in_pass = False
         self.mark((_BETWEEN_PASSES, perf_counter()))
 
-    # Exchanges between ranks: implements `Clock` of `_loop/ledger.py`
+    # Exchanges between ranks: implements `Clock` of `_loop/exchange.py`
 
     def device_finished(self) -> None:
         """Counts the time so far as the backward pass."""

@@ -11,25 +11,25 @@ from lockstep._tools.explain.frames import is_between
 
 VIA = "lockstep: "
 """The beginning of what stands for the calling function where lockstep itself has made a call."""
-_PURPOSES = (
-    ("_sync/start.py", "the copy of the model from rank 0"),
-    ("_sync/norms.py", "gradient clipping"),
-    ("_sync/", "the exchange of gradients"),
-    ("_loop/ledger.py", "the exchange of gradients"),
-    ("_loop/preparing.py", "the copy of the model from rank 0"),
-    ("_loop/", "the end of a step"),
-    ("_data/evaluat", "an evaluation"),
-    ("_data/metric_updates.py", "an evaluation"),
-    ("_data/", "data loading"),
-    ("_state/rundir/", "the start of the run"),
-    ("_state/recovery/divergence.py", "the comparison of the ranks' weights"),
-    ("_state/", "a checkpoint (or the decision about one)"),
-    ("_events/", "the log"),
-    ("_prepare/per_shard.py", "a checkpoint of team.per_shard values"),
-    ("_prepare/", "the preparation of models"),
-    ("_joining/team.py", "a call of the team"),
-    ("_joining/", "the start of the run"),
-)
+PURPOSES = {
+    "_sync/start.py": "the copy of the model from rank 0",
+    "_sync/norms.py": "gradient clipping",
+    "_sync/": "the exchange of gradients",
+    "_loop/exchange.py": "the exchange of gradients",
+    "_loop/preparing.py": "the copy of the model from rank 0",
+    "_loop/": "the end of a step",
+    "_data/evaluat": "an evaluation",
+    "_data/metric_updates.py": "an evaluation",
+    "_data/": "data loading",
+    "_state/rundir/": "the start of the run",
+    "_state/recovery/divergence.py": "the comparison of the ranks' weights",
+    "_state/": "a checkpoint (or the decision about one)",
+    "_events/": "the log",
+    "_prepare/per_shard.py": "a checkpoint of team.per_shard values",
+    "_prepare/": "the preparation of models",
+    "_joining/team.py": "a call of the team",
+    "_joining/": "the start of the run",
+}
 """The work of each part of lockstep, as a noun phrase. The first prefix of a file's path that
 matches counts."""
 
@@ -38,7 +38,7 @@ matches counts."""
 def purpose_of(file: str) -> str:
     """What the code in a file of lockstep's does with the other ranks, for the user."""
     place = file.removeprefix(OURS)
-    return next((purpose for prefix, purpose in _PURPOSES if place.startswith(prefix)), "lockstep's own work")
+    return next((purpose for prefix, purpose in PURPOSES.items() if place.startswith(prefix)), "lockstep's own work")
 
 
 @functools.cache
