@@ -52,7 +52,7 @@ def train(who: str, shards: int, counted: Counted, num_steps: int, run_dir: str)
     num_samples = num_steps * BATCH
     data = Samples(torch.randn(num_samples, 64), torch.randint(0, 10, (num_samples,)))
     loader = DataLoader(data, BATCH, shuffle=True)
-    model, optimizer = make_model()
+    model, optimizer = make_model([64])
     if who == "lockstep":
         team = lockstep.join(threads=1, progress="off", run_dir=run_dir, shards=shards)
         model, optimizer, loader = team.prepare(model, optimizer, loader)

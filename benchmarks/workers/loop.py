@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -45,16 +45,17 @@ def make_data(args: argparse.Namespace) -> Dataset[Any]:
     return Samples(inputs, labels) if args.data == "samples" else TensorDataset(inputs, labels)
 
 
-def make_model(args: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
+def make_model(hidden: Sequence[int]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """An MLP with hidden layers of these widths, and its optimizer."""
     layers: list[nn.Module] = []
-    for wide, next_wide in itertools.pairwise([64, *args.hidden]):
+    for wide, next_wide in itertools.pairwise([64, *hidden]):
         layers += [nn.Linear(wide, next_wide), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.Linear(args.hidden[-1], 10))
+    model = nn.Sequential(*layers, nn.Linear(hidden[-1], 10))
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 def by_hand(args: argparse.Namespace) -> Epoch:
-    dataset, (model, optimizer), criterion = make_data(args), make_model(args), nn.CrossEntropyLoss()
+    dataset, (model, optimizer), criterion = make_data(args), make_model(args.hidden), nn.CrossEntropyLoss()
     sampler: DistributedSampler[Any] | None = None
     if WORLD_SIZE > 1:
         torch.distributed.init_process_group("gloo")
@@ -81,7 +82,7 @@ def with_lockstep(args: argparse.Namespace) -> Epoch:
     import lockstep
 
     team = lockstep.join(threads=1, progress="off", run_dir=args.run_dir)
-    model, optimizer = make_model(args)
+    model, optimizer = make_model(args.hidden)
     loader = DataLoader(make_data(args), args.batch * WORLD_SIZE, shuffle=True)
     criterion = nn.CrossEntropyLoss()
     model, optimizer, loader = team.prepare(model, optimizer, loader)
@@ -124,7 +125,7 @@ def with_accelerate(args: argparse.Namespace) -> Epoch:
 
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == WORLD_SIZE
-    model, optimizer = make_model(args)
+    model, optimizer = make_model(args.hidden)
     loader = DataLoader(make_data(args), args.batch, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     return _with_backward(model, optimizer, loader, accelerator.backward)
@@ -136,7 +137,7 @@ def with_fabric(args: argparse.Namespace) -> Epoch:
     fabric = Fabric(accelerator="cpu", devices=WORLD_SIZE, strategy="ddp" if WORLD_SIZE > 1 else "auto")
     fabric.launch()
     assert fabric.world_size == WORLD_SIZE
-    model, optimizer = fabric.setup(*make_model(args))
+    model, optimizer = fabric.setup(*make_model(args.hidden))
     loader = fabric.setup_dataloaders(DataLoader(make_data(args), args.batch, shuffle=True))
     return _with_backward(model, optimizer, loader, fabric.backward)
 
@@ -148,7 +149,7 @@ def with_ignite(args: argparse.Namespace) -> Epoch:
     if WORLD_SIZE > 1:
         idist.initialize("gloo")
     assert idist.get_world_size() == WORLD_SIZE
-    plain_model, plain_optimizer = make_model(args)
+    plain_model, plain_optimizer = make_model(args.hidden)
     model, optimizer = idist.auto_model(plain_model), idist.auto_optim(plain_optimizer)
     # auto_dataloader divides the batch among the processes.
     loader = idist.auto_dataloader(make_data(args), batch_size=args.batch * WORLD_SIZE, shuffle=True)
