@@ -146,8 +146,8 @@ class Saver(Listener):
 
     def settle(self, step: int, largest: Sequence[int]) -> None:
         """Takes the largest numbers of all ranks: whether to save before the next step."""
-        must_save, failed = self._schedule.settle(step, largest)
-        self.must_save = self.must_save or must_save
+        # What is due stays due until it is saved, so this takes nothing back.
+        self.must_save, failed = self._schedule.settle(step, largest)
         if failed:
             self._writer.give_up()
 
