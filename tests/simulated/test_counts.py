@@ -7,6 +7,9 @@ import scripts
 
 pytestmark = pytest.mark.timeout(120)
 STRATEGIES = [("exact", 1), ("exact", 2), ("single", 1), ("ddp", 2), ("fsdp", 2)]
+PLAIN = 8
+"""The number of steps with which ``scripts.count`` counts step 7, in which nothing is looked at, and
+no digest of step 4 is read."""
 BESIDE = 130
 """Launches of a step that do not depend on the model's size."""
 
@@ -26,7 +29,7 @@ def by_file(step):
 @pytest.mark.parametrize(("strategy", "nproc"), STRATEGIES)
 @pytest.mark.parametrize(("reads", "expected"), [(False, {}), (True, {"_data/values.py": 1})])
 def test_a_step_waits_once_for_the_values_added_to_its_batch_and_never_without(crew, strategy, nproc, reads, expected):
-    for one in crew(nproc, scripts.count, 8, 6, reads, True, strategy=strategy, shards=2, checkpoint_every="off"):
+    for one in crew(nproc, scripts.count, 8, PLAIN, reads, True, strategy=strategy, shards=2, checkpoint_every="off"):
         assert by_file(one["step"]) == expected
         assert one["step"]["reports"] == []
 
@@ -44,7 +47,7 @@ def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bi
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_scaled_loss_costs_one_wait_more_and_two_after_an_overflow(crew, nproc):
-    for one in crew(nproc, scripts.count, 8, 6, True, True, shards=2, checkpoint_every="off", precision="16-mixed"):
+    for one in crew(nproc, scripts.count, 8, PLAIN, True, True, shards=2, checkpoint_every="off", precision="16-mixed"):
         waits = by_file(one["step"])
         assert waits.pop("_prepare/scaling.py") in (1, 2)
         assert waits == {"_data/values.py": 1}
