@@ -8,7 +8,7 @@ import scripts
 pytestmark = pytest.mark.timeout(120)
 STRATEGIES = [("exact", 1), ("exact", 2), ("single", 1), ("ddp", 2), ("fsdp", 2)]
 PLAIN = 8
-"""The number of steps with which ``scripts.count`` counts step 7, in which nothing is looked at, and
+"""The number of steps with which ``scripts.count`` counts step 7, in which nothing is looked at and
 no digest of step 4 is read."""
 BESIDE = 130
 """Launches of a step that do not depend on the model's size."""
