@@ -161,6 +161,18 @@ def leaves_nothing_behind() -> Iterator[None]:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread: two would wait for each other in thousands of tiny kernels,
+    on a busy machine for minutes."""
+    import torch  # here, since most tests need none of it in this process
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def require() -> Callable[[str, str | None], None]:
     """``require(component, reason_missing)``: skip the test if there is a reason, for the component

@@ -20,16 +20,7 @@ from lockstep._prepare.per_shard import PerShard
 from lockstep._state.checkpoint.tree import take_apart
 from lockstep._state.recovery.run_state import RunState
 
-pytestmark = pytest.mark.timeout(30)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Others are busy, and it is little that is computed here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("one_thread")]
 
 
 class Training(Process):

@@ -16,14 +16,7 @@ from lockstep._plan.shards import plan_step
 from lockstep._sync import buffers as buffers_module
 from lockstep._sync.buffers import ShardBuffers, add_changes
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two would wait for each other in thousands of tiny kernels, on a busy machine for minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("one_thread")]
 
 
 class Odd(nn.BatchNorm1d):

@@ -244,7 +244,7 @@ class ShardGradients:
         for parameter in self.marked:
             if parameter.grad is None:
                 placeholder = self._placeholders.get(id(parameter))
-                # The script may move its model or change its precision between two steps.
+                # The script may move its model or change its precision between two shards.
                 if placeholder is None or placeholder.form != form_of(parameter):
                     placeholder = self._placeholders[id(parameter)] = IncompleteGrad.like(parameter)
                 parameter.grad = placeholder

@@ -40,7 +40,6 @@ _MANY = 100
 """The number of marks from which on they are counted: some eight steps of a single shard have as
 many. To count them in each step of a small model takes longer, since the caches have lost the code
 meanwhile."""
-SAVING = "saving a checkpoint"
 IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
 BEGINNING, IN_FORWARD, IN_BACKWARD, ENDING = (
     "beginning a phase",
@@ -61,7 +60,6 @@ _PART_OF = {
     _IN_OPTIMIZER: OPTIMIZER,
     _IN_LOGGING: LOGGING,
     _EXCHANGING: COMMUNICATION,
-    SAVING: CHECKPOINT,
     IN_AUDIT: LOGGING,
     _BETWEEN_PASSES: SCRIPT,
 }

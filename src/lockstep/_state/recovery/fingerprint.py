@@ -112,7 +112,7 @@ class Fingerprint:
         the ranks. Every rank must call it."""
         if self._known is None or self._known[0] != step:
             extra, self._extra = self._extra, []
-            self._known = (step, self._sums(list(self._state.compared()), extra))
+            self._known = (step, self._read(list(self._state.compared()), extra))
         return self._known[1]
 
     def after(self, step: int) -> Sums:
@@ -122,15 +122,15 @@ class Fingerprint:
     def whole(self) -> Sums:
         """Returns the digests of the current state, of whole tensors, also of tensors that are cut
         over the ranks. Every rank must call it."""
-        return self._sums(list(self._state.compared())).sums()
+        return self._read(list(self._state.compared())).sums()
 
     def now(self) -> Sums:
         """Returns the digests of the current state, without the tensors that are cut over the
         ranks. Local."""
         items = [item for item in self._state.compared() if not is_dtensor(item[2])]
-        return self._sums([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items]).sums()
+        return self._read([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items]).sums()
 
-    def _sums(self, compared: Sequence[tuple[str, str, Any]], extra: Sequence[_Extra] = ()) -> Reading:
+    def _read(self, compared: Sequence[tuple[str, str, Any]], extra: Sequence[_Extra] = ()) -> Reading:
         return Reading(compared, extra)
 
     def leaves(self, described: str) -> dict[str, str]:

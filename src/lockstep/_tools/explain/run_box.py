@@ -14,7 +14,6 @@ from lockstep._base import exit_status
 from lockstep._base.reports import note, publish, warn
 from lockstep._base.stopping import end_stuck, say
 from lockstep._events.measure.split import LOADING
-from lockstep._events.measure.step_clock import SAVING
 from lockstep._joining.instrument import Run
 from lockstep._listener import Listener, Stage
 from lockstep._loop.meeting import Parting
@@ -70,7 +69,7 @@ class RunBox(Listener):
         progress, activity = run.passes.progress, run.clock.doing
         held, saved = run.saver.is_paused, run.saver.in_progress
         if held:
-            activity = SAVING if saved is None else f"saving the checkpoint of step {saved}"
+            activity = "saving a checkpoint" if saved is None else f"saving the checkpoint of step {saved}"
         return {
             **position._asdict(),
             "in_step": run.phases.in_step,
