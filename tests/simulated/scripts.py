@@ -363,3 +363,70 @@ def train_refilled(breaks=False):
                         break
             found.append(evaluation["loss"])
         return found, digest(model.state_dict()), account()["reports"]
+
+
+class Towers(nn.Module):
+    """Two towers side by side, of which the second runs on a stream of the script, where there are
+    streams."""
+
+    def __init__(self):
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(2))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, inputs):
+        with beside(inputs) as second:
+            found = [self.towers[1](inputs)]
+        found.append(self.towers[0](inputs))
+        second.join(found[0])
+        return self.head(torch.cat(found, 1))
+
+
+SECOND_STREAMS = {}
+
+
+class beside:  # noqa: N801 - a context, as torch.device is
+    """A second stream, behind what the current one has been given; on the CPU: none."""
+
+    def __init__(self, inputs):
+        self.first = self.stream = None
+        if not inputs.is_cpu:
+            self.first = torch.accelerator.current_stream(inputs.device)
+            self.stream = SECOND_STREAMS.setdefault(inputs.device, torch.Stream(inputs.device))
+            self.stream.wait_stream(self.first)
+            inputs.record_stream(self.stream)
+
+    def __enter__(self):
+        if self.stream is not None:
+            self.stream.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        if self.stream is not None:
+            self.stream.__exit__(*error)
+
+    def join(self, result):
+        if self.stream is not None:
+            self.first.wait_stream(self.stream)
+            result.record_stream(self.first)
+
+
+def train_towers(steps=4):
+    """A model whose forward pass uses two streams, and a value that is added on the second."""
+    with lockstep.join() as team:
+        torch.manual_seed(0)
+        model = Towers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loader = DataLoader(TensorDataset(torch.randn(8 * steps, 4), torch.randn(8 * steps, 1)), 8)
+        model, optimizer, loader = team.prepare(model, optimizer, loader)
+        means = []
+        for batch in loader:
+            for x, y in batch.shards:
+                loss = (model(x) - y).square().mean()
+                team.backward(loss)
+                with beside(loss):
+                    batch.add(loss=loss.detach())
+            means.append(batch["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"digest": digest(model.state_dict()), "means": means}, account()["reports"]

@@ -143,3 +143,15 @@ def test_what_a_script_keeps_comes_back_to_the_device_where_it_was(crew):
     with pytest.raises(LaunchError, match="planted"):
         crew(2, scripts.keep_on_the_device, 14, **settings)
     assert [*crew(3, scripts.keep_on_the_device, **settings)] == [whole] * 3
+
+
+IN_TWO_STREAMS = [("exact", 1), ("exact", 2), ("fsdp", 1), ("fsdp", 2)]
+
+
+@pytest.mark.parametrize(("strategy", "nproc"), [*IN_TWO_STREAMS, ("single", 1)])
+def test_a_model_that_computes_in_two_streams_is_waited_for_in_both(crew, strategy, nproc):
+    settings = {"shards": 1, "accumulate": 2} if strategy == "single" else {"shards": 2}
+    ((on_cpu, _),) = crew(1, scripts.train_towers, device="cpu", **settings)
+    for found, reports in crew(nproc, scripts.train_towers, strategy=strategy, **settings):
+        assert reports == []
+        assert found == on_cpu

@@ -24,6 +24,7 @@ from lockstep._data.values import (
 )
 from lockstep._plan.shards import MicroBatch
 from lockstep._sync.news import NOTHING, News
+from lockstep._world.arrivals import Arrivals
 
 KINDS = ("samples", "weight", "sum")
 """The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by
@@ -71,7 +72,16 @@ class RankNumbers:
 class PhaseNumbers:
     """Records the backward calls and the values of a phase, and lives as long as it. Local."""
 
-    __slots__ = ("_added", "_on_device", "_weight", "_weights_on_device", "are_on_device", "num_calls", "recorded")
+    __slots__ = (
+        "_added",
+        "_arrivals",
+        "_on_device",
+        "_weight",
+        "_weights_on_device",
+        "are_on_device",
+        "num_calls",
+        "recorded",
+    )
 
     def __init__(self) -> None:
         self.recorded = RankNumbers()
@@ -87,6 +97,8 @@ class PhaseNumbers:
         self._on_device: list[tuple[str, int, str, Any, Weight]] = []
         """The names, slots, kinds, values and weights of which a value or weight is yet to be read
         from its device."""
+        self._arrivals = Arrivals()
+        """What is yet to be read, with the streams in which the script has added it."""
         self.are_on_device = False
         """Whether some are yet to be read, by ``read_devices``."""
         self._weights_on_device: dict[tuple[int, int], Tensor] = {}
@@ -114,6 +126,7 @@ class PhaseNumbers:
             self._weight = weight
             if isinstance(weight, Tensor):
                 self.are_on_device = True
+                self._arrivals.note(weight)
                 self._weights_on_device[call, micro.index] = weight
             else:
                 self.recorded.weights[call, micro.index] = weight
@@ -137,7 +150,12 @@ class PhaseNumbers:
         # be on a device, and is waited for only if the number of samples does not fit.
         lengths = (micro.num_samples, self.weight_of(micro), of_values)
         for name, value in values.items():
-            self._added.append((name, *take(name, value, reduction, lengths), of_values))
+            kind, taken = take(name, value, reduction, lengths)
+            self._added.append((name, kind, taken, of_values))
+            if is_on_device(taken):
+                self._arrivals.note(taken)
+        if isinstance(of_values, Tensor):
+            self._arrivals.note(of_values)
 
     def end_shard(self, micro: MicroBatch) -> None:
         """Ends the micro-batch. Only now is its weight known: ``backward`` may have been called
@@ -160,6 +178,7 @@ class PhaseNumbers:
         Raises:
             ConfigError: a weight is negative or infinite.
         """
+        self._arrivals.wait()
         weights, added = self._weights_on_device, self._on_device
         entries: list[Any] = [item for *_, value, weight in added for item in (value, weight) if is_on_device(item)]
         numbers: Iterator[Any] = iter(all_on_cpu([*weights.values(), *entries]))

@@ -8,6 +8,7 @@ brackets of the tree. With ``accumulate``, a leaf is the sum over the shard's pa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import torch
@@ -17,6 +18,8 @@ from lockstep._plan.tree import Node, push
 from lockstep._sync.buckets import Bucket, Flat
 from lockstep._sync.copies import copy_all
 from lockstep._sync.gradients import ABSENT, is_left_out
+from lockstep._world.arrivals import Arrivals
+from lockstep._world.devices import in_current_stream
 
 
 class BucketSum:
@@ -40,6 +43,11 @@ class BucketSum:
         self._arrived: dict[int, Tensor] = {}
         """The gradients on a device that are yet to be multiplied by ``_factor`` and added to the
         leaf, by slot."""
+        self._arrivals = Arrivals()
+        """The same, with the streams that compute them."""
+        self.on_its_stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        """The stream in which the script runs the backward pass. Whatever uses the bucket's memory
+        is in it, so that a hook, which is called in the stream of one gradient, enters it."""
         self._factor: float | Tensor = 1.0
         """The factor of the running backward pass; of a bucket on the CPU, a scalar tensor."""
         self._is_left_out = False
@@ -62,6 +70,7 @@ class BucketSum:
             self._factor = torch.full((), float(factor), dtype=self._bucket.dtype, device="cpu")
         else:
             self._factor = factor
+            self.on_its_stream = in_current_stream(self._bucket.device)
 
     def take(self, slot: int, gradient: Tensor) -> None:
         """Multiplies a gradient by the factor and adds it to the leaf: on a device at the next
@@ -74,8 +83,10 @@ class BucketSum:
             # The gradient arrives again, of a weight in several checkpointed blocks: what arrived
             # first is added before, so that additions are in the order of arrival, as on the CPU.
             if slot in self._arrived:
-                self.flush()
+                with self.on_its_stream:
+                    self.flush()
             self._arrived[slot] = gradient
+            self._arrivals.note(gradient)
             return
         if self._leaf is None:
             self._leaf = self._bucket.take()
@@ -104,6 +115,7 @@ class BucketSum:
         gradients, self._arrived = self._arrived, {}
         if not gradients:
             return
+        self._arrivals.wait()
         factor, scratch = self._factor, None
         if isinstance(factor, Tensor):
             scratch, factor = self._weighted(gradients, factor), 1.0
@@ -171,3 +183,4 @@ class BucketSum:
             self._bucket.give_back(flat)
         self._leaf, self._filled_slots, self._empty, self.stack = None, set(), [], []
         self._arrived = {}
+        self._arrivals.clear()

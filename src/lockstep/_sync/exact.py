@@ -360,7 +360,8 @@ class ExactSums(PhaseSums):
         bucket_sum = self._filling[index]
         bucket_sum.take(slot, gradient)
         if not bucket_sum.missing:
-            bucket_sum.flush()
+            with bucket_sum.on_its_stream:
+                bucket_sum.flush()
             self._send_complete()
 
     def _sum(self, call: int, index: int) -> BucketSum:
@@ -377,10 +378,11 @@ class ExactSums(PhaseSums):
         # before it.
         while self._send_when_full and not self._filling[self._send_when_full[0]].missing:
             index = self._send_when_full.pop(0)
-            self._sum(self._call, index).end_shard(self._micro.shard)
-            for shard in range(self._micro.shard + 1, self._block.stop):
-                self._sum(self._call, index).end_shard(shard)
-            self._start(self._call, index)
+            bucket_sum = self._filling[index]
+            with bucket_sum.on_its_stream:
+                for shard in range(self._micro.shard, self._block.stop):
+                    bucket_sum.end_shard(shard)
+                self._start(self._call, index)
 
     def _start(self, call: int, index: int) -> None:
         """Starts exchanging this process's sums of a bucket."""

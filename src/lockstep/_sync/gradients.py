@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from lockstep._base.errors import ModelError, UsageError
+from lockstep._world.devices import has_streams
 
 Gradients = dict[Parameter, Tensor]
 ABSENT = -0.0
@@ -110,6 +111,9 @@ def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float
         if not is_dropped:
             # A copy, because several parameters may have one tensor: see ``separate``.
             weighted = weigh(gradient if is_narrow(gradient) else gradient.clone(), weight)
+            # Its memory is of the stream that the forward pass ran in, which may not wait for this.
+            if has_streams(gradient.device):
+                gradient.record_stream(torch.accelerator.current_stream(gradient.device))
             earlier = sums.get(parameter)  # looked up once: hashing a tensor is a call in Python
             sums[parameter] = weighted if earlier is None else earlier.add_(weighted)
 

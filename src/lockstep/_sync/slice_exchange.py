@@ -17,7 +17,9 @@ from lockstep._plan.shards import MicroBatch
 from lockstep._sync.slice_sum import SliceSum
 from lockstep._sync.slices import Slices
 from lockstep._sync.timed_comms import Waited
+from lockstep._world.arrivals import Arrivals
 from lockstep._world.comm.group import default_group
+from lockstep._world.devices import in_current_stream
 
 
 class SliceExchange:
@@ -36,22 +38,31 @@ class SliceExchange:
         self._device = device
         self._waited = waited
         self._stream = torch.Stream(device) if len(blocks) > 1 and device.type != "cpu" else None
+        self._arrivals = Arrivals()
+        """The gradients that are about to be put."""
         self._sending: tuple[Tensor, torch.Event] | None = None
         """The newest leaf that the stream sends, and the event after which its memory is free."""
         self.clear()
 
     def clear(self) -> None:
         """Discards everything. Local."""
+        self._on_its_stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        """The stream in which the script runs the backward pass. Leaves are in its memory, and are
+        written in it alone, whichever streams compute the gradients."""
         self._sums: dict[tuple[int, Slices], SliceSum] = {}
         """The sum of each backward call and group of parameters."""
-        self.begin_backward(0)
+        self._begin(0)
 
     def begin_backward(self, call: int) -> None:
-        """Begins a backward pass, or ends one: what was put and not sent is discarded. Local.
+        """Begins a backward pass: what was put and not sent is discarded. Local.
 
         Args:
             call: the number of the backward call within the micro-batch.
         """
+        self._on_its_stream = in_current_stream(self._device)
+        self._begin(call)
+
+    def _begin(self, call: int) -> None:
         self._call = call
         self._leaves: dict[Slices, Tensor] = {}
         self._filled: dict[Slices, set[int]] = {}
@@ -60,11 +71,14 @@ class SliceExchange:
     def put(self, slices: Slices, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
         """Puts a whole gradient, multiplied by ``factor``, into the leaf of its slices, or adds it
         to what is there. Local."""
-        if slices not in self._leaves:
-            self._leaves[slices], self._filled[slices] = slices.new_leaf(), set()
-        filled = self._filled[slices]
-        slices.put(self._leaves[slices], slot, gradient, factor, adds=slot in filled)
-        filled.add(slot)
+        self._arrivals.note(gradient)
+        with self._on_its_stream:
+            self._arrivals.wait()
+            if slices not in self._leaves:
+                self._leaves[slices], self._filled[slices] = slices.new_leaf(), set()
+            filled = self._filled[slices]
+            slices.put(self._leaves[slices], slot, gradient, factor, adds=slot in filled)
+            filled.add(slot)
 
     def holds(self, slices: Slices) -> bool:
         """Whether gradients of these slices were put and not sent."""
@@ -77,22 +91,21 @@ class SliceExchange:
         leaf = self._leaves.pop(slices, None)
         # This rank's shard has no gradient for the unit, but another rank's may: all must take part
         # in the all-to-all, unless all know that there is none because the parameters are frozen.
-        if leaf is None:
-            if not any(parameter.requires_grad for parameter in slices.parameters):
-                return
-            leaf = slices.new_leaf()
-        slices.complete(leaf, self._filled.pop(slices, ()))
-        with self._on_stream():
-            key = (self._call, slices)
-            if key not in self._sums:
-                self._sums[key] = SliceSum(slices, self._blocks)
-            self._sums[key].add(micro.shard - self._first, self._swap(leaf))
-            # The total is taken now, and not at the end of the phase, to free the memory of the
-            # leaves.
-            if micro.is_last:
-                self._sums[key].total()
-            if self._stream is not None:
-                self._sending = (leaf, self._stream.record_event())
+        if leaf is None and not any(parameter.requires_grad for parameter in slices.parameters):
+            return
+        with self._on_its_stream:
+            leaf = slices.complete(slices.new_leaf() if leaf is None else leaf, self._filled.pop(slices, ()))
+            with self._on_stream():
+                key = (self._call, slices)
+                if key not in self._sums:
+                    self._sums[key] = SliceSum(slices, self._blocks)
+                self._sums[key].add(micro.shard - self._first, self._swap(leaf))
+                # The total is taken now, and not at the end of the phase, to free the memory of the
+                # leaves.
+                if micro.is_last:
+                    self._sums[key].total()
+                if self._stream is not None:
+                    self._sending = (leaf, self._stream.record_event())
 
     def totals(self) -> Iterator[tuple[int, Slices, Tensor]]:
         """Returns the sums over all shards, by backward call: this rank's slices, shape

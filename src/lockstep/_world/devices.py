@@ -8,6 +8,7 @@ npu) may work.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Parameter
+
+_NOTHING = contextlib.nullcontext()
 
 
 def accelerator() -> str:
@@ -89,10 +92,21 @@ def is_capturing(device: torch.device) -> bool:
     return ask is not None and bool(ask())
 
 
-def new_stream(device: torch.device) -> torch.Stream | None:
-    """A stream in addition to the script's; None where all work of a device is in one, or it does
+def has_streams(device: torch.device) -> bool:
+    """Whether the work of a device may be in several streams. On others it is in one, or there is
     none."""
-    return None if device.type in ("cpu", "meta", "mps") else torch.Stream(device)
+    return device.type not in ("cpu", "meta", "mps")
+
+
+def new_stream(device: torch.device) -> torch.Stream | None:
+    """A stream in addition to the script's, where a device has several."""
+    return torch.Stream(device) if has_streams(device) else None
+
+
+def in_current_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A context, for any thread, in which this thread's current stream of a device is the current
+    one. One thread at a time may enter it."""
+    return torch.accelerator.current_stream(device) if has_streams(device) else _NOTHING
 
 
 def move(model: nn.Module, device: torch.device) -> dict[Parameter, Parameter]:
