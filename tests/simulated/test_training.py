@@ -113,6 +113,21 @@ def test_ddp_which_promises_no_bits_leaves_kernels_alone(crew, capfd):
     assert "bits" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("args", "settings", "expected"),
+    [
+        (["flash_attn"], {}, ["kernels-unseen"]),
+        (["flash_attn"], {"strategy": "ddp"}, []),  # which promises no bits
+        (["flash_attn"], {"device": "cpu"}, []),
+        ([None, True], {}, ["cublas-variable-late"]),
+        ([None, True, ":4096:8"], {}, []),
+        ([None, False], {}, []),
+    ],
+)
+def test_a_run_names_what_may_undo_deterministic_kernels(crew, args, settings, expected):
+    assert crew(1, scripts.notices, *args, shards=2, **settings) == [expected]
+
+
 def test_another_product_or_version_of_cudnn_is_refused_among_ranks_and_on_a_resume_and_may_be_allowed(crew):
     with raises(LaunchError, "ranks-differ") as caught:
         crew(2, scripts.train_on, [("H100", 91000), ("A100", 91000)], shards=2)
@@ -127,7 +142,10 @@ def test_another_product_or_version_of_cudnn_is_refused_among_ranks_and_on_a_res
     crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run", allow=["numerics"])
 
 
-@pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":16:8"), ("NVIDIA_TF32_OVERRIDE", "0")])
+VARIABLES = [("CUBLAS_WORKSPACE_CONFIG", ":16:8"), ("CUBLASLT_WORKSPACE_SIZE", "0"), ("NVIDIA_TF32_OVERRIDE", "0")]
+
+
+@pytest.mark.parametrize(("name", "value"), VARIABLES)
 def test_a_variable_by_which_libraries_choose_other_algorithms_is_refused_on_a_resume(crew, name, value):
     crew(1, scripts.train, 1, shards=2, run_dir="run")
     with raises(LaunchError, "numerics-changed") as caught:

@@ -9,7 +9,9 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
                        ``launcher``, ``world_size``, ``num_nodes``, ``hosts``, ``strategy``,
                        ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``,
                        ``device_name``, ``backend``, ``num_cores`` (available to the run on this
-                       machine), ``torch``, ``python``, ``lockstep`` (versions)
+                       machine), ``torch``, ``python``, ``lockstep`` (versions), ``driver``,
+                       ``cuda``, ``cudnn``, ``cublas``, ``nccl`` (versions, null where they are not
+                       known or not used)
 ``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that
                        step, and the events of later steps will be written again
 ``step``               ``epoch``, ``step``, ``values``: the values logged in that step, or after it.

@@ -61,6 +61,7 @@ from lockstep._world.comm.machines import owns_gpu_exclusively
 from lockstep._world.comm.store import OpenStore, open_store
 from lockstep._world.environment import Environment, World, read_environment
 from lockstep._world.job.several import check_several
+from lockstep._world.kernels import SET_TOO_LATE, may_set_cublas_too_late, needs_deterministic_kernels
 from lockstep._world.machine.cores import threads_for
 from lockstep._world.machine.threads import use_threads
 
@@ -113,7 +114,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         raise UsageError(
             "join() was already called in this process. Reuse the team that it returned.", code="join-called-twice"
         )
-    environment = read_environment()
+    is_late, environment = may_set_cublas_too_late(), read_environment()
     instruments, script_settings = make_instruments(environment.asked), dict(settings)
     for instrument in instruments.values():
         settings = dict(instrument.given(settings))
@@ -154,6 +155,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         )
         use_threads(context.fixed_settings.threads)
         hold_back_warning()
+        if is_late and world.rank == 0 and needs_deterministic_kernels(config, devices[0]):
+            publish(Report(kind=NOTICE, text=SET_TOO_LATE, code="cublas-variable-late", is_warning=False))
         engine = Engine(config, world, devices, transport, context, list(instruments.values()))
         team = Team(engine)
     except BaseException:

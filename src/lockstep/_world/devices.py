@@ -86,6 +86,15 @@ def uuid_of(device: torch.device) -> str:
     return "" if ask is None else str(getattr(ask(device), "uuid", ""))
 
 
+def card_of(device: torch.device) -> str:
+    """The place of a device's card in its machine, by PCI; empty if not known. Parts of one GPU
+    (MIG) have one, although each has a UUID."""
+    ask = getattr(torch.get_device_module(device), "get_device_properties", None)
+    found = None if ask is None else ask(device)
+    place = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return "" if None in place else ":".join(map(str, place))
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream records a graph, rather than running its operations."""
     ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)

@@ -9,10 +9,19 @@ import torch
 import torch.utils.deterministic
 
 from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._world.devices import in_use
 
 NOTICE = (
     "deterministic kernels are on, so that runs are repeatable; operations without one raise "
     "an error. To turn them off: --allow numerics, or --strategy ddp"
+)
+
+
+SET_TOO_LATE = (
+    "this process used the device before lockstep.join(), without CUBLAS_WORKSPACE_CONFIG in its environment. If it has "
+    "multiplied matrices, PyTorch may have noted that the variable is not set: then the next product raises an error with its "
+    "name. In that case, move what uses the device below join(), start the script by lockstep run, or set "
+    "CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts"
 )
 
 
@@ -39,8 +48,14 @@ def numeric_variables() -> dict[str, str]:
     return {
         # Deterministic kernels set it, and so does the launcher. So an absent value means this one.
         _CUBLAS: os.environ.get(_CUBLAS, _CUBLAS_DEFAULT),
-        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", ""),
+        **{name: os.environ.get(name, "") for name in ("CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE")},
     }
+
+
+def may_set_cublas_too_late() -> bool:
+    """Whether cuBLAS's variable is absent while this process already uses a device. Versions of
+    PyTorch read it at their first product alone, and then refuse all later ones."""
+    return _CUBLAS not in os.environ and in_use() is not None
 
 
 class DeterministicKernels:
@@ -50,7 +65,7 @@ class DeterministicKernels:
         self._mode = torch.get_deterministic_debug_mode()
         self._fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         self._sets_cublas = _CUBLAS not in os.environ
-        os.environ.setdefault(_CUBLAS, _CUBLAS_DEFAULT)  # PyTorch reads it at every product
+        os.environ.setdefault(_CUBLAS, _CUBLAS_DEFAULT)
         # A script that has asked for the mode itself may want its memory filled, too. Otherwise it
         # is not, since filling costs a kernel for each new tensor.
         if self._mode == 0:
@@ -59,7 +74,9 @@ class DeterministicKernels:
 
     def put_back(self) -> None:
         """Restores what was set before."""
-        torch.set_deterministic_debug_mode(self._mode)
+        # And not `set_deterministic_debug_mode`, which would leave on what the call above has also
+        # set: the deterministic mode of the compiler, in which later code compiles to slower code.
+        torch.use_deterministic_algorithms(self._mode > 0, warn_only=self._mode == 1)
         torch.utils.deterministic.fill_uninitialized_memory = self._fills  # type: ignore[attr-defined]
         if self._sets_cublas:
             os.environ.pop(_CUBLAS, None)

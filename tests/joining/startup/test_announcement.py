@@ -36,6 +36,12 @@ def written():
     return start_event(RunConfig(), World(), torch.device("cpu"), transport, ["here"])
 
 
+def test_versions_of_a_gpus_libraries_are_null_on_the_cpu(script):
+    event = written()
+    assert {event[name] for name in ("driver", "cuda", "cudnn", "cublas", "nccl")} == {None}
+    assert event["torch"] == torch.__version__
+
+
 @pytest.mark.parametrize("of_launcher", [[], ["--local_rank=0"], ["--local-rank=3"]])
 @pytest.mark.parametrize("own", [[], ["--lr", "0.1"], ["--local_rank", "x"], ["local_rank=1", "--local_ranks=2"]])
 def test_a_programs_arguments_are_those_of_its_command_without_what_a_launcher_has_added(

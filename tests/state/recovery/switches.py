@@ -26,7 +26,9 @@ SWITCHES = {
     "cuda.enable_cudnn_sdp": (CUDA.enable_cudnn_sdp, False),
     "cuda.allow_fp16_bf16_reduction_math_sdp": (CUDA.allow_fp16_bf16_reduction_math_sdp, True),
     "cudnn.enabled": (backends.cudnn, False),
+    "cudnn.depthwise_kernel": (backends.cudnn, "cudnn"),
     "mkldnn.enabled": (backends.mkldnn, False),
+    "mkldnn.deterministic": (backends.mkldnn, True),
     "opt_einsum.enabled": (backends.opt_einsum, None),
     "set_flush_denormal": (set_flush_denormal, True),
 }

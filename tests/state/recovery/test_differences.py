@@ -3,6 +3,8 @@ named, or allowed."""
 
 import copy
 import dataclasses
+import inspect
+import re
 
 import pytest
 import torch
@@ -33,6 +35,35 @@ DIFFERENCES = {
     "strategy": ([], {"strategy": "ddp"}, "strategy is 'ddp'", ""),
     **{name: ([f"switch={name}"], {}, f"{name} is {value!r}", "numerics") for name, (_, value) in SWITCHES.items()},
 }
+
+
+# The first two can be set only where PyTorch was built for CUDA, and the third where opt_einsum is
+# installed; the next ones are set together with another; the last makes another model.
+NOT_SWITCHED = {"cuda.preferred_blas_library", "cuda.preferred_linalg_library", "opt_einsum.strategy"}
+NOT_SWITCHED |= {f"cuda.matmul.allow_{dtype}_reduced_precision_reduction_split_k" for dtype in ("bf16", "fp16")}
+NOT_SWITCHED |= {"deterministic_warn_only", "default_dtype"}
+# Names of groups; older names of fp32_precision, and what it has above those that are compared;
+# settings for ROCm, or that count with cudnn.benchmark alone.
+NOT_COMPARED = {f"{group}.{name}" for group in ("cudnn", "mkldnn") for name in ("conv", "rnn", "matmul")}
+NOT_COMPARED |= {"cuda.matmul.allow_tf32", "cudnn.allow_tf32", "mkldnn.allow_tf32", "cudnn.fp32_precision"}
+NOT_COMPARED |= {"mkldnn.fp32_precision", "mkldnn.is_available", "cudnn.benchmark_limit", "cuda.preferred_rocm_fa_library"}
+
+
+def settings_of_pytorch():
+    """The names of its numeric settings, as far as PyTorch lists them."""
+    backends = torch.backends
+    found = {f"cuda.{name}" for name in dir(backends.cuda) if name.startswith(("allow_", "enable_", "preferred_"))}
+    source = inspect.getsource(type(backends.cuda.matmul))
+    found |= {f"cuda.matmul.{name}" for name in re.findall(r'name == "(\w+)"', source)}
+    for group in ("cudnn", "mkldnn"):
+        found |= {f"{group}.{name}" for name in vars(type(getattr(backends, group))) if not name.startswith("__")}
+    return found
+
+
+def test_all_numeric_settings_of_pytorch_are_compared_and_tried_below():
+    compared = {re.sub("^cudnn_", "cudnn.", name) for name in numerics()}
+    assert settings_of_pytorch() - compared == NOT_COMPARED & settings_of_pytorch()
+    assert set(numerics()) == {*SWITCHES, *NOT_SWITCHED}
 
 
 def test_settings_by_pytorchs_older_interface_are_seen_too():

@@ -32,6 +32,12 @@ def test_gpus(changed, state, code):
     assert changed.get("error", "GPU(s)") in found.found
 
 
+def test_installed_kernels_that_pytorch_does_not_make_deterministic_are_named():
+    found = judge_gpus(**USUAL, packages=["flash-attn", "apex"])
+    assert found.state == OK
+    assert "flash-attn, apex" in found.found
+
+
 def test_nccl_is_expected_to_be_faster_than_gloo():
     usual = {"interface": "auto", "world_size": 8, "latency_s": 0.00003}
     assert judge_speed(backend="nccl", bandwidth_bytes_s=150e9, **usual).state == OK

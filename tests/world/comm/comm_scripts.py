@@ -1,9 +1,11 @@
 """Every collective of the team, on each rank."""
 
+import dataclasses
+
 import torch
 
 import lockstep
-from lockstep._world.comm.group import default_group
+from lockstep._world.comm.group import default_group, open_sub_group
 
 
 def _mine(rank, dtype=torch.float32):
@@ -138,5 +140,17 @@ def ask_for_a_rank_that_never_comes():
 def timeouts(timeout_s):
     """How long the run's group, and one of some ranks, wait for a rank, in seconds."""
     with lockstep.join(timeout_s=timeout_s) as team:
-        groups = [default_group(), team.new_group([0]).group]
-        return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+        return [_timeout(group) for group in (default_group(), team.new_group([0]).group)]
+
+
+def _timeout(group):
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def timeouts_of_devices(timeout_s):
+    """How long groups of some ranks wait whose tensors are on devices, or on the CPU though the
+    run's are on devices. (The device here is the CPU, and its backend Gloo, which has NCCL's call.)
+    """
+    with lockstep.join(timeout_s=timeout_s) as team:
+        transport = dataclasses.replace(team._transport, backend="of devices")
+        return [_timeout(open_sub_group([0], transport, backend)) for backend in (None, "gloo")]

@@ -115,3 +115,8 @@ def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):
 @pytest.mark.quick
 def test_all_groups_have_the_timeout_of_the_run(standing_crew):
     assert standing_crew(1, comm_scripts.timeouts, 77.0) == [[77.0, 77.0]]
+
+
+@pytest.mark.quick
+def test_a_sub_group_of_devices_waits_longer_than_that_of_the_cpu_as_the_runs_does(standing_crew):
+    assert standing_crew(1, comm_scripts.timeouts_of_devices, 77.0) == [[2 * 77.0 + 60.0, 77.0]]

@@ -1,6 +1,7 @@
 """Who gets which devices: a function of the settings, the process's place, and how many GPUs there
 are."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -85,28 +86,42 @@ def test_nccl_needs_a_gpu_for_each_device_of_each_process(gpus):
         choose_transport(RunConfig(backend="nccl"), place(0, 2), four, are_own=False)
 
 
-def own(store, ranks):
-    """Whether each rank finds that its GPU is its own: the last one to come, that is, so that
-    nobody has to wait."""
-    for rank in range(ranks):
-        store.set(f"devices/{rank}", machines.uuid_of(None))
-    return machines.owns_gpu_exclusively(place(ranks - 1, ranks), [torch.device("cuda", 0)], store)
+@pytest.fixture
+def own(monkeypatch):
+    """``own(UUID and card of each rank's GPU)``: whether each rank finds that its GPU is its
+    own."""
+
+    def ask(gpus_of_ranks):
+        monkeypatch.setattr(machines, "uuid_of", lambda device: gpus_of_ranks[device.index][0])
+        monkeypatch.setattr(machines, "card_of", lambda device: gpus_of_ranks[device.index][1])
+        store, size = HashStore(), len(gpus_of_ranks)
+        with ThreadPoolExecutor(size) as ranks:
+            ask_one = lambda rank: machines.owns_gpu_exclusively(place(rank, size), [torch.device("cuda", rank)], store)  # noqa: E731
+            return list(ranks.map(ask_one, range(size)))
+
+    return ask
 
 
 @pytest.mark.parametrize(
-    ("count", "uuids", "expected"),
+    ("count", "gpus_of_ranks", "expected"),
     [
-        (2, ["GPU-a", "GPU-a", "GPU-a"], True),  # both seen: nothing to compare
-        (1, ["GPU-a", "GPU-b", "GPU-b"], True),  # one each, by a scheduler
-        (1, ["GPU-a", "GPU-a", "GPU-a"], False),  # one, which they share
-        (1, ["", "", ""], False),
+        (2, [("GPU-a", "0:1:0"), ("GPU-a", "0:1:0")], True),  # both seen: nothing to compare
+        (1, [("GPU-a", "0:1:0"), ("GPU-b", "0:2:0")], True),  # one each, by a scheduler
+        (1, [("GPU-a", "0:1:0"), ("GPU-a", "0:1:0")], False),  # one, which they share
+        (1, [("MIG-a", "0:1:0"), ("MIG-b", "0:1:0")], False),  # parts of one
+        (1, [("GPU-a", ""), ("GPU-b", "")], True),  # which card is not known
+        (1, [("", ""), ("", "")], False),
     ],
 )
-def test_processes_that_see_one_gpu_each_are_told_from_those_that_share_one(gpus, monkeypatch, count, uuids, expected):
+def test_processes_that_see_one_gpu_each_are_told_from_those_that_share_one(gpus, own, count, gpus_of_ranks, expected):
     gpus(count)
-    told = iter(uuids)
-    monkeypatch.setattr(machines, "uuid_of", lambda device: next(told))
-    assert own(HashStore(), 2) is expected
+    assert own(gpus_of_ranks) == [expected] * 2
+
+
+def test_cards_of_two_machines_are_two_although_they_are_in_the_same_place(gpus, own, monkeypatch):
+    gpus(1)
+    monkeypatch.setattr(machines, "this_machine", iter(["one", "other"]).__next__)
+    assert own([("GPU-a", "0:1:0"), ("GPU-b", "0:1:0")]) == [True, True]
 
 
 def test_before_ranks_have_met_gpus_that_may_be_their_own_are_no_error(gpus, monkeypatch):

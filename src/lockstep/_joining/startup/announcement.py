@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lockstep._base.config import STRATEGIES, RunConfig
 from lockstep._base.escape_control import escape_control
-from lockstep._base.reports import warn
+from lockstep._base.reports import NOTICE, Report, publish, warn
 from lockstep._base.stopping import say
 from lockstep._joining.startup.allotment import misfits
 from lockstep._joining.startup.split_remarks import batch_size_of
@@ -25,9 +25,11 @@ from lockstep._state.rundir.fixed_settings import own_args, script_sha256
 from lockstep._world.comm.group import Transport
 from lockstep._world.devices import product_of
 from lockstep._world.environment import World
-from lockstep._world.kernels import kernels_repeat
+from lockstep._world.kernels import kernels_repeat, needs_deterministic_kernels
+from lockstep._world.libraries import library_versions
 from lockstep._world.machine.cores import num_cores
 from lockstep._world.machine.sizes import counted
+from lockstep._world.own_kernels import packages_in
 
 
 class Announcement(Listener):
@@ -73,6 +75,16 @@ class Announcement(Listener):
                 "is True, torch.use_deterministic_algorithms is off or warn_only, or --allow numerics was passed).",
                 code="kernels-nondeterministic",
             )
+        # Now, since most scripts have imported what they use when they prepare a loader.
+        packages = packages_in(sys.modules) if needs_deterministic_kernels(self._config, self._devices[0]) else []
+        if packages:
+            names = ", ".join(packages)
+            text = (
+                f"{names} may use GPU kernels of which PyTorch's setting for deterministic kernels does not know. If training "
+                "calls one that adds in an order that depends on timing, results are not repeatable, and no error shows it. "
+                "`lockstep verify SCRIPT` compares runs"
+            )
+            publish(Report(kind=NOTICE, text=text, code="kernels-unseen", is_warning=False))
         for misfit in misfits(
             self._world,
             num_cores=num_cores(),
@@ -104,6 +116,7 @@ def start_event(
         "backend": transport.backend,
         "num_cores": world.num_cores or num_cores(),
         "torch": torch.__version__,
+        **library_versions(device),
         "python": platform.python_version(),
         "lockstep": version(),
     }

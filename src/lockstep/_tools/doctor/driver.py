@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep._launch import gpus
 from lockstep._tools.doctor.finding import Finding, Situation, fail, ok, warn
+from lockstep._world.own_kernels import packages_installed
 
 _QUERY = ("name", "driver_version")
 _NVIDIA_SMI_S = 4.0
@@ -34,6 +35,7 @@ def look_at_gpus(situation: Situation) -> dict[str, Any]:
         "version": gpus.cuda_version(),
         "wants_gpus": situation.config.device == "cuda" or situation.config.backend == "nccl",
         "num_processes": situation.num_processes,
+        "packages": packages_installed() if present else [],
     }
 
 
@@ -46,12 +48,14 @@ def judge_gpus(
     version: str | None,
     wants_gpus: bool,
     num_processes: int,
+    packages: Sequence[str] = (),
 ) -> Finding:
     """Whether the driver answers, and PyTorch can use the GPUs.
 
     Args:
         rows: see ``_QUERY``.
         version: see ``gpus.cuda_version``.
+        packages: the installed ones of ``own_kernels``.
     """
     if error:
         return fail(
@@ -80,4 +84,5 @@ def judge_gpus(
             f"{num_processes} processes share {visible} GPU(s)", f"use --nproc-per-node {visible}", code="gpus-shared"
         )
     names = f" ({rows[0][0]}, driver {rows[0][1]})" if rows else ""
-    return ok(f"{visible} of {present} GPU(s) visible{names}, torch for CUDA {version}")
+    unseen = f"; PyTorch does not make the kernels of {', '.join(packages)} deterministic" if packages else ""
+    return ok(f"{visible} of {present} GPU(s) visible{names}, torch for CUDA {version}{unseen}")

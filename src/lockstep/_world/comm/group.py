@@ -212,12 +212,12 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
             device_id=device_id,
         )
     if transport.is_on_devices:
-        _outlast(transport.timeout_s, devices[0])
+        _outlast(default_group(), transport.timeout_s, devices[0])
     recognise(_key, default_group())
 
 
-def _outlast(timeout_s: float, device: torch.device) -> None:
-    """Gives the devices' collectives more time than Gloo's.
+def _outlast(group: dist.ProcessGroup, timeout_s: float, device: torch.device) -> None:
+    """Gives the devices' collectives of a group more time than Gloo's.
 
     NCCL's watchdog ends the process without a word to Python. Every step also exchanges numbers
     over Gloo, whose timeout is an error that names the rank that is missing: that has to come
@@ -225,7 +225,7 @@ def _outlast(timeout_s: float, device: torch.device) -> None:
     them.)
     """
     # NCCL's has it
-    set_timeout = getattr(default_group()._get_backend(device), "_set_default_timeout", None)
+    set_timeout = getattr(group._get_backend(device), "_set_default_timeout", None)
     if set_timeout is not None:
         set_timeout(datetime.timedelta(seconds=2 * timeout_s + _LATER_S))
 
@@ -246,6 +246,8 @@ def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | No
         timeout = datetime.timedelta(seconds=transport.timeout_s)
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
     if dist.get_rank() in ranks and transport.backend != "mpi":
+        if transport.is_on_devices and backend is None:
+            _outlast(group, transport.timeout_s, torch.device(accelerator()))
         recognise(_key, group)
     return group
 

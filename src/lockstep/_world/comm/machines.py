@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep._world.devices import uuid_of
+from lockstep._world.devices import card_of, uuid_of
 from lockstep._world.environment import World
 from lockstep._world.machine.identity import shared_by
 
@@ -51,7 +51,8 @@ def owns_gpu_exclusively(world: World, devices: Sequence[torch.device], store: S
     it may block until all have.
 
     Processes to which a scheduler shows one GPU each (``srun --gpus-per-task=1``) count no more
-    than processes that share one: there the ranks compare their GPUs' UUIDs.
+    than processes that share one: there the ranks compare their GPUs' UUIDs. They also compare
+    cards: NCCL refuses two processes on one, which may each have a part (MIG) with its own UUID.
 
     Args:
         store: where the ranks have met; None: they have not, and processes that might have separate
@@ -63,7 +64,9 @@ def owns_gpu_exclusively(world: World, devices: Sequence[torch.device], store: S
     if store is not None:
         # Also on ranks that return before they read the others': another machine may have fewer
         # devices, and its ranks wait for the entries of all.
-        store.set(f"devices/{world.rank}", " ".join(mine))
+        cards = [card and f"{this_machine()}/{card}" for card in map(card_of, devices)]
+        entries = [f"{uuid}@{card}" for uuid, card in zip(mine, cards, strict=True)]
+        store.set(f"devices/{world.rank}", " ".join(entries))
     if world.local_world_size * len(devices) <= torch.accelerator.device_count():
         return True
     if torch.accelerator.device_count() > len(devices) or not all(mine):
@@ -71,5 +74,6 @@ def owns_gpu_exclusively(world: World, devices: Sequence[torch.device], store: S
     if store is None:
         return True
     of_ranks = store.multi_get([f"devices/{rank}" for rank in range(world.world_size)])
-    everyones = [uuid for of_rank in of_ranks for uuid in of_rank.decode().split()]
-    return len(set(everyones)) == len(everyones)
+    pairs = [entry.split("@") for of_rank in of_ranks for entry in of_rank.decode().split()]
+    uuids, cards = [uuid for uuid, _ in pairs], [card for _, card in pairs if card]
+    return len(set(uuids)) == len(uuids) and len(set(cards)) == len(cards)
