@@ -1,5 +1,5 @@
-"""Packages with GPU kernels of their own, of which PyTorch's setting for deterministic kernels does
-not know. What they compute may differ from run to run, and no error shows it."""
+"""Packages with own GPU kernels, of which PyTorch's setting for deterministic kernels does not
+know. What they compute may differ from run to run, and no error shows it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PACKAGES = {
 
 
 def packages_in(modules: Container[str]) -> list[str]:
-    """Returns the names of those that were imported. ``modules``: such as ``sys.modules``."""
+    """Returns the names of the imported packages. ``modules``: such as ``sys.modules``."""
     return [name for module, name in PACKAGES.items() if module in modules]
 
 
 def packages_installed() -> list[str]:
-    """Returns the names of those that could be imported. Imports none."""
+    """Returns the names of the installed packages. Imports none."""
     return [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is not None]
