@@ -12,28 +12,22 @@ from torch import Tensor
 from lockstep._world.devices import has_streams
 
 
-class Arrivals:
-    """Tensors, each with the stream that computes it. Local; never waits on the host."""
-
-    __slots__ = ("_noted",)
-
-    def __init__(self) -> None:
-        self._noted: list[tuple[Tensor, torch.Stream]] = []
+class Arrivals(list[tuple[Tensor, torch.Stream]]):
+    """Tensors, each with the stream that computes it. Local; the host never waits."""
 
     def note(self, tensor: Tensor) -> None:
         """Notes that the current stream of the tensor's device computes it."""
-        if has_streams(tensor.device):
-            self._noted.append((tensor, torch.accelerator.current_stream(tensor.device)))
+        if not tensor.is_cpu and has_streams(tensor.device):
+            self.append((tensor, torch.accelerator.current_stream(tensor.device)))
 
     def wait(self) -> None:
         """Makes the current stream of each device wait for what was noted, which it may then read.
         Their memory may be freed at any time."""
-        if not self._noted:
+        if not self:
             return
-        noted, self._noted = self._noted, []
         current: dict[torch.device, torch.Stream] = {}
         others: dict[torch.Stream, torch.Stream] = {}
-        for tensor, stream in noted:
+        for tensor, stream in self:
             if tensor.device not in current:
                 current[tensor.device] = torch.accelerator.current_stream(tensor.device)
             reader = current[tensor.device]
@@ -44,7 +38,4 @@ class Arrivals:
                 tensor.record_stream(reader)
         for stream, reader in others.items():
             reader.wait_stream(stream)
-
-    def clear(self) -> None:
-        """Forgets what was noted."""
-        self._noted = []
+        self.clear()
