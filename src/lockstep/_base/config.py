@@ -132,11 +132,12 @@ class RunConfig:
     first launch gives a different, equally good result."""
     accumulate: int = option(1, group=TRAINING, least=1, metavar="K")
     """Global batches per optimizer step. [default: 1]"""
-    balance: str = option("on", group=TRAINING, choices=("on", "off"))
+    balance: str = option("auto", group=TRAINING, choices=("auto", "on", "off"))
     """Move shards from slow processes to faster ones; results are unchanged. Only with strategy
-    exact and at least two shards per process. [default: on]
+    exact and at least two shards per process. [default: auto (on the CPU only)]
 
-    docs/balance.md describes it."""
+    On other devices, ``on`` may need several more copies of the gradients on each of them:
+    docs/balance.md has the figures."""
     seed: int | None = option(None, group=TRAINING, least=0, most=2**63 - 1, metavar="N")
     """Seed for all random numbers. [default: the script's torch.manual_seed(), otherwise 0]
 

@@ -177,7 +177,7 @@ class Engine:
         self.strategy = make_strategy(config.strategy, config, fixed.shards, self.transport, self.devices)
         self.clock = StepClock(self.saver, self.devices[0])
         self.balance = None
-        if may_balance(config, self.world.world_size, fixed.shards):
+        if may_balance(config, self.world.world_size, fixed.shards, self.devices[0].type):
             registered = self.state.registered.values
             self.balance = Balance(self.world.world_size, fixed.shards, self.clock, self.events, registered)
         self.trained = TrainedObjects(scaling)

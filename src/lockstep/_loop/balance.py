@@ -36,9 +36,14 @@ from lockstep._prepare.per_shard import PerShard
 from lockstep._prepare.state_adapters import StateAdapter
 
 
-def may_balance(config: RunConfig, world_size: int, num_shards: int) -> bool:
-    """Whether shards may move in a run with these settings, whose strategy is resolved."""
-    return config.balance == "on" and STRATEGIES[config.strategy].balances and can_balance(world_size, num_shards)
+def may_balance(config: RunConfig, world_size: int, num_shards: int, device_type: str) -> bool:
+    """Whether shards may move in a run with these settings, whose strategy is resolved, on devices
+    of this type."""
+    # A move leaves blocks that are not aligned, so nearly every process has several subtrees of
+    # gradients instead of one: memory that a GPU may not have in the middle of a run, and the more
+    # bytes to send. And the GPUs of a run are all of one product.
+    is_wanted = device_type == "cpu" if config.balance == "auto" else config.balance == "on"
+    return is_wanted and STRATEGIES[config.strategy].balances and can_balance(world_size, num_shards)
 
 
 class Balance(Listener):
