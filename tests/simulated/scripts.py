@@ -182,6 +182,24 @@ def train_weighted(steps=6):
     return {"digest": found, "means": means, "logged": logged}, waits, account()["reports"]
 
 
+def count_evaluation(num_batches):
+    """The waits of an evaluation whose values and weights are on the device, and its result."""
+    with lockstep.join(checkpoint_every="off") as team:
+        torch.manual_seed(0)
+        model = team.prepare(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+        loader = DataLoader(data(4 * num_batches), 4, pin_memory=True)
+        if team.device.type != "cpu":
+            begin_to_count()
+        with team.evaluate(model, loader) as evaluation:
+            for images, labels in evaluation.shards:
+                scores = model(images)
+                hits = scores.argmax(1) == labels
+                evaluation.add(loss=nn.functional.cross_entropy(scores, labels), weight=labels.sum())
+                evaluation.add(classes=torch.nn.functional.one_hot(labels, 3).sum(0), hits=hits.sum(), reduction="sum")
+        found = {name: str(evaluation[name]) for name in ("loss", "classes", "hits")}
+        return found, account()
+
+
 def train_in_parts(steps=1):
     """A layer in two blocks that are run again in the backward pass: its gradient comes in two
     parts."""

@@ -46,6 +46,15 @@ def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bi
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
+def test_an_evaluation_waits_once_for_the_values_of_all_its_batches(crew, nproc):
+    ((on_cpu, _),) = crew(1, scripts.count_evaluation, 7, shards=2, device="cpu")
+    for found, counts in crew(nproc, scripts.count_evaluation, 7, shards=2):
+        assert found == on_cpu
+        assert by_file(counts) == {"_data/values.py": 1}
+        assert counts["reports"] == []
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
 def test_a_scaled_loss_costs_one_wait_more_and_two_after_an_overflow(crew, nproc):
     for one in crew(nproc, scripts.count, 8, PLAIN, True, True, shards=2, checkpoint_every="off", precision="16-mixed"):
         waits = by_file(one["step"])

@@ -29,7 +29,7 @@ from lockstep._data.evaluation_source import AssignedBatch, EvaluationKey, Evalu
 from lockstep._data.metric_updates import MetricUpdates
 from lockstep._data.shared import gather, keep
 from lockstep._data.uploads import Uploads
-from lockstep._data.values import SUM, Entry, Weight, check_weight, checked, combine, entry_of, on_cpu, take
+from lockstep._data.values import SUM, Entry, Weight, check_weight, checked, combine, entry_of, read, take
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.raw_collectives import EvaluationCollectives
 
@@ -329,12 +329,14 @@ class EvaluationPass:
 
     def gather(self) -> dict[str, Any]:
         """Returns the means and sums over all ranks, by name. Every rank must call it. Only here
-        the process waits for values on a GPU."""
+        the process waits for values on a GPU, once."""
         self._guard.check_outside("the end of the block")
+        added = [record for record in self._added if record[0] in self._requested]
+        # One copy for all batches: a copy for each value would make the process wait for each.
+        numbers = iter(read([item for *_, value, weight in added for item in (value, weight)]))
         mine: list[tuple[Place, str, Entry]] = [
-            (place, name, entry_of(kind, on_cpu(value), checked(float(weight), "batch.add")))
-            for place, name, kind, value, weight in self._added
-            if place in self._requested
+            (place, name, entry_of(kind, next(numbers), checked(float(next(numbers)), "batch.add")))
+            for place, name, kind, *_ in added
         ]
         everyone = itertools.chain.from_iterable(self._collectives.all_gather_plain(mine))
         in_order = sorted(everyone, key=lambda record: record[0])

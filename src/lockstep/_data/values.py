@@ -143,6 +143,13 @@ def all_on_cpu(values: Sequence[Tensor]) -> list[Any]:
     return found
 
 
+def read(values: Sequence[Any]) -> list[Any]:
+    """Returns results of ``take``, and weights, as Python numbers, or tensors on the CPU. Waits for
+    each device once."""
+    on_devices = iter(all_on_cpu([value for value in values if is_on_device(value)]))
+    return [next(on_devices) if is_on_device(value) else on_cpu(value) for value in values]
+
+
 def entry_of(kind: str, value: Any, weight: float) -> Entry:
     """Returns what a value adds to the result."""
     if kind != MEAN:

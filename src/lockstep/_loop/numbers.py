@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +12,13 @@ from lockstep._data.values import (
     COUNT,
     Entry,
     Weight,
-    all_on_cpu,
     check_weight,
     checked,
     entry_of,
     is_float,
     is_on_device,
     on_cpu,
+    read,
     take,
 )
 from lockstep._plan.shards import MicroBatch
@@ -180,13 +179,10 @@ class PhaseNumbers:
         """
         self._arrivals.wait()
         weights, added = self._weights_on_device, self._on_device
-        entries: list[Any] = [item for *_, value, weight in added for item in (value, weight) if is_on_device(item)]
-        numbers: Iterator[Any] = iter(all_on_cpu([*weights.values(), *entries]))
+        numbers = iter(read([*weights.values(), *(item for *_, value, weight in added for item in (value, weight))]))
         self.recorded.weights.update({key: checked(next(numbers), "backward") for key in weights})
-        for name, slot, kind, value, weight in added:
-            number = next(numbers) if is_on_device(value) else on_cpu(value)
-            of_value = checked(next(numbers), "batch.add") if is_on_device(weight) else float(weight)
-            self._note(name, slot, entry_of(kind, number, of_value))
+        for name, slot, kind, *_ in added:
+            self._note(name, slot, entry_of(kind, next(numbers), checked(float(next(numbers)), "batch.add")))
         self._on_device, self._weights_on_device, self.are_on_device = [], {}, False
 
     def _note(self, name: str, slot: int, entry: Entry) -> None:
