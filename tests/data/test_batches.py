@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from lockstep._base.errors import DataError
-from lockstep._data.batches import count_samples, cut, pin, to_device
+from lockstep._data.batches import count_samples, cut, map_tensors, pin, to_device
 
 pytestmark = pytest.mark.timeout(30)
 META = torch.device("meta")  # a device without a GPU
@@ -69,6 +69,26 @@ class Boxes:
 
     def pin_memory(self):
         return "pinned by itself"
+
+
+class Instances:
+    """An object that passes all arguments of its ``to`` on to those in it."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def to(self, *args, **kwargs):
+        return Instances([part.to(*args, **kwargs) for part in self.parts])
+
+
+@dataclasses.dataclass
+class Scaled:
+    """A dataclass that changes what it is given."""
+
+    pixels: torch.Tensor
+
+    def __post_init__(self):
+        self.pixels = self.pixels / 255
 
 
 def rows(num=4, columns=2):
@@ -206,6 +226,18 @@ def test_an_object_with_its_own_way_to_move_is_moved_by_that_wherever_it_stands(
     batch = {"boxes": [Boxes(rows())], "x": rows()}
     assert to_device(batch, META)["boxes"][0].tensor.device == META
     assert to_device(Boxes(rows()), META).tensor.device == META
+
+
+def test_an_object_that_cannot_move_without_blocking_is_moved_as_it_can():
+    boxes, image = to_device(Instances([Boxes(rows()), rows()]), META).parts
+    assert (boxes.tensor.device, image.device) == (META, META)
+
+
+def test_what_a_dataclass_has_done_with_its_items_is_not_done_again_where_it_is_moved():
+    batch = Scaled(torch.full((2,), 255.0))
+    assert map_tensors(torch.clone, batch).pixels.tolist() == [1.0, 1.0]
+    assert to_device(batch, META).pixels.device == META
+    assert batch.pixels.device.type == "cpu"
 
 
 def test_a_packed_sequence_moves_as_it_must():

@@ -1,5 +1,7 @@
 """Small trainings for the simulated device. Each function is one rank's script."""
 
+import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -198,6 +201,65 @@ def count_evaluation(num_batches):
                 evaluation.add(classes=torch.nn.functional.one_hot(labels, 3).sum(0), hits=hits.sum(), reduction="sum")
         found = {name: str(evaluation[name]) for name in ("loss", "classes", "hits")}
         return found, account()
+
+
+@dataclasses.dataclass
+class Record:
+    """A batch that nobody but lockstep can pin and move."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+class Own:
+    """A batch with ways of its own to be pinned and moved."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def pin_memory(self):
+        return Own(self.images.pin_memory(), self.labels.pin_memory())
+
+    def to(self, device, non_blocking=False):
+        return Own(*(part.to(device, non_blocking=non_blocking) for part in (self.images, self.labels)))
+
+
+def packed(images, labels):
+    """The rows of images as series, the longest first."""
+    rows = [image.reshape(8, 8)[: 8 - number] for number, image in enumerate(images)]
+    return pack_sequence(rows, enforce_sorted=False), labels
+
+
+def _collate(kind, samples):
+    return kind(torch.stack([image for image, _ in samples]), torch.stack([label for _, label in samples]))
+
+
+def train_on_kind(kind, num_workers=0, steps=10, counted=7):
+    """A training on batches of this kind. A digest; and the account of a step, from its beginning
+    to that of the next."""
+    with lockstep.join(checkpoint_every="off") as team:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        collate = functools.partial(_collate, kind)
+        loader = DataLoader(data(8 * steps), 8, collate_fn=collate, num_workers=num_workers, pin_memory=True)
+        model, optimizer, loader = team.prepare(model, optimizer, loader)
+        counts = None
+        for batch in loader:
+            if team.step == counted and team.device.type != "cpu":
+                begin_to_count()
+            if team.step == counted + 1:
+                counts = account()
+            for samples in batch.shards:
+                if kind is packed:
+                    series, labels = samples
+                    scores = model(series.data).mean(0).expand(len(labels), 3)
+                else:
+                    scores, labels = model(samples.images.reshape(-1, 8, 8)).sum(1), samples.labels
+                team.backward(nn.functional.cross_entropy(scores, labels))
+            optimizer.step()
+            optimizer.zero_grad()
+        return digest(model.state_dict()), counts, account()["reports"]
 
 
 def train_in_parts(steps=1):

@@ -45,6 +45,14 @@ def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bi
         assert reports == []
 
 
+@pytest.mark.parametrize("kind", [scripts.Record, scripts.Own, scripts.packed])
+def test_a_batch_of_any_class_that_is_pinned_is_moved_without_a_wait(crew, kind):
+    ((on_cpu, _, _),) = crew(1, scripts.train_on_kind, kind, shards=2, device="cpu")
+    for found, counts, reports in crew(2, scripts.train_on_kind, kind, 1, shards=2):
+        assert counts["waits"] == {}
+        assert (found, reports) == (on_cpu, [])
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_an_evaluation_waits_once_for_the_values_of_all_its_batches(crew, nproc):
     ((on_cpu, _),) = crew(1, scripts.count_evaluation, 7, shards=2, device="cpu")

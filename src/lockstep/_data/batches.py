@@ -3,9 +3,11 @@ them."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -26,9 +28,17 @@ def _is_named_tuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
+def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str, *, copies: bool = False) -> Any:
     """Returns a container of the same kind, with ``convert(path, item)`` for each item; None: the
-    value is no container."""
+    value is no container.
+
+    A dataclass is made again, so that what its ``__post_init__`` derives fits the items; with
+    ``copies`` it is copied, since what that method does to the items must not be done twice."""
+    if copies and _is_dataclass(value):
+        result = copy.copy(value)
+        for name in (field.name for field in dataclasses.fields(value) if hasattr(value, field.name)):
+            _set(result, name, convert(f"{path}.{name}", getattr(value, name)))
+        return result
     if _is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return dataclasses.replace(value, **{n: convert(f"{path}.{n}", getattr(value, n)) for n in names})
@@ -40,6 +50,13 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([convert(f"{path}[{i}]", item) for i, item in enumerate(value)])
     return None
+
+
+def _set(instance: Any, name: str, value: Any) -> None:
+    try:
+        setattr(instance, name, value)
+    except dataclasses.FrozenInstanceError:
+        object.__setattr__(instance, name, value)
 
 
 def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
@@ -55,25 +72,27 @@ def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
         return items
 
 
+def as_is(batch: Any) -> Any:
+    """Returns the batch."""
+    return batch
+
+
 def map_tensors(
-    function: Callable[[Tensor], Any], batch: Any, method_name: str = "", *arguments: Any, skip: str = ""
+    function: Callable[[Tensor], Any], batch: Any, method_name: str = "", call: Callable[[Any], Any] = as_is
 ) -> Any:
     """Returns the batch with ``function`` applied to every tensor in it. Values of other kinds are
     unchanged.
 
-    If an object that is no mapping has a method named ``method_name``, that method is called
-    instead, with ``arguments``: the object may be a container with special rules, such as
-    ``PackedSequence``. Objects with a method named ``skip`` are unchanged.
+    If an object that is no mapping has a method named ``method_name``, ``call`` is applied to it
+    instead: the object may be a container with special rules, such as ``PackedSequence``.
     """
 
     def convert(_: str, value: Any) -> Any:
         if isinstance(value, Tensor):
             return function(value)
-        if method_name and not isinstance(value, Mapping) and callable(method := getattr(value, method_name, None)):
-            return method(*arguments)
-        if skip and not isinstance(value, Mapping) and callable(getattr(value, skip, None)):
-            return value
-        rebuilt = _rebuild(value, convert, "")
+        if method_name and not isinstance(value, Mapping) and callable(getattr(value, method_name, None)):
+            return call(value)
+        rebuilt = _rebuild(value, convert, "", copies=True)
         return value if rebuilt is None else rebuilt
 
     return convert("", batch)
@@ -83,7 +102,7 @@ def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
     """Returns the batch with ``function`` applied to each value in it that is no container."""
 
     def convert(_: str, value: Any) -> Any:
-        rebuilt = _rebuild(value, convert, "")
+        rebuilt = _rebuild(value, convert, "", copies=True)
         return function(value) if rebuilt is None else rebuilt
 
     return convert("", batch)
@@ -97,13 +116,29 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool = True) ->
     """
     if device.type == "cpu":
         return batch
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), batch, "to", device)
+    return map_tensors(
+        lambda tensor: tensor.to(device, non_blocking=non_blocking),
+        batch,
+        "to",
+        lambda value: object_to_device(value, device, non_blocking=non_blocking),
+    )
+
+
+def object_to_device(value: Any, device: torch.device, *, non_blocking: bool) -> Any:
+    """Returns an object that its method ``to`` has moved to ``device``, asynchronously if its
+    memory is pinned, ``non_blocking`` is True and its class can pass that on."""
+    if non_blocking:
+        # No signature tells whether it can: ``to(*args, **kwargs)`` may pass them on to something
+        # that does not know the argument, as detectron2's Instances do.
+        with contextlib.suppress(TypeError):
+            return value.to(device, non_blocking=True)
+    return value.to(device)
 
 
 def pin(batch: Any) -> Any:
     """Returns the batch in pinned memory. Objects of other kinds are pinned by their
     ``pin_memory()`` method, if they have one."""
-    return map_tensors(Tensor.pin_memory, batch, "pin_memory")
+    return map_tensors(Tensor.pin_memory, batch, "pin_memory", methodcaller("pin_memory"))
 
 
 def _arrays(batch: Any, path: str) -> list[tuple[str, Any]]:

@@ -36,7 +36,7 @@ from torch.utils.data import (
 from lockstep._base import worker_note
 from lockstep._base.errors import DataError
 from lockstep._base.stopping import leave_signals_to_parent
-from lockstep._data.batches import pin
+from lockstep._data.batches import as_is, pin
 from lockstep._data.changed_samples import ChangedSamples, changes_again, definition_of
 from lockstep._data.many_workers import warn_of_many_workers
 from lockstep._data.sample_errors import SampleErrors
@@ -273,8 +273,21 @@ def _nothing() -> None:
     pass
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
+@dataclass(slots=True)
+class _ToPin:
+    """A batch on its way from a worker. PyTorch's thread pins it by calling its method, since its
+    own rules leave dataclasses in memory that is not pinned."""
+
+    batch: Any
+
+    def pin_memory(self) -> Any:
+        """Returns the batch in pinned memory."""
+        return pin(self.batch)
+
+
+def _pins(like: DataLoader[Any]) -> bool:
+    """Whether PyTorch pins the batches of this loader (for MPS it does not)."""
+    return bool(like.pin_memory) and devices.in_use() is not None and devices.accelerator() != "mps"
 
 
 class FetchPool:
@@ -289,8 +302,9 @@ class FetchPool:
     def __init__(self, fetcher: Fetcher, like: DataLoader[Any]) -> None:
         self._fetcher = fetcher
         self._requests = _Requests()
-        self._pin_memory = bool(like.pin_memory) and devices.in_use() is not None
-        self._workers = worker_loader(fetcher, like, sampler=self._requests) if like.num_workers > 0 else None
+        self._pin_memory = _pins(like)
+        collate = {"collate_fn": _ToPin} if self._pin_memory else {}
+        self._workers = worker_loader(fetcher, like, sampler=self._requests, **collate) if like.num_workers > 0 else None
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
         """Yields one batch for each request. Workers run ahead of the loop. Without them each batch
@@ -438,9 +452,9 @@ def worker_loader(dataset: Any, like: DataLoader[Any], **changes: Any) -> DataLo
     """
     options: dict[str, Any] = {
         "batch_size": None,
-        "collate_fn": _as_is,
+        "collate_fn": as_is,
         "num_workers": like.num_workers,
-        "pin_memory": bool(like.pin_memory) and devices.in_use() is not None,
+        "pin_memory": _pins(like),
         "timeout": like.timeout,
         "worker_init_fn": _StartWorker(like.worker_init_fn),
         "multiprocessing_context": like.multiprocessing_context,

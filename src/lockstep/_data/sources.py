@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from operator import methodcaller
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -164,7 +165,7 @@ class ReadySource(Source):
         whole = self._whole(first_step, epoch, is_resumed)
         # The iterable may refill the same tensors for each batch, and a step keeps several batches.
         if assignment.accumulate > 1:
-            whole = (map_tensors(Tensor.clone, batch, "clone") for batch in whole)
+            whole = (map_tensors(Tensor.clone, batch, "clone", methodcaller("clone")) for batch in whole)
         num_read = itertools.count(1)
         counted = ((batch, count_samples(batch), next(num_read)) for batch in whole)
         for step, parts in enumerate(assignment.group(pair for pair in counted if pair[1] > 0), first_step):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep._data.batches import map_tensors, to_device
+from lockstep._data.batches import map_tensors, object_to_device, to_device
 from lockstep._data.source import StepData
 from lockstep._data.torch_loader import is_torch_loader
 from lockstep._world.devices import new_stream
@@ -117,13 +117,14 @@ class Uploads:
         return self.arrive(self.copy(samples))
 
     def copy(self, samples: Any) -> _Copy:
-        """Begins to copy samples: the plain tensors. Other objects are copied when they are
-        taken."""
+        """Begins to copy samples: the plain tensors. Other objects are copied when they are taken,
+        on the stream that uses them: only their class knows their tensors, so their memory could
+        not be protected from the next copies on this stream."""
         if self._stream is None:
             return _Copy(samples, samples, None)
         with self._stream:
             pinned: list[bool] = []
-            copied = map_tensors(lambda tensor: self._copied(tensor, pinned), samples, skip="to")
+            copied = map_tensors(lambda tensor: self._copied(tensor, pinned), samples, "to")
             arrived = self._stream.record_event()
             if any(pinned):
                 self._is_reading = arrived
@@ -135,16 +136,19 @@ class Uploads:
             return to_device(copy.copied, self._device, non_blocking=not self._may_refill)
         stream = torch.accelerator.current_stream(self._device)
         stream.wait_event(copy.arrived)
+        is_kept = not self._may_refill
 
         def arrived(tensor: Tensor) -> Tensor:
-            moved = tensor.to(self._device, non_blocking=not self._may_refill)
+            moved = tensor.to(self._device, non_blocking=is_kept)
             # The memory belongs to the copy stream. Without this call, PyTorch could reuse it for
             # the next samples while this stream still reads it.
             if _is_plain(moved):
                 moved.record_stream(stream)
             return moved
 
-        return map_tensors(arrived, copy.copied, "to", self._device)
+        return map_tensors(
+            arrived, copy.copied, "to", lambda value: object_to_device(value, self._device, non_blocking=is_kept)
+        )
 
     def _copied(self, tensor: Tensor, pinned: list[bool]) -> Tensor:
         if not tensor.is_cpu or not _is_plain(tensor):
