@@ -203,6 +203,20 @@ def count_evaluation(num_batches):
         return found, account()
 
 
+def gather_rows():
+    """Rows of other numbers on each rank, of each dtype; and the account of gathering them."""
+    with lockstep.join(checkpoint_every="off") as team:
+        given = [torch.arange(6.0 * number).view(number, 3, 2) + team.rank for number in range(team.rank + 1)]
+        dtypes = [torch.float32, torch.bfloat16, torch.int16, torch.bool, torch.complex64]
+        parts = {dtype: [part.to(team.device, dtype) for part in given[1:]] for dtype in dtypes}
+        if team.device.type != "cpu":
+            begin_to_count()
+        found = {str(dtype): team.all_gather_rows(of_dtype) for dtype, of_dtype in parts.items()}
+        counts = account()
+        assert {rows.device for rows, _ in found.values()} == {team.device}
+        return {name: (rows.tolist(), slices) for name, (rows, slices) in found.items()}, counts
+
+
 @dataclasses.dataclass
 class Record:
     """A batch that nobody but lockstep can pin and move."""

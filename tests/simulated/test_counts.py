@@ -45,6 +45,15 @@ def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bi
         assert reports == []
 
 
+def test_rows_are_gathered_from_device_to_device_without_a_wait(crew):
+    on_cpu = crew(3, scripts.gather_rows, shards=3, device="cpu")
+    on_devices = crew(3, scripts.gather_rows, shards=3)
+    assert [found for found, _ in on_devices] == [found for found, _ in on_cpu]
+    for _, counts in on_devices:
+        assert (counts["waits"], counts["reports"]) == ({}, [])
+        assert counts["launches"]["all_gather_single"] == 5
+
+
 @pytest.mark.parametrize("kind", [scripts.Record, scripts.Own, scripts.packed])
 def test_a_batch_of_any_class_that_is_pinned_is_moved_without_a_wait(crew, kind):
     ((on_cpu, _, _),) = crew(1, scripts.train_on_kind, kind, shards=2, device="cpu")

@@ -244,12 +244,10 @@ class Collectives:
         self._guard("all_gather_rows")
         parts = [part.detach() for part in ([parts] if isinstance(parts, Tensor) else parts)]
         # The type of the device and not its index, which differs between the ranks of a machine.
-        forms = [(tuple(part.shape), part.dtype, part.device.type) for part in parts]
-        # Copies, since to save a view would send its whole base.
-        by_rank = self.all_gather_plain((forms, [part.to("cpu", copy=True).contiguous() for part in parts]))
-        # Checked after the exchange, with the forms of all ranks: so all ranks raise the error, and
-        # none waits for one that has raised it alone.
-        everyone = [(rank, *form) for rank, (of_rank, _) in enumerate(by_rank) for form in of_rank]
+        by_rank = self.all_gather_plain([(tuple(part.shape), part.dtype, part.device.type) for part in parts])
+        # With the forms of all ranks, all ranks raise the error, and none waits for one that has
+        # raised it alone.
+        everyone = [(rank, *form) for rank, of_rank in enumerate(by_rank) for form in of_rank]
         if not everyone:
             raise ConfigError(
                 "all_gather_rows: no rank has passed a tensor. Pass the tensors of this rank's shards",
@@ -264,15 +262,36 @@ class Collectives:
                 "dimension 0, the number of rows, may differ",
                 code="gather-rows-differ",
             )
-        device = parts[0].device if parts else torch.device(everyone[0][3])
-        rows = torch.cat([part for _, of_rank in by_rank for part in of_rank]).to(device)
+        _, shape, dtype, kind = everyone[0]
+        own = torch.cat(parts) if parts else torch.empty((0, *shape[1:]), dtype=dtype, device=kind)
+        rows = self._gather_rows(own, [sum(shape[0] for shape, *_ in of_rank) for of_rank in by_rank])
         # Where each tensor ends, over all ranks. With two tensors of 3 and 1 rows on rank 0, and
         # one of 2 rows on rank 1, stops are 3, 4, 6; the first tensor of rank 1 has number 2, so
         # its rows are 4 and 5.
         stops = list(itertools.accumulate(shape[0] for _, shape, _, _ in everyone))
-        first = sum(len(of_rank) for of_rank, _ in by_rank[: self.rank])
+        first = sum(map(len, by_rank[: self.rank]))
         mine = stops[first : first + len(parts)]
         return rows, [slice(stop - len(part), stop) for stop, part in zip(mine, parts, strict=True)]
+
+    def _gather_rows(self, own: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Concatenates rows of one shape and dtype, in rank order. ``lengths``: the number of rows
+        of each rank."""
+        row_bytes, own = own.element_size() * own.shape[1:].numel(), own.contiguous()
+        if self.size == 1:
+            return own
+        if max(lengths) * row_bytes == 0:
+            return own.new_empty((sum(lengths), *own.shape[1:]))
+        # As bytes, which every backend sends, whatever the dtype; all padded to the longest. On the
+        # device, the host does not wait.
+        mine = own.view(-1).view(torch.uint8)
+        device = own.device if self._transport.is_on_devices else torch.device("cpu")
+        padded = torch.zeros(max(lengths) * row_bytes, dtype=torch.uint8, device=device)
+        padded[: mine.numel()] = mine
+        everyone = torch.empty(self.size * padded.numel(), dtype=torch.uint8, device=device)
+        all_gather_flat(everyone, padded, group=self.group)
+        of_ranks = everyone.view(self.size, -1)
+        rows = torch.cat([row[: length * row_bytes] for row, length in zip(of_ranks, lengths, strict=True)])
+        return rows.to(own.device).view(own.dtype).view(-1, *own.shape[1:])
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """Returns rank ``src``'s picklable object on every rank; the others' values are ignored."""
