@@ -25,6 +25,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/extension.h>
 
+#include <bit>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -219,6 +220,9 @@ struct Memory final : c10::Allocator {
 } memory;
 
 std::map<const char*, size_t> pinned;
+int64_t pinned_now = 0;  // with each block as large as CUDA's allocator makes it: a power of two
+
+int64_t rounded(size_t bytes) { return std::bit_ceil(std::max<size_t>(bytes, 1)); }
 
 bool is_pinned(const void* pointer) {
   Locked lock;
@@ -231,9 +235,16 @@ struct PinnedMemory final : at::HostAllocator {
     Locked lock;
     auto pointer = aligned(bytes);
     pinned[(char*)pointer] = std::max<size_t>(bytes, 1);
+    pinned_now += rounded(bytes);
     return {pointer, pointer, &release, Device(c10::kCPU)};
   }
-  static void release(void* pointer) { Locked lock; pinned.erase((char*)pointer); std::free(pointer); }
+  static void release(void* pointer) {
+    Locked lock;
+    auto it = pinned.find((char*)pointer);
+    pinned_now -= rounded(it->second);
+    pinned.erase(it);
+    std::free(pointer);
+  }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
   bool record_event(void*, void*, Stream) override { return true; }
@@ -787,6 +798,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("reports", [] { Locked lock; return reports; });
   m.def("reset", [] { Locked lock; launches.clear(); waits.clear(); reports.clear(); });
   m.def("memory", [] { Locked lock; return std::make_pair(bytes_now, bytes_peak); });
+  m.def("pinned", [] { Locked lock; return pinned_now; });
   m.def("reset_peak", [] { Locked lock; bytes_peak = bytes_now; });
   m.def("group", [](const intrusive_ptr<c10d::Backend>& gloo, int rank, int size) {
     return c10::static_intrusive_pointer_cast<c10d::Backend>(make_intrusive<DeviceGroup>(gloo, rank, size));

@@ -4,6 +4,9 @@ from collections import Counter
 
 import pytest
 import scripts
+import torch
+
+from lockstep._state.checkpoint.staging import Staging
 
 pytestmark = pytest.mark.timeout(120)
 STRATEGIES = [("exact", 1), ("exact", 2), ("single", 1), ("ddp", 2), ("fsdp", 2)]
@@ -116,3 +119,31 @@ def test_parameters_have_gradients_where_any_shard_gave_one_though_the_sums_are_
     (on_cpu,) = crew(1, scripts.choose, sides, shards=2, device="cpu")
     for found in crew(nproc, scripts.choose, sides, shards=2):
         assert found == on_cpu
+
+
+def test_copies_for_checkpoints_need_little_more_pinned_memory_than_their_bytes(device):
+    tensors = {f"weight {number}": torch.full((100, 270 + number), float(number), device="sim") for number in range(90)}
+    tensors |= {"number": torch.tensor(3, device="sim"), "half": torch.ones(5, device="sim").bfloat16()}
+    tensors |= {"empty": torch.empty(0, 3, device="sim"), "on the CPU": torch.ones(7)}
+    before, staging = device.pinned(), Staging()
+    device.reset()
+    for fill in (0, 1):
+        copies, events = staging.copy(tensors)
+        assert device.waits() == {}
+        for event in events:
+            event.synchronize()
+        device.reset()
+        for number, name in enumerate(list(tensors)[:90]):
+            assert copies[name].unique().tolist() == [number + fill]
+            tensors[name] += 1
+        device.reset()
+        assert all(copies[name].dtype == tensors[name].dtype for name in tensors)
+        assert (copies["number"].item(), copies["empty"].shape) == (3, (0, 3))
+        if not fill:
+            memory, places = device.pinned(), {name: copy.data_ptr() for name, copy in copies.items()}
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    assert num_bytes < memory - before < 1.1 * num_bytes
+    assert (device.pinned(), {name: copy.data_ptr() for name, copy in copies.items()}) == (memory, places)
+    del copies
+    staging.copy({"weight 0": tensors["weight 0"]})
+    assert device.pinned() - before < 0.1 * num_bytes

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lockstep._state.checkpoint.copying import copy_pieces, is_memory, pieces_of
 from lockstep._state.checkpoint.files import Bytes
+from lockstep._state.checkpoint.pinned import Forms, Pinned
 
 
 class Staging:
@@ -37,12 +38,14 @@ class Staging:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        """The memory for tensors on the CPU."""
+        self._pinned = Pinned({})
 
-    def prepare(self, forms: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+    def prepare(self, forms: Forms) -> None:
         """Allocates memory for CPU tensors of these shapes and dtypes. May run concurrently with
         training."""
         for name, (shape, dtype) in forms.items():
-            self._buffer(name, shape, dtype, is_pinned=False)
+            self._buffer(name, shape, dtype)
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[torch.Event]]:
         """Copies tensors to contiguous CPU memory. Returns the copies, and the events after which
@@ -53,11 +56,14 @@ class Staging:
         copies: dict[str, Tensor] = {}
         gpus: set[torch.device] = set()
         pieces: list[tuple[Bytes, Bytes]] = []
+        # Only a copy to pinned memory is asynchronous.
+        pinned = self._memory_of(
+            {name: (one.shape, one.dtype) for name, one in tensors.items() if one.device.type not in ("cpu", "meta")}
+        )
         with torch.no_grad():
             for name, tensor in tensors.items():
-                # Only a copy to pinned memory is asynchronous.
-                is_pinned = tensor.device.type not in ("cpu", "meta")
-                copies[name] = copy = self._buffer(name, tensor.shape, tensor.dtype, is_pinned=is_pinned)
+                copy = pinned[name] if name in pinned else self._buffer(name, tensor.shape, tensor.dtype)
+                copies[name] = copy
                 source = tensor.detach()
                 if is_memory(source):
                     pieces += pieces_of(copy, source)
@@ -67,18 +73,26 @@ class Staging:
                     gpus.add(tensor.device)
         # After the copies from GPUs have begun, which go on meanwhile.
         copy_pieces(pieces)
-        for name in self._buffers.keys() - tensors.keys():
+        for name in self._buffers.keys() - (tensors.keys() - pinned.keys()):
             # Tensors that no longer exist, for example a gradient that was set to None.
             del self._buffers[name]
         # No wait here: later work on a GPU's stream, such as an optimizer's step, is ordered after
         # the copies. The writer's thread waits for the events.
         return copies, [torch.accelerator.current_stream(gpu).record_event() for gpu in gpus]
 
-    def _buffer(self, name: str, shape: torch.Size, dtype: torch.dtype, *, is_pinned: bool) -> Tensor:
+    def _memory_of(self, forms: Forms) -> Mapping[str, Tensor]:
+        """Returns pinned memory for these tensors: that of the copy before, if it was for the same
+        ones."""
+        if forms != self._pinned.forms:
+            self._pinned = Pinned({})  # first, so that the new memory may be the old
+            self._pinned = Pinned(forms)
+        return self._pinned.views
+
+    def _buffer(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
             # "cpu" also where the script has called torch.set_default_device().
-            buffer = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=is_pinned)
+            buffer = torch.empty(shape, dtype=dtype, device="cpu")
             touch(buffer)
             self._buffers[name] = buffer
         return buffer
