@@ -1,12 +1,14 @@
 """lockstep on the simulated device: the bits of the CPU, and no access that nothing orders."""
 
 import re
+from pathlib import Path
 
 import pytest
 import scripts
 from codes import raises
 
 from lockstep._base.errors import LaunchError
+from lockstep._events.history import read_events
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,6 +42,14 @@ def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu
     assert {one["backend"] for one in ranks} == {"simccl"}
     assert [one["reports"] for one in ranks] == [[]] * nproc
     assert {one["digest"] for one in ranks} == {on_cpu(shards)}
+
+
+def test_the_memory_of_a_device_around_the_first_step_is_in_the_log(crew):
+    crew(2, scripts.train, shards=2, run_dir="run", checkpoint_every="off")
+    (memory,) = [event for event in read_events(Path("run")) if event["event"] == "memory"]
+    assert memory["step"] == 1
+    assert 0 < memory["used_before_bytes"] < memory["used_after_bytes"] < memory["total_bytes"]
+    assert memory["reserved_after_bytes"] == memory["used_after_bytes"]
 
 
 @pytest.mark.parametrize(("strategy", "precision"), [("exact", "16-mixed"), ("exact", "16-true"), ("fsdp", "16-mixed")])

@@ -35,6 +35,11 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
                        from that step on), ``before`` (the same until then), ``gain`` (the share of
                        a step's time that this is predicted to save): shards move from ranks that
                        are slower than the others. A launch begins with even numbers
+``memory``             ``step`` (the first of this launch), ``total_bytes``,
+                       ``used_before_bytes``, ``used_after_bytes`` (before the first pass, and after
+                       that step; by all processes), ``reserved_before_bytes``,
+                       ``reserved_after_bytes`` (the same of PyTorch's allocator in this process, or
+                       null): the memory of rank 0's GPU. Absent where it cannot be read
 ``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
 ``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``,
                        ``held_s`` (how long training waited for it), ``wall_s`` (how long it took to
@@ -130,6 +135,14 @@ class _Move(TypedDict):
     gain: float
 
 
+class _Memory(_Any, total=False):
+    total_bytes: Count
+    used_before_bytes: Count
+    used_after_bytes: Count
+    reserved_before_bytes: Count | None
+    reserved_after_bytes: Count | None
+
+
 class _Checkpoint(_Any, total=False):
     kind: str
     name: str
@@ -145,6 +158,7 @@ KINDS: Mapping[str, Any] = {
     "epoch": _Epoch,
     "slow": _Slow,
     "move": _Move,
+    "memory": _Memory,
     "checkpoint": _Checkpoint,
     "checkpoint_failed": _Any,
     "preempted": _Any,

@@ -22,6 +22,7 @@ from lockstep._data.assignment import ShardAssignment
 from lockstep._data.evaluation_numbers import Evaluations
 from lockstep._data.loader import PreparedLoader
 from lockstep._data.streams import Purpose, draw_on, preserve_rng, reseed
+from lockstep._events.measure.first_step_memory import FirstStepMemory
 from lockstep._events.measure.log import MetricLog
 from lockstep._events.measure.nan_watch import NanWatch
 from lockstep._events.measure.passes import PassMeter
@@ -266,6 +267,7 @@ class Engine:
             clock,
             OverlapTimer(clock, self.strategy) if world.world_size > 1 else None,
             self._split_remarks() if self.is_main and not context.requests else None,
+            FirstStepMemory(self.events, self.devices[0]) if self.is_main and self.devices[0].type != "cpu" else None,
             self.at_exit,
         ]
         self.listeners.add(listener for listener in candidates if listener is not None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -77,6 +78,33 @@ def num_multiprocessors(device: torch.device) -> int | None:
     """On how many multiprocessors of a device kernels run; None if not known."""
     ask = getattr(torch.get_device_module(device), "get_device_properties", None)
     return None if ask is None else getattr(ask(device), "multi_processor_count", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """The memory of a device."""
+
+    total_bytes: int
+    used_bytes: int
+    """The bytes that are in use, by any process: tensors, contexts, and the buffers of NCCL."""
+    reserved_bytes: int | None
+    """The bytes that the allocator of PyTorch in this process has reserved; None if not known."""
+
+
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """The memory of a device now; None if it cannot be read. Does not wait for the device."""
+    if device.type == "cpu":
+        return None
+    module = torch.get_device_module(device)
+    ask, reserved = getattr(module, "mem_get_info", None), getattr(module, "memory_reserved", None)
+    if ask is None:
+        return None
+    free, total = ask(device)
+    return DeviceMemory(
+        total_bytes=int(total),
+        used_bytes=int(total) - int(free),
+        reserved_bytes=None if reserved is None else int(reserved(device)),
+    )
 
 
 def uuid_of(device: torch.device) -> str:

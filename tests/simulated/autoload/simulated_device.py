@@ -21,6 +21,7 @@ from torch.utils import cpp_extension
 
 SOURCE = Path(__file__).parents[1] / "device.cpp"
 NAME = "sim_device"
+TOTAL_BYTES = 1 << 30
 
 
 def built():
@@ -135,6 +136,13 @@ class SimulatedDevice:
 
     def get_device_name(self, device=None):
         return "simulated"
+
+    def mem_get_info(self, device=None):
+        """Free and total bytes: a card of 1 GB."""
+        return TOTAL_BYTES - self.library.memory()[0], TOTAL_BYTES
+
+    def memory_reserved(self, device=None):
+        return self.library.memory()[0]
 
     def max_memory_reserved(self, device=None):
         return self.library.memory()[1]

@@ -101,6 +101,14 @@ def test_how_each_launch_ended_is_told():
     assert launches.launches_of(ended, is_running=False, now_s=3000.0)[-1].how == "finished at step 9"
 
 
+def test_the_memory_of_a_gpu_around_the_first_step_is_shown_for_the_newest_launch():
+    used = {"total_bytes": 80_000_000_000, "used_before_bytes": 3_000_000_000, "reserved_after_bytes": None}
+    old, new = ({"event": "memory", "time_s": 1.0, "step": 1, "used_after_bytes": size, **used} for size in (1, 10**10))
+    text = text_of([start(0.0), old, step(1.0, 1), start(2.0), new, step(3.0, 2)])
+    assert text.count("GPU") == 1
+    assert re.search("3.00 GB .* 10.00 GB .* 80.00 GB", text)
+
+
 def test_a_curve_shows_what_counts_and_not_what_was_done_again():
     events = [start(0.0), step(1.0, 1, loss=3.0), step(2.0, 2, loss=99.0)]
     events += [start(3.0), {"event": "resume", "time_s": 3.0, "step": 1}, step(4.0, 2, loss=2.0)]

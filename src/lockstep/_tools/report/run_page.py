@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep._events.format import number_in
 from lockstep._events.history import history as history_of
 from lockstep._tools.compare.figures import pace_of, splits_of
 from lockstep._tools.compare.table import count
@@ -15,7 +16,7 @@ from lockstep._tools.report.html import Page, Section, moment
 from lockstep._tools.report.launches import Launch
 from lockstep._tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep._tools.runs.time_split import HEADINGS, lines_on_ranks, rows_of
-from lockstep._world.machine.sizes import NOTHING, counted, span
+from lockstep._world.machine.sizes import NOTHING, counted, size, span
 
 _TONES = {RUNNING: "live", FINISHED: "good", INTERRUPTED: "warn", FAILED: "bad", UNREADABLE: "bad"}
 _WORDS = {FAILED: "ended before its first checkpoint"}
@@ -50,7 +51,7 @@ def run_page(record: RunRecord) -> Page:
         _curves(history),
         _time(history),
         _launches(started),
-        _surroundings(record, begin),
+        _surroundings(record, begin, history),
     )
     return Page(
         name=run.name,
@@ -168,7 +169,7 @@ def _launches(started: Sequence[Launch]) -> Section:
     return Section(title="Launches", tables=[table] if rows else [])
 
 
-def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
+def _surroundings(record: RunRecord, begin: Mapping[str, Any], history: training.Events) -> Section:
     shown = dict(record.settings)
     hosts = begin.get("hosts")
     if isinstance(hosts, list):
@@ -181,10 +182,21 @@ def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
         if name not in ("event", "time_s", "hosts", "script") and name not in shown
     }
     facts = [(name.replace("_", " "), _text(value)) for name, value in shown.items() if value is not None]
+    newest = [event for event in history if event["event"] == "memory"][-1:]
+    facts += [("memory of rank 0's GPU", _memory(event)) for event in newest]
     return Section(
         title="Settings and environment",
         text="The initial settings, the machines and the versions.",
         facts=facts,
+    )
+
+
+def _memory(event: Mapping[str, Any]) -> str:
+    names = ("used_before_bytes", "used_after_bytes", "total_bytes", "reserved_after_bytes")
+    before, after, total, reserved = (NOTHING if (n := number_in(event, name)) is None else size(n) for name in names)
+    return (
+        f"{before} used before the first step of the launch, {after} after it, of {total}; "
+        f"PyTorch's allocator has reserved {reserved} after it"
     )
 
 
