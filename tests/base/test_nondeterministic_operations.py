@@ -91,18 +91,35 @@ def test_what_to_write_instead_has_the_same_values_and_gradients(operation):
 def test_on_a_gpu_the_call_raises_and_what_to_write_instead_does_not(operation):
     values = on_gpu(inputs(operation.name))
     with Refusing():
-        with pytest.raises(RuntimeError, match="does not have a deterministic implementation") as caught:
+        with pytest.raises(RuntimeError) as caught:
             run(operation.call, values)
         assert of_error(str(caught.value).partition(" does not have")[0]) is operation
         run(operation.instead, values)
 
 
+# The lines in notes.
+NOTES = [
+    ("avg_pool3d", "F.local_response_norm(x, 3)", "F.local_response_norm(x.flatten(2), 3).view_as(x)"),
+    ("put_", "torch.take(x, torch.tensor([3, 9], device=x.device))", "x.flatten()[torch.tensor([3, 9], device=x.device)]"),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "instead"), NOTES)
+def test_what_a_note_proposes_is_the_same_and_has_kernels(name, call, instead):
+    values = {"x": numbers(2, 3, 6, 8)}
+    torch.testing.assert_close(run(instead, values), run(call, values))
+    values = on_gpu(values)
+    with Refusing():
+        with pytest.raises(RuntimeError):
+            run(call, values)
+        run(instead, values)
+
+
 def test_the_table_has_all_that_pytorch_lists():
     text = torch.use_deterministic_algorithms.__doc__
     section = text[text.index("operations will throw a") : text.index("In addition, several operations")]
-    listed = set(re.findall(r":(?:class|func):`(torch\.[\w.]+)`", section)) - {
-        "torch.Tensor.resize_"
-    }  # of quantized tensors
+    listed = set(re.findall(r":(?:class|func):`(torch\.[\w.]+)`", section))
+    listed -= {"torch.Tensor.resize_"}  # of quantized tensors
     by_input = {  # no call or layer tells
         "torch.nn.NLLLoss": "nll_loss2d",
         "torch.cumsum": "cumsum",

@@ -24,7 +24,7 @@ class Way:
     position: int = -1
     """The argument's place in a call without names."""
     only: tuple[Any, ...] = ()
-    """The argument's values that lead to it; empty: all that are given, except ``unless``."""
+    """The argument's values that lead to it; empty: all that a call passes, except ``unless``."""
     unless: tuple[Any, ...] = ()
 
     def leads(self, given: Mapping[str, Any]) -> bool:
@@ -58,7 +58,11 @@ class Operation:
     note: str = ""
     """The limits of that expression, or another way."""
     ways: tuple[Way, ...] = field(default=())
-    """What leads to it that can be told from a call or a layer alone."""
+    """What leads to it, as far as a call or a layer alone shows that."""
+
+    def advice(self) -> str:
+        """What to write instead, as text for messages."""
+        return f"instead of {self.call}, write {self.instead}" + (f" ({self.note})" if self.note else "")
 
     @property
     def is_on_cpu(self) -> bool:
@@ -68,7 +72,7 @@ class Operation:
 
 _NN = "torch.nn."
 _F = "torch.nn.functional."
-_DIVIDES = "if the output sizes divide those of x; otherwise on the CPU"
+_DIVIDES = "if the sizes of the output divide the sizes of x; otherwise on the CPU"
 _OUT = ("", ".grad_input")
 _ONES = (1, (1, 1), (1, 1, 1))
 
@@ -137,8 +141,14 @@ OPERATIONS = (
         in_backward=True,
         call="F.avg_pool3d(x, k)",
         instead="x.unflatten(-1, (-1, k)).unflatten(-3, (-1, k)).unflatten(-5, (-1, k)).mean((-1, -3, -5))",
-        note="if k divides the sizes of x, and is the stride; otherwise on the CPU",
-        ways=(Way(_NN + "AvgPool3d"), Way(_F + "avg_pool3d")),
+        note="if k divides the sizes of x, and is the stride; otherwise on the CPU. LocalResponseNorm of images uses it: write "
+        "F.local_response_norm(x.flatten(2), size).view_as(x)",
+        ways=(
+            Way(_NN + "AvgPool3d"),
+            Way(_F + "avg_pool3d"),
+            Way(_NN + "LocalResponseNorm"),
+            Way(_F + "local_response_norm"),
+        ),
     ),
     Operation(
         name="fractional_max_pool",

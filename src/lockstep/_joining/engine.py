@@ -37,6 +37,7 @@ from lockstep._events.measure.trackers import RunInfo, Trackers, trackers_for
 from lockstep._events.writer import EventWriter
 from lockstep._joining.instrument import Instrument, Run
 from lockstep._joining.startup.announcement import Announcement, start_event
+from lockstep._joining.startup.refused_layers import RefusedLayers
 from lockstep._joining.startup.script_seed import ScriptSeed
 from lockstep._joining.startup.split_remarks import SplitRemarks
 from lockstep._listener import Listener, Listeners
@@ -260,6 +261,7 @@ class Engine:
             self.log,
             self.trackers,
             self._announcement() if self.is_main else None,
+            RefusedLayers() if self.is_main and needs_deterministic_kernels(config, self.devices[0]) else None,
             self.saver,
             LoggingTimer(clock),
             self.passes,
