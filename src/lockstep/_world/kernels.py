@@ -4,6 +4,7 @@ CPU's kernels do so in any case.)"""
 from __future__ import annotations
 
 import os
+from typing import ClassVar
 
 import torch
 import torch.utils.deterministic
@@ -38,6 +39,8 @@ def kernels_repeat() -> bool:
     return is_strict and not torch.backends.cudnn.benchmark
 
 
+_STRICT = 2
+"""PyTorch's number for ``use_deterministic_algorithms(True)`` without ``warn_only``."""
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DEFAULT = ":4096:8"
 
@@ -61,8 +64,13 @@ def may_set_cublas_too_late() -> bool:
 class DeterministicKernels:
     """``torch.use_deterministic_algorithms(True)``, from creation until ``put_back``. Local."""
 
+    were_off: ClassVar[bool] = False
+    """Whether it was lockstep, and not the script, that set it in this process: for the words of
+    PyTorch's error, which outlives the run."""
+
     def __init__(self) -> None:
         self._mode = torch.get_deterministic_debug_mode()
+        DeterministicKernels.were_off = self._mode != _STRICT
         self._fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         self._sets_cublas = _CUBLAS not in os.environ
         os.environ.setdefault(_CUBLAS, _CUBLAS_DEFAULT)

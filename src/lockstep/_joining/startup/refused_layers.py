@@ -62,4 +62,4 @@ class RefusedLayers(Listener):
             more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
             parts.append(f"  {', '.join(names[:_MOST])}{more}: {operation.advice()}")
         parts.append("PyTorch has no deterministic kernels for them. More: docs/deterministic-kernels.md")
-        publish(Report(kind=NOTICE, text="\n".join(parts), code="layers-without-kernels"))
+        publish(Report(kind=NOTICE, text="\n".join(parts), code="layers-without-kernels", is_warning=False))

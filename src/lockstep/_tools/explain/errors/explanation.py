@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lockstep._base.errors import LockstepError
-from lockstep._tools.explain.errors import ddp, loop, processes
+from lockstep._tools.explain.errors import ddp, gpu, loop, processes
 from lockstep._tools.explain.errors.row import Row
 from lockstep._tools.explain.errors.scene import Scene
 
-ROWS: tuple[Row, ...] = (*ddp.ROWS, *processes.ROWS, *loop.ROWS)
+ROWS: tuple[Row, ...] = (*ddp.ROWS, *gpu.ROWS, *processes.ROWS, *loop.ROWS)
 """The first row that matches an error, and has an explanation, explains it."""
 
 
