@@ -344,7 +344,8 @@ def see_kernels(mode=0, benchmark=False):
     torch.backends.cudnn.benchmark = benchmark
     found = {"before": kernels()}
     with lockstep.join() as team:
-        model, loader = team.prepare(nn.Linear(2, 1), [torch.ones(4, 2)] * 2)
+        # A layer that PyTorch would refuse on CUDA.
+        model, loader = team.prepare(nn.Sequential(nn.Linear(2, 1), nn.ReflectionPad1d(0)), [torch.ones(4, 2)] * 2)
         for batch in loader:
             for inputs in batch.shards:
                 team.backward(model(inputs).mean())

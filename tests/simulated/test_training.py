@@ -8,6 +8,7 @@ import scripts
 from codes import raises
 
 from lockstep._base.errors import LaunchError
+from lockstep._base.nondeterministic_operations import by_name
 from lockstep._events.history import read_events
 
 pytestmark = pytest.mark.timeout(120)
@@ -92,11 +93,12 @@ def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come
 
 
 @pytest.mark.parametrize("settings", [{"shards": 2}, {"shards": 1}, {"shards": 2, "strategy": "fsdp"}], ids=str)
-def test_kernels_are_deterministic_while_a_run_is_open(crew, settings):
+def test_kernels_are_deterministic_while_a_run_is_open_and_layers_without_such_are_named(crew, capfd, settings):
     (found,) = crew(1, scripts.see_kernels, **settings)
     # without the last CUDA refuses a product
     assert found["open"] == {"mode": 2, "fills": False, "cublas": ":4096:8"}
     assert found["closed"] == found["before"]
+    assert capfd.readouterr().err.count(by_name("reflection_pad").instead) == 1
 
 
 def test_a_mode_that_the_script_has_set_is_made_strict_and_put_back(crew):
