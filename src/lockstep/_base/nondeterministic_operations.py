@@ -250,7 +250,7 @@ OPERATIONS = (
         call="torch.bincount(x, weights, minlength=n)",
         instead="weights.new_zeros(n).index_add(0, x, weights)",
         note="without weights it has a kernel",
-        ways=(Way("torch.bincount", "weights", 1, unless=(None,)),),
+        ways=(Way("torch.bincount", "weights", 1),),
     ),
     Operation(
         name="median",

@@ -318,6 +318,7 @@ class Engine:
             clock=self.clock,
             passes=self.passes,
             meetings=self.meetings,
+            has_deterministic_kernels=self._kernels is not None,
         )
 
     def _open_trackers(self) -> Trackers:

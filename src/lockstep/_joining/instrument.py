@@ -81,6 +81,9 @@ class Run:
     passes: PassMeter
     meetings: Meetings
 
+    has_deterministic_kernels: bool = False
+    """Whether kernels of a GPU are deterministic, so that operations without one raise an error."""
+
     @property
     def position(self) -> Position:
         """Where this process is in the run now. May be read by another thread."""

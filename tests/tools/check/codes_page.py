@@ -31,6 +31,7 @@ lockstep check train.py
 | LS1.. | results depend on the number of processes |
 | LS2.. | a variable or object starts over after a resume, because it is in no checkpoint |
 | LS3.. | the script does not do what it seems to do |
+| LS4.. | the script ends with an error on a GPU |
 
 To accept a finding, end its line with the comment `# lockstep: ok`, or `# lockstep: ok LS102` for
 one code. Codes that are not listed are not used.
@@ -42,6 +43,7 @@ FAMILIES = {
     "LS1": "LS1: results depend on the number of processes",
     "LS2": "LS2: starts over after a resume",
     "LS3": "LS3: not what was meant",
+    "LS4": "LS4: an error on a GPU",
 }
 # The lines before each example, which the page does not show.
 PREAMBLE = """\
@@ -479,6 +481,21 @@ CODES = {
 + team = lockstep.join(shards=4)
 """,
         setup="",
+    ),
+    "LS401": Code(
+        "An operation has no deterministic kernel on a GPU",
+        "There, a run uses deterministic kernels only, and PyTorch raises an error for an operation that has none, mostly in "
+        "the first backward pass. A run prints this code only if it is on a GPU. [The "
+        "list](deterministic-kernels.md) has all such operations.",
+        """\
+  for batch in loader:
+      for x, y in batch.shards:
+-         wide = torch.nn.functional.pad(x, (2, 2), mode="reflect")
++         wide = torch.cat([x[..., 1:3].flip(-1), x, x[..., -3:-1].flip(-1)], -1)
+          team.backward(criterion(model(wide), y))
+      optimizer.step()
+      optimizer.zero_grad()
+""",
     ),
 }
 

@@ -31,6 +31,7 @@ Codes:
   LS1..  different results on another number of processes
   LS2..  reset by a resume, because no checkpoint contains it
   LS3..  a call in the wrong place
+  LS4..  an error on a GPU
 docs/check-codes.md explains each of them, with an example.
 
 To accept a finding, end the line of the script with a comment:
@@ -87,7 +88,8 @@ def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
     counts = [
         (sum(f.differs for f in findings), "with results that depend on the number of processes"),
         (sum(f.restarts_on_resume for f in findings), "reset by a resume"),
-        (sum(not f.differs and not f.restarts_on_resume for f in findings), "in the wrong place"),
+        (sum(f.raises_on_gpu for f in findings), "with an error on a GPU"),
+        (sum(not (f.differs or f.restarts_on_resume or f.raises_on_gpu) for f in findings), "in the wrong place"),
     ]
     said = [f"{number} {what}" for number, what in counts if number]
     if not said:

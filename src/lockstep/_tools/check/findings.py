@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lockstep._base.config import all_settings
+from lockstep._base.nondeterministic_operations import by_name
 
 
 def join_arguments() -> list[str]:
@@ -33,9 +34,9 @@ class Rule:
     (``{call}``) changes; empty: ``remedy``."""
 
 
-DIFFERS, RESTARTS = "LS1", "LS2"
-"""The families of codes: results that depend on the number of processes, and values that a resume
-resets. (LS3: code in the wrong place.)"""
+DIFFERS, RESTARTS, RAISES_ON_GPU = "LS1", "LS2", "LS4"
+"""The families of codes: results that depend on the number of processes, values that a resume
+resets, and errors on a GPU. (LS3: code in the wrong place.)"""
 
 RULES = {
     "LS101": Rule(
@@ -132,6 +133,10 @@ RULES = {
         "lockstep.join() has no argument `{name}` and refuses it",
         "{meant} of the arguments that `lockstep run --help` lists",
     ),
+    "LS401": Rule(
+        "`{name}` raises an error on a GPU, where PyTorch has no deterministic kernel for {operation}",
+        "{instead}, for {instead_of}{note}",
+    ),
 }
 """What each code means and what to write instead, in the words of a finding. The page
 ``docs/check-codes.md`` is generated from it, with reasons and examples
@@ -207,6 +212,11 @@ class Finding:
         """Whether a resume resets the value."""
         return self.code.startswith(RESTARTS)
 
+    @property
+    def raises_on_gpu(self) -> bool:
+        """Whether the code raises an error on a GPU, and only there."""
+        return self.code.startswith(RAISES_ON_GPU)
+
     def __str__(self) -> str:
         return f"{self.path}:{self.line}:{self.column}: {self.code} {self.message}"
 
@@ -230,7 +240,7 @@ def make(
     """A finding, in the words of its rule.
 
     Args:
-        how: the way in which the name is changed (``Site.how``).
+        how: the way in which the name is changed (``Site.how``); of LS401, the operation.
         method: the method that changes an object (``Site.method``).
         read: the place that reads it, as ``line 7``; empty: unknown.
         whole: the names of the values of which the name is a part.
@@ -249,6 +259,10 @@ def make(
         "call": call,
         "read": f", and is read {read}" if read else "",
     }
+    if code == "LS401":
+        operation = by_name(how)
+        note = f" ({operation.note})" if operation.note else ""
+        words |= {"operation": how, "instead": operation.instead, "instead_of": operation.call, "note": note}
     message = rule.message.format(**words)
     if method:
         message = message.replace(f"`{name}`", f"`{name}` ({cls}, changed by `{call}()`)", 1)

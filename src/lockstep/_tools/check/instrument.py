@@ -22,7 +22,10 @@ class Reading(Instrument):
     @override
     def notices(self, run: Run) -> Iterable[str]:
         """The findings in the script that this process runs, as lines."""
-        return () if run.requests else notices(read_main(), resumes=run.config.checkpoint_every != "off")
+        if run.requests:
+            return ()
+        findings = [finding for finding in read_main() if run.has_deterministic_kernels or not finding.raises_on_gpu]
+        return notices(findings, resumes=run.config.checkpoint_every != "off")
 
 
 def read_main() -> list[Finding]:

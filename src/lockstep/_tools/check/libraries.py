@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from lockstep._tools.check import names, samples, source
 from lockstep._tools.check.findings import join_arguments
+from lockstep._tools.check.kernels import refused_operation
 from lockstep._tools.check.loops import BATCHES, EVALUATION, SHARDS
 from lockstep._tools.check.state import CONTENT
 from lockstep._tools.check.teams import Teams
@@ -39,6 +40,8 @@ class Libraries(Teams):
     def of_library(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         given = [*args, *keywords.values()]
         last = name.rpartition(".")[2]
+        if isinstance(node, ast.Call) and (operation := refused_operation(name, node)) and not self._makes_samples():
+            self.report.add("LS401", self.site(node, source.shown(node.func), operation.name))
         if name in ("lockstep.join", "lockstep._joining.join.join"):
             self.has_joined = True
             for given_by_name in node.keywords if isinstance(node, ast.Call) else ():
@@ -113,6 +116,10 @@ class Libraries(Teams):
                     }
                 return Value(frozenset((made,)), used.flags, used.sites)
         return Value.made(used.flags, used.sites)
+
+    def _makes_samples(self) -> bool:
+        """Whether code runs that makes samples, on the CPU."""
+        return self.in_data_set or any(getattr(part, "name", "") in ("__getitem__", "__iter__") for part in self.active)
 
     @override
     def of_process(self, about: Iterable[str], node: ast.AST, otherwise: Value = NOTHING) -> Value:
