@@ -42,8 +42,22 @@ The list is that of `torch.use_deterministic_algorithms.__doc__` in PyTorch 2.13
 both. The substitutes were tested on the CPU, and that they avoid these operations on the device
 `meta`. **They have not run on a GPU.**
 
-If no substitute is suitable, `--allow numerics` turns off deterministic kernels for the whole run.
-Results are then not bit-identical.
+## Allow an operation
+
+If no substitute is suitable, allow the operation by its name:
+
+```
+lockstep run --nondeterministic ctc_loss train.py
+```
+
+`join(nondeterministic="ctc_loss,cumsum")` is the same. Deterministic kernels are then off while such
+an operation runs, in forward and backward passes, and on for all others. **Results are not
+bit-identical** between two equal runs or between numbers of processes: the run and its event log
+name the operations, and warn. The run keeps them when it resumes; other operations are an error.
+They need one CUDA device per process, since PyTorch has one setting for all devices of a process.
+This was tested with operations that PyTorch refuses on the CPU, too, and has not run on a GPU.
+
+`--allow numerics` turns off deterministic kernels for the whole run instead.
 """
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from lockstep._base import extensions
 from lockstep._base.errors import ConfigError, unknown_name
+from lockstep._base.nondeterministic_operations import OPERATIONS, of_error
 from lockstep._base.option import CHECKPOINTS, PROCESSES, TRAINING, Option, check_options, one_of, option, options_of
 from lockstep._base.trackers import check_track
 
@@ -195,6 +196,11 @@ class RunConfig:
     module with the same interface; off disables them. [default: tensorboard if installed]
 
     The event log contains all values in any case."""
+    nondeterministic: Sequence[str] = option((), group=TRAINING, metavar="OP[,OP]")
+    """On a GPU: allow these operations although PyTorch has no deterministic kernel for them.
+    Results are then not bit-identical. May be repeated.
+
+    docs/deterministic-kernels.md lists their names. A run keeps the setting of its first launch."""
     workers: int | None = option(None, group=TRAINING, least=0, metavar="N")
     """Loader workers per process, for every DataLoader, including evaluation. [default: the
     script's num_workers]
@@ -226,6 +232,7 @@ class RunConfig:
         object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))
         object.__setattr__(self, "allow", _check_allowed(self.allow))
         object.__setattr__(self, "track", check_track(self.track))
+        object.__setattr__(self, "nondeterministic", _check_operations(self.nondeterministic))
         check_options(self)
         _check_init_method(self.init_method)
         if not isinstance(self.fresh, bool):
@@ -370,7 +377,27 @@ def _check_allowed(value: Any) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
+def _check_operations(value: Any) -> tuple[str, ...]:
+    valid = sorted(operation.name for operation in OPERATIONS)
+    if not isinstance(value, Iterable):
+        raise ConfigError(
+            f"nondeterministic={value!r}: expected a list of names among {', '.join(valid)}.",
+            code="nondeterministic-invalid",
+        )
+    texts = [value] if isinstance(value, str) else list(value)
+    names = set()
+    for name in (part.strip() for text in texts for part in (text.split(",") if isinstance(text, str) else [text])):
+        # By the table's name, or by the name of the kernel in PyTorch's error.
+        operation = of_error(name) if isinstance(name, str) and name not in valid else None
+        if operation is None and name not in valid:
+            raise unknown_name("operation in nondeterministic", name, valid)
+        names.add(name if operation is None else operation.name)
+    return tuple(sorted(names))
+
+
 def _plain(name: str, value: Any) -> Any:
+    if name == "nondeterministic":
+        return _check_operations(value)
     if name == "checkpoint_every":
         return check_interval(value)
     if name == "track":

@@ -7,11 +7,12 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
 ``start``              ``script``, ``args``, ``module`` (null: not a module), ``cwd``,
                        ``script_sha256``, ``inode`` (of the run directory: a copy has another),
                        ``launcher``, ``world_size``, ``num_nodes``, ``hosts``, ``strategy``,
-                       ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``,
-                       ``device_name``, ``backend``, ``num_cores`` (available to the run on this
-                       machine), ``torch``, ``python``, ``lockstep`` (versions), ``driver``,
-                       ``cuda``, ``cudnn``, ``cublas``, ``nccl`` (versions, null where they are not
-                       known or not used)
+                       ``precision``, ``nondeterministic`` (a list of operations), ``shards``,
+                       ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``,
+                       ``backend``, ``num_cores`` (available to the run on this machine),
+                       ``torch``, ``python``, ``lockstep`` (versions), ``driver``, ``cuda``,
+                       ``cudnn``, ``cublas``, ``nccl`` (versions, null where they are not known
+                       or not used)
 ``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that
                        step, and the events of later steps will be written again
 ``step``               ``epoch``, ``step``, ``values``: the values logged in that step, or after it.

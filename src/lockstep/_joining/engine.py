@@ -71,7 +71,7 @@ from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.group import Transport, close_group, default_group, group_store
 from lockstep._world.comm.raw_collectives import RawCollectives
 from lockstep._world.environment import World
-from lockstep._world.kernels import NOTICE, DeterministicKernels, needs_deterministic_kernels
+from lockstep._world.kernels import DeterministicKernels, needs_deterministic_kernels, notice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,8 @@ class Engine:
         self._build_loop()
         self._build_listeners()
         # From here on, a failure must also restore PyTorch's setting, as `close` does.
-        self._kernels = DeterministicKernels() if needs_deterministic_kernels(config, devices[0]) else None
+        is_needed = needs_deterministic_kernels(config, devices[0])
+        self._kernels = DeterministicKernels(config.nondeterministic) if is_needed else None
         try:
             self._begin(instruments)
         except BaseException:
@@ -285,12 +286,12 @@ class Engine:
             self.events.write("resume", step=0, checkpoint=None)
         notices, run = [*context.notices], self._as_run()
         if self._kernels is not None:
-            notices.append(NOTICE)
+            notices.append(notice(self.config.nondeterministic))
         for instrument in instruments:
             self.listeners.add(instrument.listeners(run))
             notices += instrument.notices(run) if self.is_main else ()
-        for notice in notices if self.is_main and not context.requests else ():
-            print(escape_control(f"lockstep: {notice}", has_lines=True), flush=True)
+        for line in notices if self.is_main and not context.requests else ():
+            print(escape_control(f"lockstep: {line}", has_lines=True), flush=True)
         if self.trained.scaling is not None:
             self.preparation.keep(self.trained.scaling)
 

@@ -61,7 +61,12 @@ from lockstep._world.comm.machines import owns_gpu_exclusively
 from lockstep._world.comm.store import OpenStore, open_store
 from lockstep._world.environment import Environment, World, read_environment
 from lockstep._world.job.several import check_several
-from lockstep._world.kernels import SET_TOO_LATE, may_set_cublas_too_late, needs_deterministic_kernels
+from lockstep._world.kernels import (
+    SET_TOO_LATE,
+    check_allowed_operations,
+    may_set_cublas_too_late,
+    needs_deterministic_kernels,
+)
 from lockstep._world.machine.cores import threads_for
 from lockstep._world.machine.threads import use_threads
 
@@ -147,6 +152,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     collectives = Collectives(default_group(), transport)
     try:
         config, context = _agree(config, asked, environment, world, devices[0].type, collectives)
+        check_allowed_operations(config, devices)  # a resumed run has those of its birth
         context = dataclasses.replace(
             context,
             script_settings=script_settings,
@@ -172,6 +178,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
 
 def _choose(config: RunConfig, world: World, opened: OpenStore | None = None) -> tuple[tuple[torch.device, ...], Transport]:
     devices = choose_devices(config, world)
+    check_allowed_operations(config, devices)
     num_shards = config.shards or world.world_size
     resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type != "cpu")
     are_own = owns_gpu_exclusively(world, devices, None if opened is None else opened.store)
@@ -238,6 +245,7 @@ def _agree(
         seed=birth.seed,
         threads=birth.threads,
         precision=birth.precision,
+        nondeterministic=birth.nondeterministic,
         run_dir=str(run_dir),
     )
     block(world.rank, world.world_size, birth.shards)
@@ -265,6 +273,7 @@ def _open(config: RunConfig, asked: AskedSettings, environment: Environment, wor
         threads=config.threads or environment.threads or threads_for(num_shards, world.num_cores),
         precision=config.precision,
         device=device,
+        nondeterministic=tuple(config.nondeterministic),
     )
     part = "" if world.job is None else world.job.part
     is_program = world.is_program

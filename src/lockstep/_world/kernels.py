@@ -4,19 +4,21 @@ CPU's kernels do so in any case.)"""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.utils.deterministic
 
 from lockstep._base.config import STRATEGIES, RunConfig
+from lockstep._base.errors import ConfigError
+from lockstep._world.allowed_operations import AllowedOperations
 from lockstep._world.devices import in_use
 
 NOTICE = (
     "deterministic kernels are on, so that runs are repeatable; operations without one raise "
     "an error. To turn them off: --allow numerics, or --strategy ddp"
 )
-
 
 SET_TOO_LATE = (
     "this process used the device before lockstep.join(), without CUBLAS_WORKSPACE_CONFIG in its environment. If it has "
@@ -26,9 +28,44 @@ SET_TOO_LATE = (
 )
 
 
+def notice(allowed: Sequence[str]) -> str:
+    """The line for the user about deterministic kernels. ``allowed``: the operations that may run
+    without."""
+    if not allowed:
+        return NOTICE
+    return (
+        f"deterministic kernels are on, except in {', '.join(allowed)} (--nondeterministic): results are not bit-identical "
+        "where these are used, and all that follows from them"
+    )
+
+
 def needs_deterministic_kernels(config: RunConfig, device: torch.device) -> bool:
     """Whether a run's answer would depend on chance without them."""
     return device.type != "cpu" and STRATEGIES[config.strategy].repeats and "numerics" not in config.allow
+
+
+def check_allowed_operations(config: RunConfig, devices: Sequence[torch.device]) -> None:
+    """Checks that the operations of ``config.nondeterministic`` can be allowed on these devices of
+    this process.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if not config.nondeterministic or not needs_deterministic_kernels(config, devices[0]):
+        return
+    setting = f"nondeterministic={','.join(config.nondeterministic)}"
+    if len(devices) > 1:
+        raise ConfigError(
+            f"{setting} needs one device per process, and this process has {len(devices)}: while one device runs such an "
+            "operation, other operations on another device would not be deterministic. Use one device, or --allow numerics.",
+            code="nondeterministic-several-devices",
+        )
+    if devices[0].type != "cuda":
+        raise ConfigError(
+            f"{setting} is available on CUDA devices only, and this run is on {devices[0].type!r}. Remove it, or use "
+            "--allow numerics.",
+            code="nondeterministic-device",
+        )
 
 
 def kernels_repeat() -> bool:
@@ -36,7 +73,7 @@ def kernels_repeat() -> bool:
     # With ``warn_only`` cuDNN's attention takes its other kernel. A benchmark chooses among
     # deterministic kernels by their speed, which is not always the same.
     is_strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    return is_strict and not torch.backends.cudnn.benchmark
+    return is_strict and not torch.backends.cudnn.benchmark and not AllowedOperations.num_open
 
 
 _STRICT = 2
@@ -62,13 +99,18 @@ def may_set_cublas_too_late() -> bool:
 
 
 class DeterministicKernels:
-    """``torch.use_deterministic_algorithms(True)``, from creation until ``put_back``. Local."""
+    """``torch.use_deterministic_algorithms(True)``, from creation until ``put_back``. Local.
+
+    Args:
+        allowed: the names of operations that may run without.
+    """
 
     were_off: ClassVar[bool] = False
     """Whether it was lockstep, and not the script, that set it in this process: for the words of
     PyTorch's error, which outlives the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, allowed: Sequence[str] = ()) -> None:
+        self._allowed = AllowedOperations(allowed)
         self._mode = torch.get_deterministic_debug_mode()
         DeterministicKernels.were_off = self._mode != _STRICT
         self._fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -82,6 +124,7 @@ class DeterministicKernels:
 
     def put_back(self) -> None:
         """Restores what was set before."""
+        self._allowed.put_back()
         # And not `set_deterministic_debug_mode`, which would leave on what the call above has also
         # set: the deterministic mode of the compiler, in which later code compiles to slower code.
         torch.use_deterministic_algorithms(self._mode > 0, warn_only=self._mode == 1)

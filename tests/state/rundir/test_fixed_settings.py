@@ -38,8 +38,22 @@ def test_a_birth_and_its_command_are_saved_and_read_back(tmp_path):
     write_fixed_settings(tmp_path, BORN, COMMAND)
     assert read_fixed_settings(tmp_path) == (BORN, COMMAND)
     command = {"script": "/a/train.py", "args": ["--lr", "0.1"], "number": 0, "part": "", "settings": {"seed": 3}}
-    assert json.loads((tmp_path / "birth.json").read_text()) == {"format": 2, "command": command, **FIELDS}
+    assert json.loads((tmp_path / "birth.json").read_text()) == {
+        "format": 2,
+        "command": command,
+        **FIELDS,
+        "nondeterministic": [],  # which a birth of an earlier version lacks
+    }
     assert [file.name for file in tmp_path.iterdir()] == ["birth.json"]
+
+
+def test_operations_that_a_run_allows_are_read_back_as_they_were(tmp_path):
+    born = born_with(nondeterministic=("ctc_loss", "cumsum"))
+    asked = merge_settings({"nondeterministic": ["cumsum", "ctc_loss"]}, {"nondeterministic": "ctc_loss,cumsum_cuda_kernel"})
+    command = Command.of_this_process(0, is_program=True, asked=asked)
+    write_fixed_settings(tmp_path, born, command)
+    assert read_fixed_settings(tmp_path) == (born, command)
+    assert command.settings == {"nondeterministic": ["ctc_loss", "cumsum"]}
 
 
 def test_a_later_launch_takes_all_that_it_does_not_name_from_the_birth():
@@ -54,6 +68,7 @@ DIFFERING = [
     ("seed", 3, 0),
     ("threads", 2, 1),
     ("precision", "32-true", "bf16-mixed"),
+    ("nondeterministic", (), ("ctc_loss", "cumsum")),
 ]
 
 

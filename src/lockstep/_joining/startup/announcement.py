@@ -72,7 +72,8 @@ class Announcement(Listener):
         if on_gpu and STRATEGIES[self._config.strategy].repeats and not kernels_repeat():
             warn(
                 "results may not be reproducible: GPU kernels can be nondeterministic (torch.backends.cudnn.benchmark "
-                "is True, torch.use_deterministic_algorithms is off or warn_only, or --allow numerics was passed).",
+                "is True, torch.use_deterministic_algorithms is off or warn_only, or --allow numerics or --nondeterministic "
+                "was passed).",
                 code="kernels-nondeterministic",
             )
         # Now, since most scripts have imported what they use when they prepare a loader.
@@ -107,6 +108,7 @@ def start_event(
         "hosts": list(hosts),
         "strategy": config.strategy,
         "precision": config.precision,
+        "nondeterministic": list(config.nondeterministic),
         "shards": config.shards,
         "accumulate": config.accumulate,
         "seed": config.seed,

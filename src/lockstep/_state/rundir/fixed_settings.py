@@ -45,6 +45,11 @@ class FixedSettings:
     precision: str
     device: str
     """The kind of device: ``cpu``, ``cuda`` ...."""
+    nondeterministic: tuple[str, ...] = ()
+    """The operations that may run without a deterministic kernel."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nondeterministic", tuple(self.nondeterministic))  # JSON has lists
 
     def as_json(self) -> dict[str, Any]:
         """Returns the JSON object for files."""
@@ -88,7 +93,9 @@ class Command:
         script = sys.argv[0] if sys.argv else ""
         path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
         names = {"strategy", *(setting.name for setting in fields(FixedSettings))}
-        settings = {name: getattr(asked.run, name) for name in asked.givers if name in names}
+        values = {name: getattr(asked.run, name) for name in asked.givers if name in names}
+        # As they are read again from JSON.
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return Command(script=path, args=own_args(), number=number, part=part, settings=settings)
 
 

@@ -37,9 +37,10 @@ def _no_kernel(match: re.Match[str], scene: Scene) -> str:
         else f"{operation.advice()[:1].upper()}{operation.advice()[1:]}.",
     ]
     if _ENGINE in scene.modules:
+        option = "--allow numerics" if operation is None else f"--nondeterministic {operation.name}"
         parts.append(
-            "If that is not possible: --allow numerics turns deterministic kernels off, and results are then not "
-            "bit-identical. (warn_only=True would do that silently.) More: docs/deterministic-kernels.md"
+            f"If that is not possible: {option} allows it, and results are then not bit-identical. Do not set warn_only=True, "
+            "with which more operations are not deterministic. More: docs/deterministic-kernels.md"
         )
     return " ".join(parts)
 
