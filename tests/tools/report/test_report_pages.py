@@ -157,3 +157,7 @@ def test_where_the_time_went_is_of_the_last_number_of_processes():
     text = text_of(events)
     assert "Mean of 20 steps." in text
     assert "waiting for the loader" in text
+
+
+def test_operations_that_a_run_allows_are_on_its_page():
+    assert "ctc_loss" in text_of([start(0.0, nondeterministic=["ctc_loss"]), step(1.0, 1, loss=1.0)])
