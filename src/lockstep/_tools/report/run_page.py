@@ -97,7 +97,7 @@ def _tiles(record: RunRecord, history: training.Events, begin: Mapping[str, Any]
     shards = "" if run.shards is None else counted(run.shards, "shard")
     sizes = [NOTHING if number is None else str(number) for number in run.world_sizes]
     yield "processes", sizes[-1] if sizes else NOTHING, ", ".join(filter(None, (str(begin.get("strategy") or ""), shards)))
-    if allowed := begin.get("nondeterministic"):
+    if (allowed := begin.get("nondeterministic")) and begin.get("device") != "cpu":
         yield "nondeterministic", ", ".join(map(str, allowed)), "these operations were allowed, so results vary"
     yield "duration", span(run.ran_s), f"last active {moment(run.active_s)}"
     evaluated = training.values_of(history, "evaluate")
