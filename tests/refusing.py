@@ -27,29 +27,45 @@ KERNELS = {
     r"put_?": "put_",
     r"scatter_reduce_?": "scatter_reduce_cuda_kernel",
 }
-_MAX = 2  # the mode of an embedding bag
+MAX = 2  # the mode of an embedding bag
+
+
+def argument(name, place, args, kwargs):
+    return args[place] if place < len(args) else kwargs.get(name)
+
+
+# When the operator has a deterministic kernel, by its arguments.
+UNLESS = {
+    "nll_loss2d_forward": lambda *given: argument("reduction", 3, *given) == 0,
+    "_embedding_bag_backward": lambda *given: argument("mode", 8, *given) != MAX,
+    "_embedding_bag_dense_backward": lambda *given: argument("mode", 7, *given) != MAX,
+    "bincount": lambda *given: argument("weights", 1, *given) is None,
+    "histc": lambda args, kwargs: not args[0].is_floating_point(),
+    "cumsum": lambda args, kwargs: not args[0].is_floating_point(),
+    "cumsum_": lambda args, kwargs: not args[0].is_floating_point(),
+    "scatter_reduce": lambda *given: argument("reduce", 4, *given) != "prod",
+    "scatter_reduce_": lambda *given: argument("reduce", 4, *given) != "prod",
+}
 
 
 def refused(func, args, kwargs):
     """The name in the error of this call on CUDA; None: it has a deterministic kernel."""
     name, _, overload = func.__name__.partition(".")
-    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    if name in ("median", "nanmedian") and overload == "default":  # of all elements
+        return None
     for pattern, kernel in KERNELS.items():
-        if (match := re.fullmatch(pattern, name)) is None:
-            continue
-        has_kernel = {
-            "nll_loss2d_forward": given.get("reduction") == 0,
-            "_embedding_bag_backward": given.get("mode") != _MAX,
-            "_embedding_bag_dense_backward": given.get("mode") != _MAX,
-            "bincount": given.get("weights") is None,
-            "median": overload == "default",
-            "nanmedian": overload == "default",
-            "histc": not given["self"].is_floating_point() if name == "histc" else False,
-            "cumsum": not given["self"].is_floating_point() if name == "cumsum" else False,
-            "scatter_reduce": given.get("reduce") != "prod",
-        }
-        return None if has_kernel.get(name.rstrip("_") if name != "put_" else name, False) else match.expand(kernel)
+        if (match := re.fullmatch(pattern, name)) is not None:
+            has_kernel = name in UNLESS and UNLESS[name](args, kwargs)
+            return None if has_kernel else match.expand(kernel)
     return None
+
+
+def tensors(*values):
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors(*value)
 
 
 class Refusing(TorchDispatchMode):
@@ -70,8 +86,7 @@ class Refusing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        given = torch.utils._pytree.tree_leaves((args, kwargs))
-        on_device = any(isinstance(value, torch.Tensor) and value.device.type == self._device for value in given)
+        on_device = any(tensor.device.type == self._device for tensor in tensors(args, *kwargs.values()))
         if on_device and (kernel := refused(func, args, kwargs)) is not None:
             raise RuntimeError(f"{kernel} {TEXT}")
         if self._device == "meta" and on_device and str(kwargs.get("device")) == "cpu":

@@ -1,11 +1,11 @@
 """The table of operations without a deterministic kernel: that it is PyTorch's, and that what it
 says to write instead has the same results, and kernels."""
 
-import math
 import re
 
 import pytest
 import torch
+from operation_lines import inputs, moved, numbers, run
 from refusing import Refusing
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -13,67 +13,6 @@ from torch.nn import functional as F  # noqa: N812
 from lockstep._base.nondeterministic_operations import OPERATIONS, WAYS, by_name, of_error
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def numbers(*shape):
-    return torch.randn(*shape, requires_grad=True)
-
-
-def inputs(name):
-    """What the lines of an operation name."""
-    image, volume = numbers(2, 3, 6, 8), numbers(2, 3, 6, 4, 8)
-    return {
-        "nll_loss2d": lambda: {"logits": image, "target": torch.randint(3, (2, 6, 8))},
-        "ctc_loss": lambda: {
-            "log_probs": numbers(9, 2, 5),
-            "targets": torch.randint(1, 5, (2, 3)),
-            "input_lengths": (9, 7),
-            "target_lengths": (3, 2),
-        },
-        "adaptive_avg_pool2d": lambda: {"x": image, "h": 3, "w": 4},
-        "adaptive_max_pool2d": lambda: {"x": image, "h": 3, "w": 4},
-        "adaptive_avg_pool3d": lambda: {"x": volume, "d": 3, "h": 2, "w": 4},
-        "avg_pool3d": lambda: {"x": volume, "k": 2},
-        "fractional_max_pool": lambda: {"x": image, "k": 2, "size": (3, 4)},
-        "max_unpool": lambda: {
-            "x": numbers(2, 3, 3, 4),
-            "indices": F.max_pool2d(image, 2, return_indices=True)[1],
-            "k": 2,
-            "size": (6, 8),
-        },
-        "reflection_pad": lambda: {"x": image[0], "p": 3},
-        "upsample_linear1d": lambda: {"x": numbers(2, 3, 5), "n": 12},
-        "upsample_bicubic2d": lambda: {"x": image, "size": (9, 5)},
-        "upsample_aa": lambda: {"x": image, "size": (3, 5)},
-        "grid_sample": lambda: {"x": image, "grid": torch.rand(2, 5, 5, 2) * 2 - 1},
-        "embedding_bag": lambda: {"tokens": torch.randint(7, (4, 3)), "weight": numbers(7, 5)},
-        "histc": lambda: {"x": numbers(50), "bins": 5, "low": -1, "high": 1},
-        "bincount": lambda: {"x": torch.randint(4, (30,)), "weights": torch.rand(30), "n": 6},
-        "median": lambda: {"x": image, "dim": 2},
-        "cumsum": lambda: {"x": image, "dim": 1},
-        "put_": lambda: {"x": image, "index": torch.tensor([3, 70, 9]), "values": numbers(3)},
-        "scatter_reduce": lambda: {
-            "x": image,
-            "dim": 1,
-            "index": torch.randint(3, (2, 3, 6, 8)),
-            "src": numbers(2, 3, 6, 8),
-        },
-    }[name]()
-
-
-def on_gpu(values):
-    return {
-        name: value.detach().to("meta").requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
-        for name, value in values.items()
-    }
-
-
-def run(line, values):
-    """The result of a line of code, and the gradients of its sum's square."""
-    torch.manual_seed(3)
-    result = eval(line, {"torch": torch, "F": F, "math": math, **values})
-    leaves = [value for value in values.values() if isinstance(value, torch.Tensor) and value.requires_grad]
-    return result, torch.autograd.grad(result.square().sum(), leaves) if result.requires_grad else ()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -89,7 +28,7 @@ def test_what_to_write_instead_has_the_same_values_and_gradients(operation):
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_on_a_gpu_the_call_raises_and_what_to_write_instead_does_not(operation):
-    values = on_gpu(inputs(operation.name))
+    values = moved(inputs(operation.name), "meta")
     with Refusing():
         with pytest.raises(RuntimeError) as caught:
             run(operation.call, values)
@@ -108,7 +47,7 @@ NOTES = [
 def test_what_a_note_proposes_is_the_same_and_has_kernels(name, call, instead):
     values = {"x": numbers(2, 3, 6, 8)}
     torch.testing.assert_close(run(instead, values), run(call, values))
-    values = on_gpu(values)
+    values = moved(values, "meta")
     with Refusing():
         with pytest.raises(RuntimeError):
             run(call, values)
@@ -147,3 +86,21 @@ def test_each_operator_whose_kernel_raises_exists():
         for kernel in operation.kernels:
             name, _, overload = kernel.partition(".")
             assert (overload or "default") in getattr(torch.ops.aten, name).overloads()
+
+
+def test_what_notes_say_has_a_kernel_does_not_raise():
+    values = moved({**inputs("nll_loss2d"), "volume": numbers(2, 3, 4, 4, 4), "bag": numbers(7, 5)}, "meta")
+    leaves = [value for value in values.values() if value.requires_grad]
+    lines = [
+        "F.adaptive_avg_pool2d(logits, 1)",
+        "F.adaptive_avg_pool3d(volume, 1)",
+        'F.interpolate(logits, scale_factor=2, mode="bilinear")',
+        'F.interpolate(volume, scale_factor=2, mode="trilinear")',
+        'F.embedding_bag(target.flatten(1), bag, mode="mean")',
+        "torch.median(logits)",
+        "(logits > 0).long().cumsum(1)",
+        'logits.scatter_reduce(1, target[:, None], logits[:, :1], "sum")',
+    ]
+    with Refusing():
+        for line in lines:  # each depends on some of them
+            run(f"{line} + sum(x.sum() for x in leaves)", {**values, "leaves": leaves})

@@ -33,14 +33,16 @@ and types of tensors (`nll_loss2d`, `cumsum`, `put_`).
 
 ## What to write instead
 
-The results are equal up to rounding, as are the gradients. With `.cpu()`, the operation runs on the
-CPU, whose kernels are deterministic: the host then waits for the GPU in every step. With the note
-"in the call", the call raises the error; otherwise only its backward pass does.
+`F` is `torch.nn.functional`. The results are equal up to rounding, as are the gradients. With
+`.cpu()`, the operation runs on the CPU, whose kernels are deterministic: the host then waits for
+the GPU in every step. With the note "in the call", the call raises the error; otherwise only its
+backward pass does.
 """
 FOOT = """
 The list is that of `torch.use_deterministic_algorithms.__doc__` in PyTorch 2.13; a test compares
 both. The substitutes were tested on the CPU, and that they avoid these operations on the device
-`meta`. **They have not run on a GPU.**
+`meta`. **They have not run on a GPU**; on a machine with one, [`make gpu`](gpu.md#test-your-gpu)
+runs all of them.
 
 ## Allow an operation
 
