@@ -154,14 +154,17 @@ def test_lightning_saves_and_loads_the_position_and_is_refused_where_it_prefetch
 
 
 def noting(text, stop):
-    """The page's script, which notes what it uses, and stops behind a step."""
+    """The page's script, which notes what it uses, and stops behind a step: on rank 0, which has
+    written the checkpoint by then."""
     noted = text.replace("for x in torch.randn(600, 8)]", "for number, x in enumerate(torch.randn(600, 8))]")
     noted = noted.replace('{"x": x,', '{"number": number, "x": x,').replace(
         "def forward(self, x,", "def forward(self, number, x,"
     )
     noted = noted.replace("        return {", "        print('used', *number.tolist())\n        return {")
     stopping = (
-        f"    def on_step_begin(self, args, state, control, **_):\n        state.global_step < {stop} or exec('1 / 0')\n\n"
+        "    def on_step_begin(self, args, state, control, **_):\n"
+        f"        if state.global_step == {stop}:\n"
+        "            exec('1 / 0' if state.is_world_process_zero else 'import time; time.sleep(100)')\n\n"
     )
     return noted.replace("    def on_save", stopping + "    def on_save", 1)
 
