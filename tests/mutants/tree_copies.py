@@ -22,9 +22,12 @@ def copy_tree(root: Path, copy: Path) -> None:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """Returns the variables of a pytest that imports lockstep from this copy, and ``outcomes``."""
+    """Returns the variables of a pytest that imports lockstep from this copy, and ``outcomes``.
+
+    Texts hash as in a fork server, which may be a fork of the process that has these variables.
+    """
     path = os.pathsep.join([str(copy / "src"), str(HERE)])
-    return {**os.environ, "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"}
+    return {**os.environ, "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive", "PYTHONHASHSEED": "0"}
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """A process that has imported what tests need, but nothing of lockstep, and forks a pytest for each
-request: the imports take longer than most tests.
+request: the imports take longer than most tests. The fork servers of tests are its forks, too
+(``forked_python``).
 
 A request is a line of JSON, ``{"args": [...], "output": FILE, "limit_s": SECONDS}``, and so is its
 answer, ``{"status": STATUS}``: None for a pytest that took longer than its limit.
@@ -12,9 +13,11 @@ import time
 import traceback
 
 import descendants
+import forked_python
 import numpy  # noqa: F401
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed
 import torch.utils.data  # noqa: F401
 from hypothesis import Phase, settings
@@ -50,14 +53,16 @@ def become_pytest(args: list[str], output: str) -> None:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        forked_python.install()
         sys.argv = ["pytest", *args]
         status = int(pytest.main(["-W", f"ignore:{IMPORTED}:pytest.PytestAssertRewriteWarning", *args]))
+    except forked_python.Command:
+        raise
     except BaseException:  # nobody is above
         traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(status)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 def main() -> None:
@@ -74,4 +79,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except forked_python.Command as raised:
+        command = raised
+    else:
+        sys.exit()
+    command.run()  # with nothing on its stack
