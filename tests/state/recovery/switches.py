@@ -2,6 +2,8 @@
 
 from torch import backends, set_flush_denormal, use_deterministic_algorithms
 
+from lockstep._state.recovery.software import numerics
+
 CUDA, MATMUL = backends.cuda, backends.cuda.matmul
 
 # Without those that PyTorch lets nobody set where it was not built for CUDA: the libraries for
@@ -41,3 +43,14 @@ def switch(name):
         where(value)
     else:
         setattr(where, name.rpartition(".")[2].removeprefix("cudnn_"), value)
+
+
+def switch_all():
+    """Set them all, for good; returns what each has changed of what runs compare."""
+    changed, before = [], numerics()
+    for name in SWITCHES:
+        switch(name)
+        now = numerics()
+        changed.append({key: value for key, value in now.items() if value != before[key]})
+        before = now
+    return changed
