@@ -75,6 +75,12 @@ def test_a_lost_server_is_told_by_the_next_message_after_all_that_it_had_said(se
     assert not server.is_alive()
 
 
+def environ_of_server():
+    """It is there from the first moment: nobody need wait until the server has imported torch."""
+    with contextlib.closing(ForkServer.start()) as server:
+        return psutil.Process(server.pid).environ()
+
+
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}])
 def test_threads_of_openmp_that_wait_sleep_unless_the_user_said_how_they_are_to_wait(monkeypatch, given):
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -82,9 +88,7 @@ def test_threads_of_openmp_that_wait_sleep_unless_the_user_said_how_they_are_to_
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with contextlib.closing(ForkServer.start()) as server:
-        until(lambda: "ready" in server.receive())
-        environ = psutil.Process(server.pid).environ()
+    environ = environ_of_server()
     assert {name: environ[name] for name in names if name in environ} == (
         given or {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
     )
@@ -95,7 +99,4 @@ def test_texts_hash_alike_in_every_launch_so_that_sets_of_them_keep_their_order(
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     if given is not None:
         monkeypatch.setenv("PYTHONHASHSEED", given)
-    with contextlib.closing(ForkServer.start()) as server:
-        until(lambda: "ready" in server.receive())
-        environ = psutil.Process(server.pid).environ()
-    assert environ["PYTHONHASHSEED"] == seed
+    assert environ_of_server()["PYTHONHASHSEED"] == seed
