@@ -89,7 +89,7 @@ def passes(kind, count, num_workers):
     return [one_pass(source, 1 + 10 * epoch, epoch, 2) for epoch in range(3)]
 
 
-@pytest.mark.parametrize("count", [3, 10, 100])
+@pytest.mark.parametrize("count", [3, 100])
 @pytest.mark.parametrize("kind", [Generators, Pools, Nested, Lists])
 def test_they_do_not_depend_on_workers_and_come_back(kind, count):
     assert passes(kind, count, 2) == passes(kind, count, 0)
