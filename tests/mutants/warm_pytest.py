@@ -6,6 +6,7 @@ A request is a line of JSON, ``{"args": [...], "output": FILE, "limit_s": SECOND
 answer, ``{"status": STATUS}``: None for a pytest that took longer than its limit.
 """
 
+import gc
 import json
 import os
 import sys
@@ -71,6 +72,8 @@ def main() -> None:
     settings.register_profile("mutants", phases=phases, deadline=None)
     settings.load_profile("mutants")
     descendants.keep_orphans()
+    gc.collect()
+    gc.freeze()  # what is imported need not be looked through in each of them
     assert not any(name.split(".")[0] == "lockstep" for name in sys.modules)
     answers = os.fdopen(os.dup(1), "w")
     for request in sys.stdin:
