@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import lockstep
@@ -25,6 +26,7 @@ from lockstep._sync.dp import DataParallelStrategy
 from lockstep._sync.exact import ExactStrategy
 from lockstep._sync.exchange import Exchange
 from lockstep._sync.horovod import HorovodStrategy
+from lockstep._sync.ordered import OrderedExchange
 from lockstep._sync.reduce_late import reduce_late
 from lockstep._sync.single import SingleStrategy
 from lockstep._sync.used_parameters import UsedParameters
@@ -170,6 +172,38 @@ def sum_in_rounds(ranks_per_machine, lengths, num_shards):
         finally:
             torch.distributed.isend = send
         return [nodes[0] for nodes in sums], [one.members for one in exchange.rounds], sent
+
+
+class Launches(TorchDispatchMode):
+    """Counts the kernels and collectives of a block; views are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name()
+        self.number += not (getattr(func, "is_view", False) or "empty" in name or "detach" in name)
+        return func(*args, **(kwargs or {}))
+
+
+def sum_in_order(lengths, num_shards):
+    """The sums of leaves over all shards by collectives in one order, and the launches of each."""
+    with lockstep.join() as team:
+        blocks = [block(rank, team.world_size, num_shards) for rank in range(team.world_size)]
+        exchange = OrderedExchange(team.device)
+        exchange.begin_phase([roots(own) for own in blocks])
+        sums, launches = [], []
+        for length in lengths:
+            stack = []
+            for shard in blocks[team.rank]:
+                push(stack, Node(shard, 1, leaf(length, shard).to(team.device)), torch.add)
+            sums.append([node.value for node in stack])
+            with Launches() as counted:
+                exchange.start(sums[-1])
+            launches.append(counted.number)
+        exchange.finish()
+        return [nodes[0].cpu() for nodes in sums], launches
 
 
 NUM_USED = 5

@@ -223,6 +223,22 @@ def test_a_weighted_gradient_has_the_bits_of_its_product_with_a_number(dtype, fa
         assert total.missing == set()
 
 
+def test_the_places_of_gradients_and_counts_do_not_depend_on_the_number_of_slices():
+    parameters = [Parameter(torch.empty(size, device="meta")) for size in (3, 40, 16)]
+    buckets = [make_buckets(parameters, num_slices) for num_slices in (1, 2, 3, 8)]
+    flats = [bucket.take() for (bucket,) in buckets]
+    assert [[view.storage_offset() for view in (*flat.views, flat.counts)] for flat in flats] == [[0, 16, 64, 80]] * 4
+    assert [len(flat.counts) for flat in flats] == [3] * 4
+    assert [bucket.length for (bucket,) in buckets] == [96, 96, 96, 128]
+
+
+@pytest.mark.parametrize(("device", "num_bytes"), [("meta", 100 << 20), ("cpu", 25 << 20)])
+def test_a_large_model_has_larger_buckets_on_a_device(device, num_bytes):
+    layer = torch.empty(5 << 18, device=device)  # 5 MiB; on the CPU it is not touched
+    buckets = make_buckets([Parameter(layer.view_as(layer)) for _ in range(210)], 4)
+    assert max(bucket.length * 4 for bucket in buckets) // (1 << 20) == num_bytes >> 20
+
+
 @pytest.mark.parametrize("factor", [0, 0.0])
 def test_a_gradient_of_weight_0_is_left_out_but_not_awaited(factor):
     [bucket] = make_buckets([Parameter(torch.zeros(2)), Parameter(torch.zeros(2))])

@@ -8,7 +8,9 @@ import sync_scripts
 import torch
 from traffic import elements_sent, out_of_machine
 
-from lockstep._plan.tree import Node, fold, push
+from lockstep._plan.blocks import block
+from lockstep._plan.tree import Node, fold, push, roots, sum_subtrees
+from lockstep._sync.row_sum import RowSum
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
@@ -47,6 +49,30 @@ def test_ranks_send_what_was_planned_and_a_host_lets_out_what_a_ring_would(
     assert out == out_of_machine(nproc, num_shards, ranks_per_machine, LONG)
     if num_shards == nproc == 4:  # hosts hold one subtree each
         assert out <= 1.1 * 2 * (nproc - 1) / nproc * LONG
+
+
+@pytest.mark.parametrize(("nproc", "num_shards", "most_launches"), [(1, 7, 2), (2, 2, 3), (3, 7, 9), (4, 4, 4), (4, 7, 9)])
+def test_sums_by_collectives_in_order_are_those_of_one_process_in_few_launches(
+    standing_crew, nproc, num_shards, most_launches
+):
+    lengths = [16 * nproc, 5, 32 * nproc]  # the second is no bucket's: it is padded
+    for sums, launches in standing_crew(nproc, sync_scripts.sum_in_order, lengths, num_shards):
+        for length, found in zip(lengths, sums, strict=True):
+            assert torch.equal(found, on_one_process(length, num_shards))
+        assert launches[0] == launches[2] <= most_launches
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_shards", "kernels"), [(8, 8, 3), (8, 64, 3), (64, 64, 6), (6, 6, 3), (5, 8, 3), (3, 7, 3)]
+)
+def test_the_rows_of_all_ranks_add_up_in_the_tree_by_halves(num_ranks, num_shards, kernels):
+    owned = [roots(block(rank, num_ranks, num_shards)) for rank in range(num_ranks)]
+    rows = torch.stack([sync_scripts.leaf(33, number % 20) for number in range(sum(map(len, owned)))])
+    expected = sum_subtrees(owned, rows.clone().unbind(), torch.add)
+    with sync_scripts.Launches() as counted:
+        found = fold(RowSum(owned)(rows), torch.Tensor.add_)
+    assert torch.equal(found, expected)
+    assert counted.number == kernels
 
 
 @pytest.mark.parametrize(("nproc", "messages"), [(1, 0), (3, 0), (8, 3), (9, 4)])

@@ -58,8 +58,7 @@ def push(stack: list[Node[T]], node: Node[T], add: Callable[[T, T], T]) -> None:
     # not n.
     while len(stack) > 1:
         left, right = stack[-2], stack[-1]
-        # Equal and adjacent is not enough: 1 and 2 are so, but belong to different parents.
-        if left.size != right.size or left.start + left.size != right.start or left.start % (2 * left.size):
+        if not _are_siblings((left.start, left.size), (right.start, right.size)):
             return
         stack[-2:] = [Node(left.start, 2 * left.size, add(left.value, right.value))]
 
@@ -98,6 +97,27 @@ def sum_subtrees(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T]
     """Returns the sum over all shards. The arguments are as for ``sum_siblings``, of all
     processes."""
     return fold(sum_siblings(roots, values, add), add)
+
+
+def halvings(roots: Iterable[Iterable[tuple[int, int]]]) -> tuple[int, list[tuple[int, int]]]:
+    """Returns how often all nodes can be summed in pairs, the first with the second, the third with
+    the fourth, and so on; and the nodes that remain.
+
+    Args:
+        roots: as for ``sum_siblings``.
+    """
+    nodes, number = list(itertools.chain.from_iterable(roots)), 0
+    # A left child is summed with its sibling before anything else, so pairs of siblings may go
+    # first, all together: the tree is the same.
+    while len(nodes) > 1 and len(nodes) % 2 == 0 and all(map(_are_siblings, nodes[::2], nodes[1::2])):
+        nodes, number = [(start, 2 * size) for start, size in nodes[::2]], number + 1
+    return number, nodes
+
+
+def _are_siblings(left: tuple[int, int], right: tuple[int, int]) -> bool:
+    (start, size), (next_start, next_size) = left, right
+    # Equal and adjacent is not enough: 1 and 2 are so, but belong to different parents.
+    return size == next_size and start + size == next_start and start % (2 * size) == 0
 
 
 def roots(shards: range) -> list[tuple[int, int]]:

@@ -11,11 +11,15 @@ count for each of them: the number of shards that had one.
     | gradient of p0 |gap| gradient of p1 |gap| ... | n0 | n1 | ...      one dtype, one device
     0                16k                  16m        behind the last gap
 
+On a device, padding follows, so that a bucket can be cut into as many equal, aligned slices as
+there are ranks: ``sync.ordered`` sends slices of it as it is, and receives into it.
+
 Parameters are in reverse model order, since the backward pass reaches the last layers first."""
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,6 +33,10 @@ _ALIGNED = 16  # elements: 64 bytes of float32
 # A smaller first bucket is full sooner, so sending begins early. Small models are one bucket.
 _FIRST_BYTES = 4 << 20
 _MOST_BYTES = 25 << 20  # the default of DistributedDataParallel
+# On a device, an exchange is some launches from Python, whatever its size. A large model has larger
+# buckets, and so fewer of them. (Gradients wait for their bucket to be full, so this takes up to
+# 75 MiB more.)
+_LARGE_MODEL_BYTES, _MOST_BYTES_OF_LARGE = 1 << 30, 100 << 20
 
 
 def summed_dtype(parameter: Tensor) -> torch.dtype:
@@ -49,15 +57,24 @@ class Flat:
         """The whole memory: shape ``(bucket.length,)``."""
         self.views = [bucket.view(self.data, slot) for slot in range(len(bucket.parameters))]
         """The view of each parameter's gradient, in its shape and memory order."""
-        self.counts = self.data[bucket.length - len(bucket.parameters) :]
+        self.counts = self.data[bucket.counts]
         """The number of shards that had a gradient, for each parameter."""
         self.data.fill_(ABSENT)  # the gaps too, so that no uninitialized memory is sent
 
 
 class Bucket:
-    """Some parameters of one dtype on one device, and the memory for their gradients."""
+    """Some parameters of one dtype on one device, and the memory for their gradients.
 
-    def __init__(self, parameters: Sequence[Parameter], dtype: torch.dtype, device: torch.device) -> None:
+    Args:
+        parameters: in the order of their slots.
+        dtype: of the sums.
+        device: of the parameters.
+        num_slices: number of equal, aligned slices into which its memory can be cut on a device.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Parameter], dtype: torch.dtype, device: torch.device, num_slices: int = 1
+    ) -> None:
         self.parameters = parameters
         self.dtype = dtype
         self.device = device
@@ -68,7 +85,11 @@ class Bucket:
             self._slots.append((parameter.size(), _dense_strides(parameter), end))
             numbers = parameter.numel() * (2 if parameter.is_complex() else 1)
             end += -(-numbers // _ALIGNED) * _ALIGNED
-        self.length = end + len(parameters)
+        self.counts = slice(end, end + len(parameters))
+        """The place of the counts. (It and the slots depend on the parameters alone, and not on the
+        number of ranks.)"""
+        unit = 1 if device.type == "cpu" else _ALIGNED * num_slices
+        self.length = -(-self.counts.stop // unit) * unit
         self._free: list[Flat] = []
         self._lent: list[tuple[Flat, weakref.ref[Any]]] = []
 
@@ -136,25 +157,45 @@ def keep_freed_memory() -> None:
     torch.empty(31 << 20, dtype=torch.uint8)  # never touched, so it costs nothing
 
 
-def make_buckets(parameters: Sequence[Parameter]) -> list[Bucket]:
-    """Buckets for parameters given in model order; the backward pass fills the first bucket
-    first."""
+def make_buckets(parameters: Sequence[Parameter], num_slices: int = 1) -> list[Bucket]:
+    """Buckets for parameters given in model order; the backward pass fills the first bucket first.
+
+    Args:
+        parameters: of the models.
+        num_slices: as for ``Bucket``.
+    """
+    most_bytes = _most_bytes(parameters)
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
     sizes: dict[tuple[torch.device, torch.dtype], int] = {}
 
     def close(kind: tuple[torch.device, torch.dtype]) -> None:
         device, dtype = kind
-        buckets.append(Bucket(open_buckets.pop(kind), dtype, device))
+        buckets.append(Bucket(open_buckets.pop(kind), dtype, device, num_slices))
         del sizes[kind]
 
     for parameter in reversed(parameters):
         kind = (parameter.device, summed_dtype(parameter))
-        num_bytes = parameter.numel() * kind[1].itemsize
-        if kind in sizes and sizes[kind] + num_bytes > (_MOST_BYTES if buckets else _FIRST_BYTES):
+        num_bytes = _summed_bytes(parameter)
+        if kind in sizes and sizes[kind] + num_bytes > (most_bytes[kind[0]] if buckets else _FIRST_BYTES):
             close(kind)
         open_buckets.setdefault(kind, []).append(parameter)
         sizes[kind] = sizes.get(kind, 0) + num_bytes
     for kind in list(open_buckets):
         close(kind)
     return buckets
+
+
+def _summed_bytes(parameter: Parameter) -> int:
+    return parameter.numel() * summed_dtype(parameter).itemsize
+
+
+def _most_bytes(parameters: Iterable[Parameter]) -> dict[torch.device, int]:
+    """Returns the most bytes of a bucket on each device."""
+    totals: Counter[torch.device] = Counter()
+    for parameter in parameters:
+        totals[parameter.device] += _summed_bytes(parameter)
+    return {
+        device: _MOST_BYTES_OF_LARGE if device.type != "cpu" and total > _LARGE_MODEL_BYTES else _MOST_BYTES
+        for device, total in totals.items()
+    }

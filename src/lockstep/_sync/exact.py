@@ -125,7 +125,7 @@ class ExactStrategy(Strategy):
         """Whether a phase was left while its sums were exchanged."""
         self._num_shards = num_shards
         self._num_phases = 0
-        self._layouts = Layouts()
+        self._layouts = Layouts(world_size if gpus else 1)
         self._histories: dict[int, History] = {}
         """The history of each phase index."""
         self._hooks: list[RemovableHandle] = []

@@ -71,9 +71,14 @@ class History:
 
 
 class Layouts:
-    """The newest layouts of a run."""
+    """The newest layouts of a run.
 
-    def __init__(self) -> None:
+    Args:
+        num_slices: as for ``Bucket``.
+    """
+
+    def __init__(self, num_slices: int = 1) -> None:
+        self._num_slices = num_slices
         self._layouts: dict[tuple[tuple[bool, torch.dtype], ...], Layout] = {}
 
     def choose(self, parameters: Iterable[Parameter], step: int) -> tuple[Layout, Layout | None]:
@@ -93,8 +98,9 @@ class Layouts:
             if len(self._layouts) == _MAX_LAYOUTS:
                 dropped = self._layouts.pop(next(iter(self._layouts)))
             can_learn = list(filter(has_gradient, parameters))
-            learning = make_buckets([p for p in can_learn if p.requires_grad])
-            layout = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
+            learning = make_buckets([p for p in can_learn if p.requires_grad], self._num_slices)
+            frozen = make_buckets([p for p in can_learn if not p.requires_grad], self._num_slices)
+            layout = Layout(learning + frozen)
         self._layouts[kind] = layout
         layout.use(step)
         if len(self._layouts) > 1:

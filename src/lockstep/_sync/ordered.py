@@ -6,6 +6,9 @@ never waits. The sum is that of ``sync.exchange`` with one round of all ranks::
     all-to-all    row r of every node goes to rank r, which adds the rows in the tree
     all-gather    the sums go back, side by side
 
+A bucket can be cut into as many rows as there are ranks (``sync.buckets``). So it is sent as it is,
+and the sums are received into it: with W = 8 and one node a rank, an exchange is 5 launches.
+
 NCCL matches collectives by the order in which they are issued. That is the same on every rank,
 because ``exact`` starts exchanges in one order."""
 
@@ -18,7 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep._plan.rounds import Roots
-from lockstep._plan.tree import sum_subtrees
+from lockstep._plan.tree import fold, sum_subtrees
+from lockstep._sync.row_sum import RowSum
 from lockstep._world.comm.collectives import all_gather_flat
 from lockstep._world.devices import new_stream
 
@@ -34,34 +38,47 @@ class OrderedExchange:
     def __init__(self, device: torch.device) -> None:
         self._stream = new_stream(device)
         self._roots: Roots = [[]]
+        self._row_sum = RowSum(self._roots)
         self._deferred: list[list[Tensor]] = []
         """The tensors that the stream may still read. (The allocator gives freed memory to the
         stream that it was allocated on.)"""
 
     def begin_phase(self, roots: Roots) -> None:
         """Sets the subtrees of all ranks for the following exchanges."""
-        self._roots = roots
+        if roots is not self._roots:
+            self._roots, self._row_sum = roots, RowSum(roots)
 
     def start(self, nodes: list[Tensor]) -> None:
         """Sums this rank's subtrees over all ranks into ``nodes[0]``, on the separate stream if
-        there is one."""
+        there is one. The other nodes' values are lost."""
         self._deferred.append(nodes)
         with self._on_stream():
-            num_ranks, length = len(self._roots), nodes[0].numel()
-            # Rows of one width, so that row r is a slice of the same elements in every node. The
-            # last is padded with zeros, which are cut off again after the sum.
-            width = -(-length // num_ranks)
-            # Row r is sent to rank r: its slice of every subtree.
-            outgoing = nodes[0].new_zeros(num_ranks, len(nodes), width)
-            for number, node in enumerate(nodes):
-                padded = torch.nn.functional.pad(node, (0, num_ranks * width - length))
-                outgoing[:, number] = padded.view(num_ranks, width)
-            sizes = [len(roots) * width for roots in self._roots]
-            incoming = nodes[0].new_empty(sum(sizes))
-            dist.all_to_all_single(incoming, outgoing.view(-1), sizes, [len(nodes) * width] * num_ranks)
-            total = nodes[0].new_empty(num_ranks * width)
-            all_gather_flat(total, sum_subtrees(self._roots, torch.split(incoming, width), torch.add))
-            nodes[0].copy_(total[:length])
+            length = nodes[0].numel()
+            missing = -length % len(self._roots)
+            if not missing:
+                self._sum(nodes)
+                return
+            # Buffers, whose length is what it is.
+            padded = [torch.nn.functional.pad(node, (0, missing)) for node in nodes]
+            self._sum(padded)
+            nodes[0].copy_(padded[0][:length])
+
+    def _sum(self, nodes: list[Tensor]) -> None:
+        """Sums nodes that can be cut into a row for each rank into the first."""
+        num_ranks = len(self._roots)
+        if num_ranks == 1:
+            sum_subtrees(self._roots, nodes, Tensor.add_)
+            return
+        # Row r of every node goes to rank r, its rows one after the other.
+        rows = [node.view(num_ranks, -1) for node in nodes]
+        outgoing = rows[0] if len(rows) == 1 else torch.stack(rows, dim=1)
+        width = rows[0].shape[1]
+        sizes = [len(own) * width for own in self._roots]
+        incoming = nodes[0].new_empty(sum(sizes))
+        dist.all_to_all_single(incoming, outgoing.view(-1), sizes, [len(nodes) * width] * num_ranks)
+        total = fold(self._row_sum(incoming.view(-1, width)), Tensor.add_)
+        # What was sent is free by now, on this stream.
+        all_gather_flat(nodes[0], total)
 
     def finish(self) -> None:
         """Makes the current stream wait for all started exchanges."""
