@@ -68,6 +68,7 @@ struct OnDevice {
 // ---- The account: what is said, and where
 
 std::map<std::string, int64_t> launches, waits;
+std::map<int, int64_t> sent;  // bytes of messages, all-to-alls and all-gathers, by the rank that they go to
 std::vector<std::string> reports;
 std::vector<std::pair<bool, std::string>> unplaced;  // (is a wait, text), whose line is found when the lock is free again
 
@@ -719,6 +720,11 @@ struct DeviceGroup : c10d::Backend {
     return work;
   }
 
+  void count_sent(int rank, int64_t bytes) {
+    Locked lock;
+    if (rank != rank_) sent[rank] += bytes;
+  }
+
   Work broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
     return run("broadcast", o.asyncOp, t, t, [&] { auto a = on_cpu(t); return gloo->broadcast(a, o); });
   }
@@ -732,6 +738,7 @@ struct DeviceGroup : c10d::Backend {
     return run("all_gather", o.asyncOp, in, out[0], [&] { Lists a{on_cpu(out[0])}; auto b = on_cpu(in); return gloo->allgather(a, b, o); });
   }
   Work _allgather_base(Tensor& out, Tensor& in, const c10d::AllgatherOptions& o) override {
+    count_sent((rank_ + 1) % size_, (size_ - 1) * in.nbytes());  // by a ring
     return run("all_gather_single", o.asyncOp, {in}, {out}, [&] { auto a = on_cpu(out), b = on_cpu(in); return gloo->_allgather_base(a, b, o); });
   }
   Work allgather_into_tensor_coalesced(Tensors& out, Tensors& in, const c10d::AllgatherOptions& o) override {
@@ -744,6 +751,8 @@ struct DeviceGroup : c10d::Backend {
     return run("reduce_scatter_single", o.asyncOp, {in}, {out}, [&] { auto a = on_cpu(out), b = on_cpu(in); return gloo->_reduce_scatter_base(a, b, o); });
   }
   Work alltoall_base(Tensor& out, Tensor& in, std::vector<int64_t>& to, std::vector<int64_t>& from, const c10d::AllToAllOptions& o) override {
+    for (int rank = 0; rank < size_; rank++)
+      if (rank != rank_) count_sent(rank, from.empty() ? in.nbytes() / size_ : from[rank] * in.nbytes() / std::max<int64_t>(in.size(0), 1));
     return run("all_to_all_single", o.asyncOp, {in}, {out}, [&] { auto a = on_cpu(out), b = on_cpu(in); return gloo->alltoall_base(a, b, to, from, o); });
   }
   Work gather(Lists& out, Tensors& in, const c10d::GatherOptions& o) override {
@@ -753,10 +762,34 @@ struct DeviceGroup : c10d::Backend {
     return run("scatter", o.asyncOp, in.empty() ? Tensors{} : in[0], out, [&] { auto a = on_cpu(out); Lists b; if (!in.empty()) b.push_back(on_cpu(in[0])); return gloo->scatter(a, b, o); });
   }
   Work send(Tensors& t, int to, int) override {
+    count_sent(to, t[0].nbytes());
+    if (is_coalescing) { messages.push_back({t, to, true}); return nullptr; }
     return run("send", true, t, {}, [&] { auto a = on_cpu(t); return gloo->send(a, to, 0); });
   }
   Work recv(Tensors& t, int from, int) override {
+    if (is_coalescing) { messages.push_back({t, from, false}); return nullptr; }
     return run("recv", true, {}, t, [&] { auto a = on_cpu(t); return gloo->recv(a, from, 0); });
+  }
+  // Messages of a batch are one launch, and none waits for another.
+  struct Message { Tensors tensors; int peer; bool is_sent; };
+  std::vector<Message> messages;
+  bool is_coalescing = false;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { is_coalescing = true; }
+  Work endCoalescing() override {
+    is_coalescing = false;
+    auto batch = std::exchange(messages, {});
+    Tensors read, written;
+    for (auto& message : batch) (message.is_sent ? read : written).push_back(message.tensors[0]);
+    return run("messages", true, read, written, [&] {
+      std::vector<Work> works;
+      for (bool is_sent : {false, true}) for (auto& message : batch) if (message.is_sent == is_sent) {
+        auto a = on_cpu(message.tensors);
+        works.push_back(is_sent ? gloo->send(a, message.peer, 0) : gloo->recv(a, message.peer, 0));
+      }
+      for (size_t i = 0; i + 1 < works.size(); i++) works[i]->wait();
+      return works.back();  // it may be waited for once only
+    });
   }
   Work barrier(const c10d::BarrierOptions& o) override {
     { Locked lock; host_waits(Clock(clocks[current_number(current_device)]), "barrier"); }
@@ -796,7 +829,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("launches", [] { Locked lock; return launches; });
   m.def("waits", [] { Locked lock; return waits; });
   m.def("reports", [] { Locked lock; return reports; });
-  m.def("reset", [] { Locked lock; launches.clear(); waits.clear(); reports.clear(); });
+  m.def("reset", [] { Locked lock; launches.clear(); waits.clear(); reports.clear(); sent.clear(); });
+  m.def("sent", [] { Locked lock; return sent; });
   m.def("memory", [] { Locked lock; return std::make_pair(bytes_now, bytes_peak); });
   m.def("pinned", [] { Locked lock; return pinned_now; });
   m.def("reset_peak", [] { Locked lock; bytes_peak = bytes_now; });

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import os
+import socket
 import sys
 import types
 from pathlib import Path
@@ -78,6 +79,41 @@ def train(epochs=2, num_workers=0, pinned=True):
             "opens a context": getattr(torch, "sim", None) is not None and torch.sim.is_initialized(),
             **account(),
         }
+
+
+def on_hosts(ranks_per_host, fn, *args):
+    """What ``fn(*args)`` returns where this rank is on one of several hosts, as the launcher and
+    the host's name tell."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ |= {
+        "LOCAL_RANK": str(rank % ranks_per_host),
+        "LOCAL_WORLD_SIZE": str(ranks_per_host),
+        "GROUP_RANK": str(rank // ranks_per_host),
+        "GROUP_WORLD_SIZE": str(world_size // ranks_per_host),
+    }
+    socket.gethostname = lambda: f"host{rank // ranks_per_host}"
+    return fn(*args)
+
+
+def send_gradients(steps=4):
+    """The digest of a training in one bucket, its bytes, and the account of its last step."""
+    with lockstep.join(checkpoint_every="off", journal_every=0) as team:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+        num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        batches = [torch.randn(16, 64) for _ in range(steps)]
+        model, optimizer, loader = team.prepare(model, optimizer, batches)
+        for batch in loader:
+            if team.step == steps and team.device.type != "cpu":  # the last
+                begin_to_count()
+            for inputs in batch.shards:
+                team.backward(model(inputs).square().mean())
+            found = account()
+            optimizer.step()
+            optimizer.zero_grad()
+        sent = getattr(torch, "sim", None) and torch.sim.library.sent()
+        return {"digest": digest(model.state_dict()), "bytes": num_bytes, "sent": sent, **found}
 
 
 def fail_on_one_rank():

@@ -175,7 +175,8 @@ def sum_in_rounds(ranks_per_machine, lengths, num_shards):
 
 
 class Launches(TorchDispatchMode):
-    """Counts the kernels and collectives of a block; views are none."""
+    """Counts the kernels and collectives of a block. Views are none, and messages are not
+    counted."""
 
     def __init__(self):
         super().__init__()
@@ -183,15 +184,27 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name()
-        self.number += not (getattr(func, "is_view", False) or "empty" in name or "detach" in name)
+        none = getattr(func, "is_view", False) or any(
+            part in name for part in ("empty", "detach", "c10d::send", "c10d::recv")
+        )
+        self.number += not none
         return func(*args, **(kwargs or {}))
 
 
-def sum_in_order(lengths, num_shards):
-    """The sums of leaves over all shards by collectives in one order, and the launches of each."""
+def sum_in_order(ranks_per_machine, lengths, num_shards):
+    """The sums of leaves over all shards as they are taken in one order on devices, the launches of
+    each, and the number of elements that each sends to each other rank in messages."""
+    sent = []
+    send_batch = torch.distributed.batch_isend_irecv
+
+    def counting(messages):
+        for one in messages:
+            sent[-1][one.peer] += one.tensor.numel() * (one.op is torch.distributed.isend)
+        return send_batch(messages)
+
     with lockstep.join() as team:
         blocks = [block(rank, team.world_size, num_shards) for rank in range(team.world_size)]
-        exchange = OrderedExchange(team.device)
+        exchange = OrderedExchange(team.rank, team.device, ranks_per_machine=ranks_per_machine)
         exchange.begin_phase([roots(own) for own in blocks])
         sums, launches = [], []
         for length in lengths:
@@ -199,11 +212,16 @@ def sum_in_order(lengths, num_shards):
             for shard in blocks[team.rank]:
                 push(stack, Node(shard, 1, leaf(length, shard).to(team.device)), torch.add)
             sums.append([node.value for node in stack])
-            with Launches() as counted:
-                exchange.start(sums[-1])
+            torch.distributed.batch_isend_irecv = counting
+            sent.append(collections.Counter())
+            try:
+                with Launches() as counted:
+                    exchange.start(sums[-1])
+            finally:
+                torch.distributed.batch_isend_irecv = send_batch
             launches.append(counted.number)
         exchange.finish()
-        return [nodes[0].cpu() for nodes in sums], launches
+        return [nodes[0].cpu() for nodes in sums], launches, sent
 
 
 NUM_USED = 5

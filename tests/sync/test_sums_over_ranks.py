@@ -55,11 +55,26 @@ def test_ranks_send_what_was_planned_and_a_host_lets_out_what_a_ring_would(
 def test_sums_by_collectives_in_order_are_those_of_one_process_in_few_launches(
     standing_crew, nproc, num_shards, most_launches
 ):
-    lengths = [16 * nproc, 5, 32 * nproc]  # the second is no bucket's: it is padded
-    for sums, launches in standing_crew(nproc, sync_scripts.sum_in_order, lengths, num_shards):
+    lengths = [16 * nproc, 5, 32 * nproc, 0]  # the second is no bucket's: it is padded
+    for sums, launches, _ in standing_crew(nproc, sync_scripts.sum_in_order, 1, lengths, num_shards):
         for length, found in zip(lengths, sums, strict=True):
             assert torch.equal(found, on_one_process(length, num_shards))
         assert launches[0] == launches[2] <= most_launches
+
+
+@pytest.mark.parametrize(
+    ("nproc", "ranks_per_machine", "num_shards", "most_kernels"), [(4, 2, 4, 5), (4, 2, 7, 8), (6, 2, 8, 8)]
+)
+def test_sums_in_order_between_machines_are_those_of_one_process_and_let_out_what_was_planned(
+    standing_crew, nproc, ranks_per_machine, num_shards, most_kernels
+):
+    lengths = [32 * nproc, 5, 0]
+    of_ranks = standing_crew(nproc, sync_scripts.sum_in_order, ranks_per_machine, lengths, num_shards)
+    for rank, (sums, launches, sent) in enumerate(of_ranks):
+        for length, found in zip(lengths, sums, strict=True):
+            assert torch.equal(found, on_one_process(length, num_shards))
+        assert sent[0] == elements_sent(rank, nproc, num_shards, ranks_per_machine, lengths[0])
+        assert launches[0] <= most_kernels
 
 
 @pytest.mark.parametrize(

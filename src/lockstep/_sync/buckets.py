@@ -12,7 +12,7 @@ count for each of them: the number of shards that had one.
     0                16k                  16m        behind the last gap
 
 On a device, padding follows, so that a bucket can be cut into as many equal, aligned slices as
-there are ranks: ``sync.ordered`` sends slices of it as it is, and receives into it.
+there are ranks: ``sync.ordered`` sends slices of it without a copy, and receives into it.
 
 Parameters are in reverse model order, since the backward pass reaches the last layers first."""
 

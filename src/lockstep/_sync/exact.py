@@ -115,7 +115,7 @@ class ExactStrategy(Strategy):
         self.replaced: dict[Parameter, Parameter] = {}
         self.rank, self.world_size = rank, world_size
         self.exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
-        self.on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
+        self.on_gpus = {gpu: OrderedExchange(rank, gpu, ranks_per_machine=ranks_per_machine) for gpu in gpus}
         self.names: dict[Parameter, str] = {}
         """The names of the parameters of all models."""
         self.buffers = ShardBuffers()

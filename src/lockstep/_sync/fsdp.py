@@ -104,7 +104,7 @@ class FSDPStrategy(Strategy):
         if self._device.type == "cpu":
             self.exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
         else:
-            self.exchange = OrderedExchange(self._device)
+            self.exchange = OrderedExchange(rank, self._device, ranks_per_machine=ranks_per_machine)
         self._num_phases = 0
         self.units: list[Unit] = []
         self.parameters: list[Parameter] = []

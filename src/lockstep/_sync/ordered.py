@@ -1,29 +1,27 @@
-"""The exchange by collectives in a fixed order, for GPUs: NCCL has no tags, and waits on the GPU.
+"""The exchange in a fixed order, for GPUs: NCCL has no tags, and waits on the GPU.
 
 All work is issued on a separate stream, which runs concurrently with the backward pass; the CPU
-never waits. The sum is that of ``sync.exchange`` with one round of all ranks::
+never waits. The sum is that of ``sync.exchange``: by two collectives of all ranks, or, where
+machines have several ranks each, by messages within the machines first and then between them, so
+that less leaves a machine.
 
-    all-to-all    row r of every node goes to rank r, which adds the rows in the tree
-    all-gather    the sums go back, side by side
+A bucket can be cut into as many slices as there are ranks (``sync.buckets``). So it is sent
+without a copy, and the sums are received into it.
 
-A bucket can be cut into as many rows as there are ranks (``sync.buckets``). So it is sent as it is,
-and the sums are received into it: with W = 8 and one node a rank, an exchange is 5 launches.
-
-NCCL matches collectives by the order in which they are issued. That is the same on every rank,
-because ``exact`` starts exchanges in one order."""
+NCCL matches what ranks issue by its order. That is the same on every rank, because ``exact`` starts
+exchanges in one order."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from lockstep._plan.rounds import Roots
-from lockstep._plan.tree import fold, sum_subtrees
-from lockstep._sync.row_sum import RowSum
-from lockstep._world.comm.collectives import all_gather_flat
+from lockstep._plan.rounds import Roots, bases
+from lockstep._sync.collective_sum import CollectiveSum
+from lockstep._sync.message_sum import MessageSum
 from lockstep._world.devices import new_stream
 
 
@@ -32,28 +30,40 @@ class OrderedExchange:
     order.
 
     Args:
+        rank: this process's rank in the default group.
         device: the device of the tensors. On the CPU every call blocks.
+        ranks_per_machine: number of consecutive ranks on each machine; 1 if machines differ in it.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, rank: int, device: torch.device, *, ranks_per_machine: int = 1) -> None:
+        self._rank = rank
+        self._ranks_per_machine = ranks_per_machine
         self._stream = new_stream(device)
-        self._roots: Roots = [[]]
-        self._row_sum = RowSum(self._roots)
+        self._roots: Roots = []
+        self._sum: Callable[[list[Tensor]], None]
+        """Sums nodes over all ranks into the first."""
         self._deferred: list[list[Tensor]] = []
         """The tensors that the stream may still read. (The allocator gives freed memory to the
         stream that it was allocated on.)"""
 
     def begin_phase(self, roots: Roots) -> None:
         """Sets the subtrees of all ranks for the following exchanges."""
-        if roots is not self._roots:
-            self._roots, self._row_sum = roots, RowSum(roots)
+        if roots is self._roots:
+            return
+        self._roots = roots
+        # Within a machine a round of all is as good, and collectives are fewer calls.
+        is_one_round = self._ranks_per_machine in (1, len(roots)) and len(roots) > 1
+        of_bases = bases(len(roots), self._ranks_per_machine)
+        self._sum = CollectiveSum(roots) if is_one_round else MessageSum(self._rank, roots, of_bases)
 
     def start(self, nodes: list[Tensor]) -> None:
         """Sums this rank's subtrees over all ranks into ``nodes[0]``, on the separate stream if
         there is one. The other nodes' values are lost."""
+        length = nodes[0].numel()
+        if not length:
+            return
         self._deferred.append(nodes)
         with self._on_stream():
-            length = nodes[0].numel()
             missing = -length % len(self._roots)
             if not missing:
                 self._sum(nodes)
@@ -62,23 +72,6 @@ class OrderedExchange:
             padded = [torch.nn.functional.pad(node, (0, missing)) for node in nodes]
             self._sum(padded)
             nodes[0].copy_(padded[0][:length])
-
-    def _sum(self, nodes: list[Tensor]) -> None:
-        """Sums nodes that can be cut into a row for each rank into the first."""
-        num_ranks = len(self._roots)
-        if num_ranks == 1:
-            sum_subtrees(self._roots, nodes, Tensor.add_)
-            return
-        # Row r of every node goes to rank r, its rows one after the other.
-        rows = [node.view(num_ranks, -1) for node in nodes]
-        outgoing = rows[0] if len(rows) == 1 else torch.stack(rows, dim=1)
-        width = rows[0].shape[1]
-        sizes = [len(own) * width for own in self._roots]
-        incoming = nodes[0].new_empty(sum(sizes))
-        dist.all_to_all_single(incoming, outgoing.view(-1), sizes, [len(nodes) * width] * num_ranks)
-        total = fold(self._row_sum(incoming.view(-1, width)), Tensor.add_)
-        # What was sent is free by now, on this stream.
-        all_gather_flat(nodes[0], total)
 
     def finish(self) -> None:
         """Makes the current stream wait for all started exchanges."""
