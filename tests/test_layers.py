@@ -96,7 +96,8 @@ READ_ENVIRONMENT = {
     "world.environment": "the one place",
     "base.reports": "where reports go: set around a launch, and read by whoever has one to note, in any ring",
     "world.comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
-    "world.comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
+    "world.comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back; "
+    "and NCCL its channels from NCCL_MAX_P2P_NCHANNELS: set while a group is open unless it is set",
     "events.measure.trackers": "the project that a tracker's user has named, by the tracker's own variable",
     "world.kernels": "PyTorch's deterministic products need CUBLAS_WORKSPACE_CONFIG, set while a run is open unless it is set; "
     "and NVIDIA's libraries round by NVIDIA_TF32_OVERRIDE",

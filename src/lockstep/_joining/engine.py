@@ -68,7 +68,7 @@ from lockstep._state.rundir.fixed_settings import FixedSettings
 from lockstep._state.rundir.lock import RunLock
 from lockstep._sync.table import make_strategy
 from lockstep._world.comm.collectives import Collectives
-from lockstep._world.comm.group import Transport, close_group, default_group, group_store
+from lockstep._world.comm.group import CHANNELS_NOTICE, Transport, close_group, default_group, group_store
 from lockstep._world.comm.raw_collectives import RawCollectives
 from lockstep._world.environment import World
 from lockstep._world.kernels import DeterministicKernels, needs_deterministic_kernels, notice
@@ -287,6 +287,8 @@ class Engine:
         notices, run = [*context.notices], self._as_run()
         if self._kernels is not None:
             notices.append(notice(self.config.nondeterministic))
+        if self.transport.limits_channels:
+            notices.append(CHANNELS_NOTICE)
         for instrument in instruments:
             self.listeners.add(instrument.listeners(run))
             notices += instrument.notices(run) if self.is_main else ()

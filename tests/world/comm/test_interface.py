@@ -1,19 +1,23 @@
 """The interface is the user's word, else loopback on one machine, else the way to the others; and
 it is told."""
 
+import os
 import socket
 
 import pytest
+import torch
 from codes import raises
 
 import lockstep
 from lockstep._base.config import RunConfig
 from lockstep._base.errors import ConfigError
-from lockstep._world.comm.group import Transport, choose_transport
+from lockstep._world.comm.group import Transport, choose_transport, close_group, open_group
 from lockstep._world.comm.interface import choose_interface, interface_towards, nccl_interface
+from lockstep._world.comm.store import open_store
 from lockstep._world.environment import World
 
 pytestmark = pytest.mark.timeout(60)
+CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +57,49 @@ def test_what_nccl_listens_on_is_told(monkeypatch):
     assert str(Transport(backend="gloo", interface="lo", timeout_s=60)) == "gloo on lo"
 
 
+# NCCL's channels
+
+A_GPU = [torch.device("cuda", 0)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "are_own", "limits"),
+    [
+        ("auto", 2, True, True),
+        ("fsdp", 2, True, True),
+        ("ddp", 2, True, False),
+        ("exact", 1, True, False),
+        ("exact", 2, False, False),
+    ],
+)
+def test_channels_are_limited_where_slices_go_over_nccl_unless_the_user_has_set_them(
+    monkeypatch, strategy, world_size, are_own, limits
+):
+    config, world = RunConfig(strategy=strategy), World(world_size=world_size)
+    monkeypatch.delenv(CHANNELS, raising=False)
+    assert choose_transport(config, world, A_GPU, are_own=are_own).limits_channels == limits
+    monkeypatch.setenv(CHANNELS, "2")
+    assert not choose_transport(config, world, A_GPU, are_own=are_own).limits_channels
+
+
+def see_channels():
+    """The variable while a group that limits the channels is open, and after it; then with one that
+    does not."""
+    os.environ.pop(CHANNELS, None)
+    found = []
+    for limits in (True, False):
+        transport = Transport(backend="gloo", interface="lo", timeout_s=60, limits_channels=limits)
+        open_group(open_store(RunConfig(), World()), transport, [torch.device("cpu")])
+        found.append(os.environ.get(CHANNELS))
+        close_group()
+        found.append(os.environ.get(CHANNELS))
+    return found
+
+
+def test_the_number_of_channels_is_set_while_the_group_is_open(crew):
+    assert crew(1, see_channels) == [["8", None, None, None]]
+
+
 # Backends
 
 
@@ -68,8 +115,6 @@ def test_the_mpi_backend_is_refused_by_lockstep_run(run_here):
 
 
 def test_with_a_pytorch_that_has_it_the_mpi_backend_needs_mpirun(monkeypatch):
-    import torch
-
     monkeypatch.setattr("torch.distributed.is_mpi_available", lambda: True)
     devices = (torch.device("cpu"),)
     with raises(ConfigError, "backend-mpi-launched"):

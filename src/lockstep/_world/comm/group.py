@@ -26,6 +26,12 @@ from lockstep._world.environment import World
 from lockstep._world.machine.addresses import check_loopback
 from lockstep._world.machine.sizes import counted
 
+_CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
+_MOST_CHANNELS = "8"
+CHANNELS_NOTICE = (
+    f"{_CHANNELS}={_MOST_CHANNELS} is set for NCCL, whose buffers for messages between GPUs would otherwise take "
+    "gigabytes of each. To choose another number, set the variable yourself"
+)
 _FAREWELL_S = 0.02
 _LATER_S = 60.0
 _ON_CPU = ("gloo", "mpi")
@@ -35,6 +41,8 @@ _waits_at_end = False
 """Whether the open group is one of devices."""
 _store: Store | None = None
 """The store through which the ranks of the open group have found each other."""
+_has_set_channels = False
+"""Whether the open group has set the number of NCCL's channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +59,10 @@ class Transport:
     ranks_per_machine: int = 1
     """The number of consecutive ranks on each machine, known once the ranks have exchanged their
     host names; 1 if machines differ in it."""
+    limits_channels: bool = False
+    """Whether the group sets how many channels NCCL opens between two GPUs. NCCL opens them for
+    all-to-alls and messages, which ``exact`` and ``fsdp`` use, and not for all-reduces. Each has
+    buffers on both GPUs, outside of PyTorch's allocator."""
 
     @property
     def is_on_devices(self) -> bool:
@@ -142,7 +154,13 @@ def choose_transport(
     interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
     if backend == "gloo" and interface == "lo":
         check_loopback()
-    return Transport(backend=backend, interface=interface, timeout_s=config.timeout_s)
+    exchanges_slices = world.world_size > 1 and STRATEGIES[config.strategy].promises_bits
+    return Transport(
+        backend=backend,
+        interface=interface,
+        timeout_s=config.timeout_s,
+        limits_channels=backend == "nccl" and exchanges_slices and _CHANNELS not in os.environ,
+    )
 
 
 def _check_mpi(world: World) -> None:
@@ -200,7 +218,10 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     # With device_id NCCL connects at once, so errors appear here; only possible with one device per
     # process, since a group with a device_id refuses tensors on other devices.
     device_id = devices[0] if transport.is_on_devices and len(devices) == 1 else None
-    global _key, _waits_at_end, _store
+    global _key, _waits_at_end, _store, _has_set_channels
+    # Until the group closes: NCCL reads it when it connects, which may be later without device_id.
+    if transport.limits_channels:
+        os.environ[_CHANNELS], _has_set_channels = _MOST_CHANNELS, True
     _key, _waits_at_end, _store = ranks_key(opened.store), transport.is_on_devices, opened.store
     with listening_on(transport):
         dist.init_process_group(
@@ -293,8 +314,11 @@ def close_group(*, failed: bool = False) -> None:
     ("terminate called without an active exception", since it needs the interpreter's lock), so they
     get a moment with the lock released.
     """
-    global _store
+    global _store, _has_set_channels
     _store = None
+    if _has_set_channels:
+        os.environ.pop(_CHANNELS, None)
+        _has_set_channels = False
     if dist.is_initialized() and not (failed and _waits_at_end and dist.get_world_size() > 1):
         dist.destroy_process_group()
         gc.collect()
