@@ -113,6 +113,19 @@ def test_a_step_launches_little_more_than_the_passes_of_its_model(crew, nproc):
     assert total(small["step"]["launches"]) - total(small["plain"]["launches"]) <= BESIDE
 
 
+def test_an_exchange_of_a_bucket_adds_by_halves_and_copies_nothing(crew):
+    def launches(nproc):
+        first, *_ = crew(nproc, scripts.send_gradients, 7, strategy="exact", shards=nproc)
+        return Counter(first["launches"])
+
+    alone = launches(1)
+    for nproc, halvings in (2, 1), (4, 2):
+        more = launches(nproc)
+        more.subtract(alone)
+        expected = {"all_to_all_single": 1, "all_gather_single": 1, "aten::add": halvings}
+        assert {name: number for name, number in more.items() if number} == expected
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_parameters_have_gradients_where_any_shard_gave_one_though_the_sums_are_not_read(crew, nproc):
     sides = [(0, 0), (0, 0), (0, 1), (1, 1), (0, 0), (0, 1), (1, 0)]
