@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pages import unwrapped
 
-BETWEEN = ("rendezvous", "all-reduce")
+BETWEEN = ("rendezvous", "exchange")
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.long]
 
@@ -56,8 +56,8 @@ def test_a_slow_link_between_hosts_is_found_and_said_by_the_first_host(cluster, 
     assert {finding["host"] for finding in findings} == {"host0", "host1", ""}
     found = {finding["check"]: finding for finding in findings}
     assert found["rendezvous"]["found"] == "2 machines met, with 2 processes"
-    assert found["all-reduce"]["state"] == "warn"
-    assert found["all-reduce"]["values"]["bandwidth_bytes_s"] < 3e6
+    assert found["exchange"]["state"] == "warn"
+    assert found["exchange"]["values"]["bandwidth_bytes_s"] < 3e6
     # docs/doctor.md shows these, but for numbers and paths.
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     shown = re.search(r"<!-- between hosts -->\n```text\n(.*?)```", page, flags=re.DOTALL)[1]
@@ -81,7 +81,7 @@ def test_tasks_of_srun_are_the_processes_of_the_examination_and_find_nothing_bet
     findings = json.loads(done.stdout)
     found = {finding["check"]: finding for finding in findings}
     assert found["rendezvous"]["found"] == "2 machines met, with 4 processes"
-    assert found["all-reduce"]["values"]["world_size"] == 4
+    assert found["exchange"]["values"]["world_size"] == 4
     assert {finding["host"] for finding in findings} == {"host0", "host1", ""}
     assert {found[check]["state"] for check in BETWEEN[:-1]} == {"ok"}
     assert [finding for finding in findings if finding["state"] == "fail"] == []

@@ -5,9 +5,10 @@ What needs only one GPU has it stand for two: with ``backend="gloo"`` processes,
 one, share GPUs."""
 
 import device_scripts
+import exchange_scripts
 import pytest
 import torch
-from places import BACKENDS, DEVICE, KIND, needs_devices, only_on_cuda
+from places import BACKENDS, DEVICE, KIND, OVER_DEVICES, needs_devices, only_on_cuda
 from places import SHARED as ON_ONE
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
@@ -132,3 +133,8 @@ def test_two_processes_with_two_gpus_each_talk_over_nccl(standing_crew, strategy
     assert [one["team"] for one in two] == [[f"{KIND}:0", f"{KIND}:1"], [f"{KIND}:2", f"{KIND}:3"]]
     for one in two:
         (assert_equal if strategy == "exact" else assert_close)(one["state"], alone["state"])
+
+
+@needs_devices(2)
+def test_the_doctor_times_the_exchange_between_gpus(crew):
+    assert crew(2, exchange_scripts.exchange_twice, **OVER_DEVICES) == [([{3.0}, {3.0}], KIND)] * 2

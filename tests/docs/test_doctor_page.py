@@ -44,7 +44,7 @@ def test_the_table_is_what_the_command_prints(run, tmp_path):
     printed = run(shown)
     assert [line for line in plain(SHOWN[shown]) if line.startswith(ON_EVERY_MACHINE) and line not in printed] == [], printed
     rows = [re.match(rf"(.*?) ({'|'.join(STATES)}) ", line) for line in plain(SHOWN[shown])]
-    assert [row[1] for row in rows if row] == [*(check.name for check in CHECKS), "all-reduce"]
+    assert [row[1] for row in rows if row] == [*(check.name for check in CHECKS), "exchange"]
 
 
 def test_every_check_is_explained():

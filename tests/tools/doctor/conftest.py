@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from crew import crew
 from launchers import nursery, warm_trials
 
-__all__ = ["nursery", "warm_trials"]
+__all__ = ["crew", "nursery", "warm_trials"]
 
 PROGRAM = """
 import dataclasses, json, sys

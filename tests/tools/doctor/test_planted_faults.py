@@ -141,6 +141,6 @@ def test_threads_are_counted_as_join_counts_them(situation, threads):
 
 @pytest.mark.long
 def test_processes_that_cannot_exchange_anything(examined):
-    found = examined("all-reduce", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
+    found = examined("exchange", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
     assert found["state"] == FAIL
     assert "nosuch0" in found["found"]

@@ -1,4 +1,4 @@
-"""The check of all-reduces between processes of this machine."""
+"""The check of the exchange of gradients between processes of this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lockstep._launch import gpus
 from lockstep._launch.function import launch
 from lockstep._tools.doctor.finding import Check, Finding, Situation, fail, ok, warn
 
-NAME = "all-reduce"
+NAME = "exchange"
 GROUP_TIMEOUT_S = 20.0
 _SETTINGS = ("backend", "device")
-_SLOW_BYTES_S = {"gloo": 100e6, "nccl": 1e9}
-_SLOW_S = {"gloo": 0.01, "nccl": 0.002}
+_SLOW_BYTES_S, _SLOW_BYTES_S_ON_GPUS = 100e6, 1e9
+_SLOW_S, _SLOW_S_ON_GPUS = 0.01, 0.002
 
 
 def look(situation: Situation) -> dict[str, Any]:
@@ -59,19 +59,19 @@ def judge_speed(
     *, backend: str, interface: str, world_size: int, latency_s: float, bandwidth_bytes_s: float, **_: Any
 ) -> Finding:
     """Whether latency and bandwidth are normal. ``bandwidth_bytes_s``: a tensor's size by the time
-    of its all-reduce."""
+    of its exchange."""
     speed = f"{bandwidth_bytes_s / 1e6:,.3g} MB/s" if bandwidth_bytes_s < 1e9 else f"{bandwidth_bytes_s / 1e9:,.3g} GB/s"
     found = f"{1e3 * latency_s:.2f} ms latency, {speed} ({world_size} processes, {backend} on {interface})"
-    if bandwidth_bytes_s < _SLOW_BYTES_S[backend]:
+    if bandwidth_bytes_s < (_SLOW_BYTES_S_ON_GPUS if backend == "nccl" else _SLOW_BYTES_S):
         return warn(
             f"{found}: exchanging the gradients of 25 million parameters takes {1e8 / bandwidth_bytes_s:.1f} s per step",
             "use a faster interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), fewer processes per core, or larger "
             "batches and --accumulate, which exchange less often",
             code="slow-bandwidth",
         )
-    if latency_s > _SLOW_S[backend]:
+    if latency_s > (_SLOW_S_ON_GPUS if backend == "nccl" else _SLOW_S):
         return warn(
-            f"{found}: each collective waits that long",
+            f"{found}: each exchange waits that long",
             "free some cores (fewer processes or threads), or use a faster network",
             code="slow-latency",
         )
