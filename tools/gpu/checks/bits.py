@@ -3,7 +3,7 @@ loop and with lockstep's.
 
 Without deterministic algorithms, results may differ, and the check lists the operations that do.
 With them, results must not differ; PyTorch raises an error that contains the operation if it has no
-deterministic kernel.
+deterministic kernel. Which layers raise, and which differ, is listed for some of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpu.checks import operations
+from gpu.checks import layers, operations
 from gpu.checks.models import TASKS
 from gpu.checks.training import digest, state_of, train
 from gpu.checks.verdict import begin, device_of, finish, make_parser
@@ -60,6 +60,11 @@ def main() -> None:
             print(name, found[name], flush=True)
             if deterministic:
                 problems += [f"{name}: two runs of {loop} differ" for loop in LOOPS if len(set(found[name][loop])) > 1]
+    found["layers"] = layers.survey(device, tiny=args.tiny)
+    for name, row in found["layers"].items():
+        print(f"{name}: {row}", flush=True)
+        if row["deterministic"] == layers.DIFFERS:
+            problems.append(f"{name}: results differ with deterministic algorithms")
     finish(args, found, problems)
 
 

@@ -37,6 +37,9 @@ class Watch:
     def __init__(self, device: torch.device) -> None:
         self.profile = Profile(device)
         self.times_s: list[float] = []
+        """Of the timed steps."""
+        self.early_s: list[float] = []
+        """Of the steps before them, from the first."""
         self._device = device
         self._step = 0
         self._began = 0.0
@@ -45,8 +48,8 @@ class Watch:
         self._step += 1
         settle(self._device)
         now = time.perf_counter()
-        if WARM + 1 < self._step <= WARM + TIMED + 1:
-            self.times_s.append(now - self._began)
+        if 1 < self._step <= WARM + TIMED + 1:
+            (self.times_s if self._step > WARM + 1 else self.early_s).append(now - self._began)
         if self._step == PROFILED - 1:
             self.profile.start()
         if self._step == PROFILED:
@@ -113,6 +116,7 @@ def main() -> None:
             launches, waits = watch.profile.counts(LAUNCHES), watch.profile.counts(WAITS)
             found[f"{loop}, {num_parts}"] = {
                 "seconds a step, median": statistics.median(watch.times_s),
+                "seconds of the steps before": [round(seconds, 4) for seconds in watch.early_s],
                 "launches": sum(launches.values()),
                 "launches by call": dict(launches),
                 # The watch itself waits for the device where a step begins: once.
