@@ -100,7 +100,7 @@ bench: $(BENCH_STAMP) ## run every benchmark of lockstep and other libraries; pr
 bench-install: $(BENCH_STAMP) ## install lockstep and the other libraries into .venv-bench
 
 # With PYTHON=, that environment is used unchanged: a machine with a GPU has a matching torch, and often no network.
-gpu: $(if $(GIVEN_PYTHON),,$(STAMP)) ## run the first tests on a CUDA GPU and write a report to send (ARGS="--to 5": 10 minutes; PYTHON=... has torch)
+gpu: $(if $(GIVEN_PYTHON),,$(STAMP)) ## run the first tests on a CUDA GPU and write a report to send (ARGS="--to exact": the most important; PYTHON=... has torch)
 	@$(or $(GIVEN_PYTHON),$(VENV)/bin/python) tools/gpu $(ARGS)
 
 # For the time limit, see test-all.

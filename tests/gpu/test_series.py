@@ -4,15 +4,19 @@ Its stages here need no torch."""
 import ast
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gpu.__main__ import make_parser
+from gpu.checks.nics import sent_bytes
 from gpu.processes import run
 from gpu.series import Series, unusable
-from gpu.stage import Setting, Stage
-from gpu.table import STAGES
+from gpu.stage import Hosts, Setting, Stage
+from gpu.table import STAGES, seconds_at_most
 
 ROOT = Path(__file__).parents[2]
 FOUND = {
@@ -59,7 +63,7 @@ def test_stages_run_up_to_the_first_that_fails_and_the_report_says_where_to_look
     for text in (said, page):
         assert "second is broken" in text
         assert "README.md" in text
-        assert "--stage 2" in text
+        assert "--stage second" in text
         assert "why it failed" in text
     assert "of the first" in (tmp_path / "report" / "output.log").read_text()
 
@@ -72,10 +76,11 @@ def test_the_others_run_too_if_that_is_asked_for_and_one_of_them_may_run_alone(s
 
 def test_a_stage_that_cannot_run_here_says_what_it_needs_and_does_not_count_as_a_failure(series):
     absent = stage("absent", "", distributions=("no-such-distribution",))
-    outcomes, _, report = series(absent, stage("several", "", least_devices=2), stage("last", ""))
-    assert [one.verdict for one in outcomes] == ["passed", "not run", "not run", "passed"]
-    assert "pip install no-such-distribution" in report["stages"][1]["why"]
-    assert "2 devices" in report["stages"][2]["why"]
+    several = stage("several", "", least_devices=2, instead="one does this")
+    outcomes, _, report = series(absent, several, stage("hosts", "", needs_hosts=True), stage("last", ""))
+    assert [one.verdict for one in outcomes] == ["passed", "not run", "not run", "not run", "passed"]
+    for number, why in enumerate(("pip install no-such-distribution", "one does this", "--nnodes"), 1):
+        assert why in report["stages"][number]["why"]
 
 
 def test_a_rehearsal_says_what_only_a_card_shows(series):
@@ -129,10 +134,50 @@ def test_of_what_hangs_no_process_stays_and_the_stacks_are_kept(tmp_path):
 
 
 def test_every_stage_names_files_that_exist_and_a_cause():
-    assert [stage.name for stage in STAGES[:4]] == ["doctor", "epoch", "tree", "tests"]
     for one in STAGES:
         assert one.causes
         assert [name for name in one.read if not (ROOT / name).exists()] == []
+
+
+def test_what_never_ran_comes_first_and_all_of_it_takes_half_an_hour_at_most():
+    names = [stage.name for stage in STAGES]
+    assert names[:9] == ["doctor", "epoch", "worlds", "exact", "fsdp", "resume", "subtrees", "ddp", "ends"]
+    assert [stage.name for stage in STAGES if stage.least_devices == 1][:3] == ["doctor", "epoch", "tree"]
+    assert seconds_at_most(STAGES, 1) <= 12 * 60
+    assert seconds_at_most(STAGES, 8) <= seconds_at_most(STAGES, 8, on_hosts=True) <= 30 * 60
+
+
+def test_every_command_that_the_pages_have_is_one():
+    pages = {path: path.read_text() for path in (ROOT / "docs").rglob("*.md")}
+    shown = [words for page in pages.values() for words in re.findall(r'make gpu ARGS="([^"\n]+)"', page)]
+    shown += [words for page in pages.values() for words in re.findall(r"python tools/gpu (--[^`'#\n]+)", page)]
+    assert len(shown) > 10
+    asked = [
+        make_parser(STAGES).parse_args(shlex.split(words.replace("$SLURM_NODEID", "0"))) for words in shown
+    ]  # SystemExit: it is none
+    answering = {number for args in asked for number in args.stage or ()}
+    several = {number for number, stage in enumerate(STAGES, 1) if stage.least_devices > 1 or stage.needs_hosts}
+    assert several - answering == set()
+
+
+def test_a_stage_on_several_machines_gets_them(tmp_path):
+    (hosts,) = [one for one in STAGES if one.needs_hosts]
+    machines = Hosts(nnodes=2, node_rank=1, master_addr="host0", master_port=29500)
+    command = hosts.command(Setting(device="cuda", num_devices=8, out=tmp_path, hosts=machines), tmp_path / "found.json")
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=host0"} <= set(command)
+
+
+def test_what_a_machine_sent_is_read_from_all_its_interfaces(tmp_path):
+    counters = {
+        "net/eth0/statistics/tx_bytes": "5\n",
+        "infiniband/mlx5_0/ports/1/counters/port_xmit_data": "7\n",  # in words of four bytes
+        "net/gone/statistics/tx_bytes": "",
+    }
+    for name, text in counters.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert sent_bytes(tmp_path) == {"eth0": 5, "mlx5_0 port 1": 28}
+    assert sent_bytes()["lo"] > 0
 
 
 def test_no_test_that_is_marked_cuda_is_outside_of_what_the_stage_runs(tmp_path):
@@ -155,6 +200,7 @@ def test_help_lists_the_stages_and_needs_nothing_but_python(run_command):
     said = run_command("--help").stdout
     assert [one.name for one in STAGES if one.name not in said] == []
     assert run_command("--stage", "eleventh").returncode == 2
+    assert run_command("--stage", "hosts", "--nnodes", "2").returncode == 2  # which machine is the first?
 
 
 @pytest.fixture

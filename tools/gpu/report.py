@@ -1,4 +1,4 @@
-"""The report to send: ``report.md`` for people, ``report.json`` for programs. Both are complete
+"""The report to send, ``report.md``, and the same for programs, ``report.json``. Both are complete
 after every stage."""
 
 from __future__ import annotations

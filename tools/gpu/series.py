@@ -17,13 +17,13 @@ from typing import Any
 from gpu import machine, report
 from gpu.outcome import Outcome
 from gpu.processes import run
-from gpu.stage import ROOT, Setting, Stage
+from gpu.stage import ROOT, Hosts, Setting, Stage
 
 MACHINE = Stage(
     name="machine",
     shows="what is installed, and what is missing",
     command=lambda setting, found: [sys.executable, "-m", "gpu.machine", "--found", str(found)],
-    limit_s=90,
+    limit_s=30,
     causes=(
         "importing torch fails: its build does not fit this machine (see the output)",
         "it hangs: the driver hangs (and so does nvidia-smi)",
@@ -33,6 +33,7 @@ MACHINE = Stage(
 SIMULATED_DEVICES = 4
 KEPT = 20_000  # characters of a stage's output, in the report
 SILENT_S = 20.0
+SLOWER = 4.0  # a rehearsal on few cores: limits are for a machine with a card
 
 
 def environment(device: str, base: Mapping[str, str]) -> dict[str, str]:
@@ -55,6 +56,7 @@ class Series:
         limit_s: For every stage, if not its own.
         say: Prints a line.
         machine: The first stage, whose findings determine which of the others can run.
+        hosts: The machines, if there are several.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Series:
         limit_s: float | None = None,
         say: Callable[[str], None] = print,
         machine: Stage = MACHINE,
+        hosts: Hosts | None = None,
     ) -> None:
         self._first = machine
         self._table = table
@@ -77,7 +80,7 @@ class Series:
         self._machine: dict[str, Any] = {}
         self._outcomes: list[Outcome] = []
         self._remedies: dict[str, str] = {}
-        self._setting = Setting(device=device, num_devices=0, out=out)
+        self._setting = Setting(device=device, num_devices=0, out=out, hosts=hosts)
 
     def run(self, numbers: Sequence[int], *, keep_going: bool = False) -> list[Outcome]:
         """Examines the machine, runs the stages with these numbers (from 1), and writes the report.
@@ -106,20 +109,24 @@ class Series:
                 outcome = replace(outcome, verdict="unusable", why=problem)
             else:
                 count = 2 if self._device == "cpu" else self._machine["torch"]["num_devices"]
-                self._setting = Setting(device=self._device, num_devices=count, out=self._out)
+                self._setting = replace(self._setting, num_devices=count)
         self._tell(self._first, outcome)
         return not outcome.has_failed
 
     def _limit(self, stage: Stage) -> float:
-        return self._limit_s if self._limit_s is not None else stage.limit_s
+        usual_s = stage.limit_s * (SLOWER if self._setting.is_rehearsal else 1.0)
+        return usual_s if self._limit_s is None else self._limit_s
 
     def _lacks(self, stage: Stage) -> str:
         """Why the stage cannot run here; empty if it can."""
         absent = [name for name in stage.distributions if machine.version(name) is None]
         if absent:
             return f"it needs {' '.join(absent)}: {sys.executable} -m pip install {' '.join(absent)}"
-        if self._setting.num_devices < stage.least_devices:
-            return f"it needs {stage.least_devices} devices, and there are {self._setting.num_devices}"
+        if stage.needs_hosts and self._setting.hosts is None:
+            return "it needs several machines: see --nnodes in --help"
+        if (there := self._setting.num_devices) < stage.least_devices:
+            only = "there is only 1" if there == 1 else f"there are only {there}"
+            return f"it needs {stage.least_devices} devices, and {only}" + (f": {stage.instead}" if stage.instead else "")
         return ""
 
     def _run(self, number: int, stage: Stage) -> Outcome:
@@ -168,7 +175,9 @@ class Series:
         self._outcomes.append(outcome)
         # what is wrong with such a machine has been said
         if outcome.has_failed and outcome.verdict != "unusable":
-            alone = "" if outcome.number == 0 else f"--stage {outcome.number}"
+            alone = "" if outcome.number == 0 else f"--stage {stage.name}"
+            if stage.needs_hosts and (hosts := self._setting.hosts) is not None:
+                alone += "".join(f" --{name.replace('_', '-')} {value}" for name, value in vars(hosts).items())
             self._remedies[stage.name] = where_to_look(stage, alone, self._device)
         report.write(self._out, self._began, self._device, self._machine, self._outcomes, self._remedies)
         self._say(f"  {outcome.verdict} after {outcome.seconds:.0f} s" + (f": {outcome.why}" if outcome.why else ""))

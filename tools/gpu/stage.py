@@ -12,6 +12,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """The machines of a series on several, as ``lockstep run`` takes them."""
+
+    nnodes: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """What the stages of a series run on."""
 
@@ -22,6 +32,8 @@ class Setting:
     them."""
     out: Path
     """The directory of the report, for what a stage leaves there."""
+    hosts: Hosts | None = None
+    """The machines of the stages that need several; None: there is only this one."""
 
     @property
     def is_rehearsal(self) -> bool:
@@ -52,6 +64,10 @@ class Stage:
     distributions: tuple[str, ...] = ()
     """The packages that the stage needs in addition to lockstep's requirements."""
     least_devices: int = 1
+    instead: str = ""
+    """What a machine with fewer devices is told."""
+    needs_hosts: bool = False
+    """Whether it needs several machines."""
     environ: tuple[tuple[str, str], ...] = ()
     """Environment variables on a card."""
     only_on_a_card: str = ""
@@ -63,7 +79,8 @@ def check(name: str, *options: str) -> Callable[[Setting, Path], list[str]]:
 
     def command(setting: Setting, found: Path) -> list[str]:
         size = ["--tiny"] if setting.is_rehearsal else []
-        given = [word.format(num_devices=setting.num_devices, out=setting.out) for word in options]
+        about = {"num_devices": setting.num_devices, "out": setting.out, **(vars(setting.hosts) if setting.hosts else {})}
+        given = [word.format(**about) for word in options]
         return [
             sys.executable,
             "-m",

@@ -91,4 +91,15 @@ def gpt(num_batches: int, *, tiny: bool, dropout: float = 0.1) -> Task:
     return Task(model=model, batches=[(text[:, :-1].contiguous(), text[:, 1:].contiguous()) for text in texts])
 
 
+def large_gpt(num_batches: int, num_samples: int, *, tiny: bool) -> Task:
+    """A GPT of 156 million parameters, whose exchange takes a while, and short batches for it."""
+    length, vocabulary, width, depth = (8, 32, 16, 1) if tiny else (512, 4096, 1024, 12)
+    generator = torch.Generator().manual_seed(5)
+    texts = [torch.randint(0, vocabulary, (num_samples, length + 1), generator=generator) for _ in range(num_batches)]
+    torch.manual_seed(0)
+    heads = 2 if tiny else 16
+    model = GPT(vocabulary=vocabulary, length=length, width=width, depth=depth, heads=heads, dropout=0.0)
+    return Task(model=model, batches=[(text[:, :-1].contiguous(), text[:, 1:].contiguous()) for text in texts])
+
+
 TASKS = {"cnn": cnn, "gpt": gpt}

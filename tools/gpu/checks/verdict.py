@@ -20,6 +20,13 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_num_devices(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds the option of a check of several GPUs."""
+    about = "number of GPUs of this machine, and the largest number of processes"
+    parser.add_argument("--num-devices", type=int, required=True, metavar="N", help=about)
+    return parser
+
+
 def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Returns the arguments, and sets one CPU thread: a device needs no more, and all loops are
     then equal."""
