@@ -3,6 +3,7 @@ Its stages here need no torch."""
 
 import ast
 import json
+import math
 import os
 import re
 import shlex
@@ -158,6 +159,14 @@ def test_every_command_that_the_pages_have_is_one():
     answering = {number for args in asked for number in args.stage or ()}
     several = {number for number, stage in enumerate(STAGES, 1) if stage.least_devices > 1 or stage.needs_hosts}
     assert several - answering == set()
+
+
+def test_the_page_lists_the_stages_in_their_order_and_for_how_long_they_may_run():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", page, flags=re.MULTILINE)
+    assert rows == [(str(number), stage.name) for number, stage in enumerate(STAGES, 1)]
+    eight, one = (math.ceil(seconds_at_most(STAGES, count) / 60) for count in (8, 1))
+    assert f"{eight} minutes on eight GPUs and {one} on one" in " ".join(page.split())
 
 
 def test_a_stage_on_several_machines_gets_them(tmp_path):
