@@ -249,6 +249,26 @@ def test_one_that_changes_its_form_is_named_among_many(change, look_at):
     assert layers[3].running_var.tolist() == [1.0] * 4
 
 
+def test_they_are_written_where_a_script_has_moved_them():
+    layers = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
+    buffers = ShardBuffers()
+    buffers.attach(layers)
+    for _ in range(2):  # the second time they are known
+        buffers.begin_phase(2)
+        layers[0](torch.randn(4, 2))
+        buffers.rewind()
+    before = layers[0].running_mean
+    layers[0].running_mean.data = torch.full((2,), 5.0)
+    buffers.begin_phase(2)
+    layers[0](torch.randn(4, 2))
+    buffers.rewind()
+    assert layers[0].running_mean is before
+    assert before.tolist() == [5.0, 5.0]
+    layers[1].running_var.resize_(2)
+    buffers.rewind()
+    assert layers[1].running_var.tolist() == [1.0] * 3
+
+
 class Operations(TorchDispatchMode):
     """The names of the operations that run, but for views."""
 

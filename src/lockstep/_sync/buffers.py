@@ -23,7 +23,6 @@ a model count as one module (``sync.joined``)."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -37,7 +36,7 @@ from lockstep._base.versions import version
 from lockstep._plan.shards import MicroBatch
 from lockstep._plan.tree import Node
 from lockstep._sync.buffer_looks import Look, find_lost_changes, look_at
-from lockstep._sync.changes import Starts, as_bits, from_bits, pack_absent, packed_size
+from lockstep._sync.changes import Starts, as_bits, from_bits, pack_absent, packed_size, split
 from lockstep._sync.copies import copy_all
 from lockstep._sync.joined import Joined, can_join
 from lockstep._sync.slots import Slot
@@ -68,6 +67,11 @@ def _put(slots: Sequence[Slot | Joined], values: Sequence[Tensor]) -> None:
     copy_all(pairs)
     for slot in slots:
         slot.mark()
+
+
+def _put_back(slots: Sequence[Slot | Joined]) -> None:
+    """Gives buffers their start values."""
+    _put(slots, list(map(_start_of, slots)))
 
 
 def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -112,6 +116,8 @@ class _BufferGroup:
     def join(self) -> None:
         """Joins statistics, as they are now: a script may have given a layer others, of another
         dtype or on another device."""
+        if self.is_normalization and all(isinstance(slot, Joined) and slot.are_known for slot in self.slots):
+            return
         tensors = [slot.tensor for slot in self.members] if self.is_normalization else []
         kinds = list(map(_kind_of, tensors))
         if kinds == self._kinds:
@@ -189,7 +195,7 @@ class ShardBuffers:
         self._looks, self._known_starts = {}, {}
         if self._has_any:
             with torch.no_grad():
-                _restart(self._changed_groups())
+                _restart(self._groups[number] for number in self._changed_numbers())
 
     def end_shard(self, micro: MicroBatch) -> dict[int, Tensor] | None:
         """Ends a micro-batch. If it is the last of its shard, returns the shard's ``changes`` and
@@ -202,9 +208,10 @@ class ShardBuffers:
             return {}
         fraction = self._shard_samples / micro.step_samples
         samples = self._shard_samples if micro.begins_shard else 0
-        found = self.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples)
-        self.rewind()
-        return found
+        with torch.no_grad():
+            # Asked once, since to ask compares buffers with their start values.
+            changed = self._changed_numbers()
+            return self._changes(changed, fraction, micro.shard == 0, samples, puts_back=True)
 
     @torch.no_grad()
     def changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
@@ -216,18 +223,27 @@ class ShardBuffers:
             is_lowest_shard: whether the shard is the first.
             num_samples: the shard's; 0 if it had several micro-batches.
         """
-        are_changed = [group.changed for group in self._groups]
+        return self._changes(self._changed_numbers(), fraction, is_lowest_shard, num_samples, puts_back=False)
+
+    def _changes(
+        self, changed: Sequence[int], fraction: float, is_lowest_shard: bool, num_samples: int, *, puts_back: bool
+    ) -> dict[int, Tensor]:
+        """Returns ``changes`` of these modules. ``puts_back``: whether to undo them, too."""
         found: dict[int, Tensor] = {}
-        for numbers in self.by_device(itertools.compress(itertools.count(), are_changed)):
+        for numbers in self.by_device(changed):
             slots = [slot for number in numbers for slot in self._groups[number].slots]
-            after = [as_bits(slot.read()) if self._as_bits else slot.read() for slot in slots]
+            after = [slot.take() if puts_back and isinstance(slot, Joined) else slot.read() for slot in slots]
+            if self._as_bits:
+                after = list(map(as_bits, after))
             packed = self._starts(numbers).pack(after, fraction, is_lowest_shard=is_lowest_shard)
-            found.update(zip(numbers, torch.split(packed, list(map(self.packed_size, numbers))), strict=True))
+            found.update(zip(numbers, split(packed, list(map(self.packed_size, numbers))), strict=True))
         for number, group in enumerate(self._groups):
-            num_looks = self._num_looks.get(number, 0 if are_changed[number] else _WATCHED_PHASES)
+            num_looks = self._num_looks.get(number, 0 if number in changed else _WATCHED_PHASES)
             if num_looks < _WATCHED_PHASES and not group.is_normalization and not self._as_bits:
                 looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(group.members))
                 self._looks.update(dict.fromkeys(looks))
+        if puts_back:
+            _put_back([slot for number in changed for slot in self._groups[number].slots if isinstance(slot, Slot)])
         return found
 
     def looks(self) -> Sequence[str]:
@@ -317,7 +333,8 @@ class ShardBuffers:
             if self._as_bits:
                 results = [from_bits(result, slot.start) for result, slot in zip(results, slots, strict=True)]
             _put(slots, results)
-            _restart(self._groups[number] for number in numbers)
+            # What was put into joined ones is their start value already.
+            copy_all(pair for slot in slots if isinstance(slot, Slot) for pair in slot.restart())
         self._known_starts = {}
 
     def restored_after(self) -> contextlib.AbstractContextManager[None]:
@@ -329,8 +346,7 @@ class ShardBuffers:
     @torch.no_grad()
     def rewind(self) -> None:
         """Undoes all changes since the start values were set."""
-        slots = [slot for group in self._changed_groups() for slot in group.slots]
-        _put(slots, list(map(_start_of, slots)))
+        _put_back([slot for number in self._changed_numbers() for slot in self._groups[number].slots])
 
     def _check_late_buffers(self) -> None:
         for slot in self._made_late:
@@ -347,10 +363,12 @@ class ShardBuffers:
             self._unmade = [buffer for buffer in self._unmade if buffer not in new]
             self._made_late += [_slot(module, name) for module, name in new]
 
-    def _changed_groups(self) -> list[_BufferGroup]:
+    def _changed_numbers(self) -> list[int]:
+        """Returns the numbers of the modules whose buffers have changed since the start values were
+        set."""
         if self._unmade or self._made_late:
             self._check_late_buffers()
-        return [group for group in self._groups if group.changed]
+        return [number for number, group in enumerate(self._groups) if group.changed]
 
 
 def _slot(module: nn.Module, name: str) -> Slot:

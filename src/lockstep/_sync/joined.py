@@ -21,6 +21,8 @@ from lockstep._base.versions import version
 from lockstep._sync.slots import Slot, has_value
 
 _form_of: Callable[[Tensor], tuple[torch.Size, torch.dtype]] = operator.attrgetter("shape", "dtype")
+_shape_of: Callable[[Tensor], torch.Size] = operator.attrgetter("shape")
+_address_of = Tensor.data_ptr
 
 
 def can_join(tensor: Tensor) -> bool:
@@ -42,6 +44,14 @@ class Joined:
         self._places = [(slot.module._buffers, slot.name) for slot in members]
         tensors = self._tensors()
         self._forms = list(map(_form_of, tensors))
+        self._modules = list(dict.fromkeys(slot.module for slot in members))
+        self._join = torch.hstack if any(tensor.ndim for tensor in tensors) else torch.stack
+        """Puts the tensors side by side. (Only ``hstack`` takes those without a dimension, too.)"""
+        self._targets: list[Tensor] = []
+        """What to write to, to give all buffers a value."""
+        self._known: tuple[list[Tensor], list[int], list[torch.Size]] = ([], [], [])
+        """The tensors to which ``_targets`` belong, their addresses and shapes; empty: none
+        belong."""
         self._is_apart = any(tensor.device != device for tensor in tensors)
         self.start = torch.empty(sum(map(torch.numel, tensors)), dtype=tensors[0].dtype, device=device)
         self._start_parts = self._split(self.start)
@@ -55,11 +65,15 @@ class Joined:
         Raises:
             ModelError: the shard changed the shape or dtype of one of them.
         """
+        return self._read(self._tensors())
+
+    def take(self) -> Tensor:
+        """Returns what ``read`` returns, and puts back the start values. Raises what it raises."""
         tensors = self._tensors()
-        if list(map(_form_of, tensors)) != self._forms:
-            for slot in self._members:
-                slot.read()
-        return self._flat(tensors)
+        are_known = self._are_known(tensors)
+        value = self._flat(tensors) if are_known else self._read(tensors)
+        self._write(are_known=are_known)
+        return value
 
     @property
     def touched(self) -> bool:
@@ -72,9 +86,7 @@ class Joined:
 
     def restart(self) -> list[tuple[Tensor, Tensor]]:
         """Makes the current values the start values."""
-        tensors = self._marked_tensors = self._tensors()
-        self._marked_versions = list(map(version, tensors))
-        self._flat(tensors, self.start)
+        self._flat(self._mark(), self.start)
         return []
 
     def mark(self) -> None:
@@ -82,14 +94,59 @@ class Joined:
 
     def put(self, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Gives the buffers their start values, or others, which become the start values."""
-        if value is not self.start:
+        is_new = value is not self.start
+        if is_new:
             self.start.copy_(value)
-        return self._copy([(slot.writable(part), part) for slot, part in self._to_write(self._start_parts)])
+        self._write(are_known=self.are_known)
+        if is_new:
+            self._mark()
+        return []
 
     def put_back(self, value: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if value.device.type == "cpu" and not self._differs(self._tensors(), value):
+        # Another form is not looked for, which the end of the shard refuses.
+        if value.device.type == "cpu" and torch.equal(self._flat(self._tensors()), value):
             return []
         return self._copy([pair for slot, part in self._to_write(self._split(value)) for pair in slot.put_back(part)])
+
+    @property
+    def are_known(self) -> bool:
+        """Whether all buffers are the same tensors in the same memory as when they were last
+        written together, so that neither their form nor their device has changed."""
+        return self._are_known(self._tensors())
+
+    def _are_known(self, tensors: list[Tensor]) -> bool:
+        known, addresses, shapes = self._known
+        return (
+            bool(known)
+            and all(map(operator.is_, tensors, known))
+            and list(map(_address_of, tensors)) == addresses
+            and list(map(_shape_of, tensors)) == shapes
+        )
+
+    def _read(self, tensors: list[Tensor]) -> Tensor:
+        if list(map(_form_of, tensors)) != self._forms:
+            for slot in self._members:
+                slot.read()
+        return self._flat(tensors)
+
+    def _write(self, *, are_known: bool) -> None:
+        """Gives the buffers their start values."""
+        all_train = all(module.training for module in self._modules)
+        if are_known and all_train:
+            torch._foreach_copy_(self._targets, self._start_parts)
+            return
+        pairs = [(slot.writable(part), part) for slot, part in self._to_write(self._start_parts)]
+        self._copy(pairs)
+        self._known = ([], [], [])
+        if all_train and not self._is_apart:
+            tensors = self._tensors()
+            self._known = tensors, list(map(_address_of, tensors)), list(map(_shape_of, tensors))
+            self._targets = [target for target, _ in pairs]
+
+    def _mark(self) -> list[Tensor]:
+        tensors = self._marked_tensors = self._tensors()
+        self._marked_versions = list(map(version, tensors))
+        return tensors
 
     def _tensors(self) -> list[Tensor]:
         return [buffers[name] for buffers, name in self._places]  # type: ignore[misc]  # None: see Slot.tensor
@@ -99,7 +156,8 @@ class Joined:
         if self._is_apart:
             tensors = [tensor.to(self.start.device) for tensor in tensors]
         # Not without ``out``: autocast would choose a dtype.
-        return torch.hstack(tensors, out=torch.empty_like(self.start) if out is None else out)
+        out = torch.empty(0, dtype=self.start.dtype, device=self.start.device) if out is None else out
+        return self._join(tensors, out=out)
 
     def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
         if self._is_apart:
