@@ -117,9 +117,12 @@ def walk(
         if not (is_first or enters(held.value)):
             continue
         for key, child in children(held.value):
-            if (kind := type(child)) in _ATOMS or (number := id(child)) in seen:
+            # In this order: of the 30 attributes of a module most are plain values, or empty.
+            if (kind := type(child)) in _ATOMS:
                 continue
-            if without is not None and (number in without or (kind in _CONTAINERS and (not child or _is_plain(child)))):
+            if without is not None and kind in _CONTAINERS and (not child or _is_plain(child)):
+                continue
+            if (number := id(child)) in seen or (without is not None and number in without):
                 continue
             if is_first and last and isinstance(child, last):
                 later.append(Held(child, held, key))
@@ -134,26 +137,54 @@ def _is_plain(container: Any) -> bool:
 
 def children(value: Any) -> Iterable[tuple[Key, Any]]:
     """Yields what an object refers to: each place, and the object there."""
-    kind = type(value)
+    kind: Any = type(value)
+    return _reader(kind)(value)
+
+
+@functools.lru_cache(maxsize=1024)  # a walk meets many objects of few types
+def _reader(kind: type) -> Callable[[Any], Iterable[tuple[Key, Any]]]:
+    """Returns what reads objects of a type."""
     if kind in _BUILTIN:
-        return _items(value)
-    if kind in _ATOMS or isinstance(value, _CODE):
-        return ()
+        return _items
+    if kind in _ATOMS or issubclass(kind, _CODE):
+        return _nothing
     if kind is types.FrameType:
-        # A comprehension has variables such as `.0`, which a script cannot write.
-        return [(name, item) for name, item in list(value.f_locals.items()) if name.isidentifier()]
-    if isinstance(value, types.ModuleType):
-        is_script = owner(getattr(value, "__file__", None) or "<") == "user" or value.__name__ == "__main__"
-        return list(vars(value).items()) if is_script else ()
+        return _variables
+    if issubclass(kind, types.ModuleType):
+        return _globals
     if kind is types.FunctionType:
-        return _closure(value)
+        return _closure
     if kind is types.MethodType:
-        return [(f"{_BESIDE}<{type(value.__self__).__name__}>", value.__self__)]
-    if isinstance(value, functools.partial):
-        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
-    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
-        return [*_items(value), *_attributes(value)]
-    return _attributes(value)
+        return _bound
+    if issubclass(kind, functools.partial):
+        return _partial
+    return _items_and_attributes if issubclass(kind, (dict, list, tuple, set, frozenset, deque)) else _attributes
+
+
+def _nothing(value: Any) -> tuple[()]:
+    return ()
+
+
+def _variables(frame: types.FrameType) -> list[tuple[Key, Any]]:
+    # A comprehension has variables such as `.0`, which a script cannot write.
+    return [(name, item) for name, item in list(frame.f_locals.items()) if name.isidentifier()]
+
+
+def _globals(module: types.ModuleType) -> list[tuple[Key, Any]]:
+    is_script = owner(getattr(module, "__file__", None) or "<") == "user" or module.__name__ == "__main__"
+    return list(vars(module).items()) if is_script else []
+
+
+def _bound(method: types.MethodType) -> list[tuple[Key, Any]]:
+    return [(f"{_BESIDE}<{type(method.__self__).__name__}>", method.__self__)]
+
+
+def _partial(value: functools.partial[Any]) -> list[tuple[Key, Any]]:
+    return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+
+
+def _items_and_attributes(value: Any) -> list[tuple[Key, Any]]:
+    return [*_items(value), *_attributes(value)]
 
 
 def _items(value: Any) -> list[tuple[Key, Any]]:

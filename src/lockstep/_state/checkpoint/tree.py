@@ -18,6 +18,7 @@ more state than its base.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -142,8 +143,8 @@ class _Taker:
             return node
         # The strides of clone(): without gaps, in the same order of dimensions. Kernels choose
         # their order of summation by strides (channels_last), so they are restored.
-        strides = torch.empty_like(value, device="meta").stride()
-        if strides != torch.empty(value.shape, device="meta").stride():
+        usual = _usual_strides(value.shape)
+        if value.stride() != usual and (strides := torch.empty_like(value, device="meta").stride()) != usual:
             node["strides"] = list(strides)
         if value.requires_grad and value.is_leaf:
             node["requires_grad"] = True
@@ -156,6 +157,12 @@ class _Taker:
     def _place(self, device: torch.device) -> dict[str, int]:
         number = self._devices.index(device) if device in self._devices else 0
         return {"place": number} if number and device.type != "cpu" else {}
+
+
+@functools.lru_cache(maxsize=4096)  # a model has many tensors of few shapes
+def _usual_strides(shape: torch.Size) -> tuple[int, ...]:
+    """Returns the strides of a contiguous tensor."""
+    return torch.empty(shape, device="meta").stride()
 
 
 def _refuse(name: str, description: str) -> NoReturn:

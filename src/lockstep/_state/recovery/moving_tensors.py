@@ -18,6 +18,7 @@ A tensor that has changed since the previous search is watched in the steps that
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -235,16 +236,7 @@ class MovingTensors:
             kept.add(id(tensor))
             weights.setdefault(tensor.shape, []).append(tensor)
 
-        def enters(value: Any) -> bool:
-            if isinstance(value, (dict, list, tuple)):
-                return len(value) <= _MOST_ROWS or (len(value) <= _MOST_ITEMS and not _is_table(value))
-            if isinstance(value, PreparedModel):
-                return True
-            kind = value if isinstance(value, FunctionType) else type(value)
-            is_internal = str(kind.__module__).startswith(("lockstep.", "torch.distributed."))
-            return not (isinstance(value, _SKIPPED) or is_internal)
-
-        for held in walk(roots, enters, most=_MOST_OBJECTS, last=(Tensor,), without=kept):
+        for held in walk(roots, _enters, most=_MOST_OBJECTS, last=(Tensor,), without=kept):
             tensor = held.value
             if isinstance(tensor, Tensor) and _is_plain(tensor):
                 could_be_average = tensor.numel() >= _LEAST and tensor.is_floating_point()
@@ -312,6 +304,25 @@ def _place(held: Held) -> _Place:
 def _home(variables: Held) -> CodeType | str:
     value = variables.value
     return value.f_code if isinstance(value, FrameType) else str(getattr(value, "__name__", ""))
+
+
+def _enters(value: Any) -> bool:
+    """Returns whether to search an object for more."""
+    kind: Any = type(value)
+    if kind is FunctionType:
+        return not _is_internal(value)
+    if issubclass(kind, (dict, list, tuple)):
+        return len(value) <= _MOST_ROWS or (len(value) <= _MOST_ITEMS and not _is_table(value))
+    return _is_entered(kind)
+
+
+@functools.lru_cache(maxsize=1024)  # a search meets many objects of few types
+def _is_entered(kind: type) -> bool:
+    return issubclass(kind, PreparedModel) or not (issubclass(kind, _SKIPPED) or _is_internal(kind))
+
+
+def _is_internal(kind: Any) -> bool:
+    return str(kind.__module__).startswith(("lockstep.", "torch.distributed."))
 
 
 def _is_table(items: Any) -> bool:

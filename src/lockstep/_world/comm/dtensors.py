@@ -8,14 +8,17 @@ from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 _HOME = "torch.distributed.tensor"
+_PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 
 
 def is_dtensor(tensor: object) -> TypeGuard[Any]:
     """Whether ``tensor`` is a DTensor. (Importing their module takes a second or two; if it is not
     imported, there is none.)"""
+    if type(tensor) in _PLAIN:  # nearly all, and this takes a quarter of the time
+        return False
     module = sys.modules.get(_HOME)
     return module is not None and isinstance(tensor, module.DTensor)
 
