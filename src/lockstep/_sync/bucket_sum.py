@@ -48,6 +48,8 @@ class BucketSum:
         self.on_its_stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         """The stream in which the script runs the backward pass. Whatever uses the bucket's memory
         is in it, so that a hook, which is called in the stream of one gradient, enters it."""
+        self._number: float | None = None
+        """The number that ``_factor`` was made of."""
         self._factor: float | Tensor = 1.0
         """The factor of the running backward pass; of a bucket on the CPU, a scalar tensor."""
         self._is_left_out = False
@@ -67,7 +69,9 @@ class BucketSum:
         if self._bucket.device.type == "cpu":
             # PyTorch would make this tensor of a number anew for each gradient, which takes longer
             # than to multiply a short one.
-            self._factor = torch.full((), float(factor), dtype=self._bucket.dtype, device="cpu")
+            if self._number != factor:  # the shards of a phase nearly always have the same
+                self._number = float(factor)
+                self._factor = torch.full((), float(factor), dtype=self._bucket.dtype, device="cpu")
         else:
             self._factor = factor
             self.on_its_stream = in_current_stream(self._bucket.device)

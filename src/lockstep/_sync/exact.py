@@ -354,8 +354,8 @@ class ExactSums(PhaseSums):
         if location is None:
             return
         index, slot = location
-        gradient = take_gradient(parameter, self._strategy.names[parameter])
-        if (self._call, index) in self._sent:
+        gradient = take_gradient(parameter, self._strategy.names)
+        if self._sent and (self._call, index) in self._sent:
             raise came_in_pieces(self._strategy.names[parameter])
         bucket_sum = self._filling[index]
         bucket_sum.take(slot, gradient)

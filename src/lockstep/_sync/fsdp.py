@@ -377,7 +377,7 @@ class FSDPSums(PhaseSums):
         """Moves a new gradient into its leaf. Called within the backward pass."""
         with self._strategy.hook_lock, torch.no_grad():
             unit, slices, slot = self._strategy.places[whole]
-            gradient = take_gradient(whole, self._strategy.names[whole])
+            gradient = take_gradient(whole, self._strategy.names)
             if unit in self._sent:
                 raise came_in_pieces(self._strategy.names[whole])
             if is_left_out(self._factor):

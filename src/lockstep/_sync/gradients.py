@@ -3,7 +3,7 @@ pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -133,8 +133,9 @@ def on_gradient(parameter: Parameter, notify: Callable[[Parameter], None]) -> Re
     return hook
 
 
-def take_gradient(parameter: Tensor, name: str) -> Tensor:
-    """Removes and returns a gradient that autograd has just put into ``.grad``.
+def take_gradient(parameter: Parameter, names: Mapping[Parameter, str]) -> Tensor:
+    """Removes and returns a gradient that autograd has just put into ``.grad``. ``names``: for the
+    message, since to look up each would take as long as the rest.
 
     Raises:
         ModelError: it is missing, or sparse.
@@ -142,8 +143,8 @@ def take_gradient(parameter: Tensor, name: str) -> Tensor:
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         raise ModelError(
-            f"a hook of the script removed the gradient of {name!r} in the backward pass, before it was combined with the "
-            "gradients of the other shards. Use the combined gradient, after the loop over batch.shards.",
+            f"a hook of the script removed the gradient of {names[parameter]!r} in the backward pass, before it was combined "
+            "with the gradients of the other shards. Use the combined gradient, after the loop over batch.shards.",
             code="gradient-removed",
         )
     if gradient.is_sparse:
