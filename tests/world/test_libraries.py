@@ -4,7 +4,6 @@ show."""
 import pytest
 
 from lockstep._world.libraries import cublas_version, driver_version
-from lockstep._world.own_kernels import PACKAGES, packages_in, packages_installed
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -22,13 +21,3 @@ def test_the_driver_is_read_from_the_kernel(tmp_path, text, version):
 
 def test_a_library_that_is_not_here_has_no_version():
     assert cublas_version("12.6") is None
-
-
-def test_packages_with_kernels_of_their_own_are_known_by_their_modules(tmp_path, monkeypatch):
-    assert packages_in({"torch", "flash_attn.ops"}) == []
-    assert packages_in({"torch", "xformers", "apex"}) == ["apex", "xformers"]
-    assert packages_in(PACKAGES) == [*PACKAGES.values()]
-    (tmp_path / "flash_attn.py").write_text("raise ImportError('this needs a GPU')")
-    before = packages_installed()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert {*packages_installed()} == {*before, "flash-attn"}

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from lockstep._base.config import STRATEGIES, RunConfig
 from lockstep._base.escape_control import escape_control
+from lockstep._base.own_kernels import packages_in
 from lockstep._base.reports import NOTICE, Report, publish, warn
 from lockstep._base.stopping import say
 from lockstep._joining.startup.allotment import misfits
@@ -29,7 +30,6 @@ from lockstep._world.kernels import kernels_repeat, needs_deterministic_kernels
 from lockstep._world.libraries import library_versions
 from lockstep._world.machine.cores import num_cores
 from lockstep._world.machine.sizes import counted
-from lockstep._world.own_kernels import packages_in
 
 
 class Announcement(Listener):

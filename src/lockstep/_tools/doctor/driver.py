@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep._base.own_kernels import packages_installed
 from lockstep._launch import gpus
 from lockstep._tools.doctor.finding import Finding, Situation, fail, ok, warn
-from lockstep._world.own_kernels import packages_installed
 
 _QUERY = ("name", "driver_version")
 _NVIDIA_SMI_S = 4.0
