@@ -99,12 +99,15 @@ class _Reals:
         # Of other devices it is not asked: they would be waited for.
         is_plain = start.is_cpu and not start.is_complex()
         self._are_all_measured = is_plain and bool(self._is_measured.all())
+        if self._are_all_measured:
+            # 0.0 in place of -0.0, from which 0.0 is no change either.
+            self._unsigned_base = self._base + 0.0
 
     def pack(self, after: Tensor, fraction: float, *, is_lowest_shard: bool) -> Sequence[Tensor]:
         if self._are_all_measured:
             # The same in two operations rather than six: 0.0 times a negative number is -0.0, and
             # turning two signs changes no other bit.
-            return (torch.sub(self._base, after).mul_(-fraction),)
+            return (torch.sub(self._unsigned_base, after).mul_(-fraction),)
         after = _wide(after)
         change = after - self._base
         # -0.0 where there is no change, and nowhere else: adding that changes nothing, not even a
