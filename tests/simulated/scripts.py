@@ -33,7 +33,7 @@ def digest(tensors):
     for name, tensor in sorted(tensors.items()):
         text.update(name.encode())
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        text.update(whole.detach().cpu().contiguous().numpy().tobytes())
+        text.update(whole.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return text.hexdigest()
 
 

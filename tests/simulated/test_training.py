@@ -185,3 +185,11 @@ def test_a_model_that_computes_in_two_streams_is_waited_for_in_both(crew, strate
     for found, reports in crew(nproc, scripts.train_towers, strategy=strategy, **settings):
         assert reports == []
         assert found == on_cpu
+
+
+@pytest.mark.parametrize(("strategy", "precision"), [("exact", "bf16-true"), ("fsdp", "bf16-mixed")])
+def test_in_any_precision_two_streams_are_waited_for(crew, strategy, precision):
+    settings = {"shards": 2, "precision": precision}
+    ranks = crew(1, scripts.train_towers, **settings) + crew(2, scripts.train_towers, strategy=strategy, **settings)
+    assert [reports for _, reports in ranks] == [[]] * 3
+    assert [found for found, _ in ranks] == [ranks[0][0]] * 3
