@@ -8,6 +8,7 @@ import re
 import pitfalls
 import pytest
 import running
+from refusing import TEXT
 from running import differences
 from table import ROWS, TOPICS
 from topics.promises import Differs, Equal, Refused
@@ -162,3 +163,13 @@ def test_what_an_idiom_does_that_is_equal_is_taken_for_no_fault(crew, one_in):
 def test_the_pages_of_idioms_are_what_the_table_says():
     for page, text in pitfalls.PAGES.items():
         assert page.read_text() == text(), f"{os.path.relpath(page)} is not up to date: run python tests/idioms/pitfalls.py"
+
+
+@pytest.mark.longest
+@pytest.mark.timeout(600)
+def test_no_idiom_uses_an_operation_that_gpus_refuse(crew):
+    names = [row.name for row in rows_of(Equal)]
+    [outcomes] = crew(1, running.run_refusing, names, "refusing", shards=4)
+    assert {name: outcome.error for name, outcome in outcomes.items() if TEXT in outcome.error} == {}
+    # Some of the others look at what PyTorch dispatches, which this does as well.
+    assert sum(not outcome.error for outcome in outcomes.values()) >= 0.7 * len(names)
