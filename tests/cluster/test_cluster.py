@@ -102,7 +102,8 @@ def test_nothing_leads_out_of_the_cluster_and_the_machine_is_untouched(cluster):
 
 def test_a_host_sees_its_own_processes_shared_memory_disk_and_uptime_alone(cluster):
     first, second, _ = cluster.hosts
-    with started(first, "sleep", "60"):
+    with started(first, "sh", "-c", "echo here; exec sleep 60") as sleeping:
+        assert sleeping.stdout.readline() == "here\n"  # it may take a moment to get there
         assert "sleep 60" in first.run(["ps", "ax"]).stdout
         assert "sleep 60" not in second.run(["ps", "ax"]).stdout
         assert [process.name() for process in cluster.processes()] == ["sleep"]

@@ -170,8 +170,14 @@ class Watching:
 
 
 def _as_running(reports: Sequence[RankReport], echoes: Collection[int]) -> list[RankReport]:
-    """``echoes`` have just failed because they timed out; they are treated as still waiting."""
-    return [replace(report, state="running") if report.rank in echoes else report for report in reports]
+    """``echoes`` have just failed because they timed out; they are treated as still waiting. So are
+    ranks whose process is gone, and the launcher is yet to hear how it ended: ranks that wait for
+    one another time out in one moment."""
+
+    def has_just_ended(report: RankReport) -> bool:
+        return report.rank in echoes or (report.state == "gone" and "status" not in report.record)
+
+    return [replace(report, state="running") if has_just_ended(report) else report for report in reports]
 
 
 def _progress(record: Mapping[str, Any]) -> tuple[int, int]:
