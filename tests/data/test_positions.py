@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 from data_helpers import Numbers, Stream, assignment
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
@@ -216,6 +216,7 @@ def expected_steps(batches, num_shards, accumulate):
     accumulate=st.integers(1, 3),
     stop=st.integers(1, 8),
 )
+@example(kind="ready batches", sizes=[4, 3, 5, 4], worlds=(1, 2), num_shards=4, accumulate=1, stop=2)
 def test_shards_have_and_name_their_samples_also_after_a_resume(kind, sizes, worlds, num_shards, accumulate, stop):
     batches = numbered(sizes) if kind != "a stream" else list(torch.arange(sum(sizes)).split(sizes[0]))
     expected = expected_steps(batches, num_shards, accumulate)

@@ -99,13 +99,14 @@ def test_values_without_a_measurable_change_stay_and_can_become_zero():
         assert model.lowest.tolist() == [0.0] * 6
 
 
-def test_a_zero_keeps_its_sign_whichever_zero_shards_write_over_it():
-    for beside in (1.0, float("nan")):  # changes are measured in another way beside a NaN
-        model = Buffers(mean=torch.tensor([-0.0, 0.0, beside]))
-        after = torch.tensor([0.0, -0.0, 3.0])
-        run(model, lambda after=after: model.mean.copy_(after), lambda after=after: model.mean.copy_(after))
-        assert model.mean.tolist() == [0.0, 0.0, 3.0]
-        assert model.mean.signbit().tolist() == [True, False, False]
+# changes are measured in another way beside a NaN
+@pytest.mark.parametrize("beside", [1.0, float("nan")])
+def test_a_zero_keeps_its_sign_whichever_zero_shards_write_over_it(beside):
+    model = Buffers(mean=torch.tensor([-0.0, 0.0, beside]))
+    after = torch.tensor([0.0, -0.0, 3.0])
+    run(model, lambda: model.mean.copy_(after), lambda: model.mean.copy_(after))
+    assert model.mean.tolist() == [0.0, 0.0, 3.0]
+    assert model.mean.signbit().tolist() == [True, False, False]
 
 
 def test_a_buffer_that_nobody_changed_keeps_its_bits_and_its_memory():
