@@ -171,8 +171,8 @@ class Watching:
 
 def _as_running(reports: Sequence[RankReport], echoes: Collection[int]) -> list[RankReport]:
     """``echoes`` have just failed because they timed out; they are treated as still waiting. So are
-    ranks whose process is gone, and the launcher is yet to hear how it ended: ranks that wait for
-    one another time out in one moment."""
+    ranks whose process has exited, but whose exit status the launcher does not know yet: ranks that
+    wait for one another time out at the same moment."""
 
     def has_just_ended(report: RankReport) -> bool:
         return report.rank in echoes or (report.state == "gone" and "status" not in report.record)
