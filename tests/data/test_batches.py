@@ -91,6 +91,19 @@ class Scaled:
         self.pixels = self.pixels / 255
 
 
+@dataclasses.dataclass(init=False)
+class Sealed:
+    """A dataclass that refuses changes in its own way, with more than its fields."""
+
+    pixels: torch.Tensor
+
+    def __init__(self, pixels):
+        vars(self).update(pixels=pixels, mask=pixels > 0, names=["first"])
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
 def rows(num=4, columns=2):
     return torch.arange(num * columns).reshape(num, columns)
 
@@ -238,6 +251,16 @@ def test_what_a_dataclass_has_done_with_its_items_is_not_done_again_where_it_is_
     assert map_tensors(torch.clone, batch).pixels.tolist() == [1.0, 1.0]
     assert to_device(batch, META).pixels.device == META
     assert batch.pixels.device.type == "cpu"
+
+
+def test_what_a_dataclass_has_beside_its_fields_moves_with_them():
+    batch = Sealed(torch.ones(2))
+    moved = to_device(batch, META)
+    assert (moved.pixels.device, moved.mask.device) == (META, META)
+    assert batch.mask.device.type == "cpu"
+    copied = map_tensors(torch.clone, batch)
+    assert copied.mask is not batch.mask
+    assert copied.names is not batch.names
 
 
 def test_a_packed_sequence_moves_as_it_must():

@@ -581,4 +581,10 @@ def train_towers(steps=4):
             means.append(batch["loss"])
             optimizer.step()
             optimizer.zero_grad()
+        with team.evaluate(model, loader) as evaluation:
+            for x, y in evaluation.shards:
+                with beside(x):
+                    error = (model(x) - y).square().mean()
+                    evaluation.add(error=error, weight=error.exp())
+        means.append(evaluation["error"])
         return {"digest": digest(model.state_dict()), "means": means}, account()["reports"]

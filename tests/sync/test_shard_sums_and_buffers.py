@@ -145,6 +145,20 @@ def test_statistics_that_a_recomputed_pass_writes_without_a_count_are_undone():
     assert torch.equal(model.running_mean, before)
 
 
+def test_statistics_that_became_wider_are_summed_as_such():
+    model, buffers = nn.BatchNorm1d(2), ShardBuffers()
+    buffers.attach(model)
+    buffers.begin_phase(1)
+    model.running_mean.data = model.running_mean.double()
+    buffers.rewind()  # as where the script catches the error about it
+    buffers.begin_phase(1)
+    model.running_mean.add_(1 + 1e-12)
+    changes = buffers.changes(1.0, is_lowest_shard=True)
+    buffers.rewind()
+    buffers.apply(changes)
+    assert model.running_mean.tolist() == [1 + 1e-12] * 2
+
+
 def test_a_buffer_that_two_modules_share_is_changed_once():
     shared = torch.tensor([1.0])
     model = nn.Sequential(Buffers(mean=shared), Buffers(mean=shared))

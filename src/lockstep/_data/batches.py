@@ -36,8 +36,11 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str, *, copie
     ``copies`` it is copied, since what that method does to the items must not be done twice."""
     if copies and _is_dataclass(value):
         result = copy.copy(value)
-        for name in (field.name for field in dataclasses.fields(value) if hasattr(value, field.name)):
-            _set(result, name, convert(f"{path}.{name}", getattr(value, name)))
+        # Also what is no field: that method may have derived it, or a cached property.
+        all_names = dict.fromkeys([*(field.name for field in dataclasses.fields(value)), *getattr(value, "__dict__", ())])
+        for name in all_names:
+            if hasattr(value, name):
+                _set(result, name, convert(f"{path}.{name}", getattr(value, name)))
         return result
     if _is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.init]
@@ -55,7 +58,7 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str, *, copie
 def _set(instance: Any, name: str, value: Any) -> None:
     try:
         setattr(instance, name, value)
-    except dataclasses.FrozenInstanceError:
+    except (AttributeError, TypeError):  # it is frozen, or refuses changes by a method of its own
         object.__setattr__(instance, name, value)
 
 

@@ -29,7 +29,8 @@ from lockstep._data.evaluation_source import AssignedBatch, EvaluationKey, Evalu
 from lockstep._data.metric_updates import MetricUpdates
 from lockstep._data.shared import gather, keep
 from lockstep._data.uploads import Uploads
-from lockstep._data.values import SUM, Entry, Weight, check_weight, checked, combine, entry_of, read, take
+from lockstep._data.values import SUM, Entry, Weight, check_weight, checked, combine, entry_of, is_on_device, read, take
+from lockstep._world.arrivals import Arrivals
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.raw_collectives import EvaluationCollectives
 
@@ -133,6 +134,8 @@ class EvaluationPass:
         """The place of the samples that the script received last; None: their results do not
         count."""
         self._added: list[tuple[Place, str, str, Any, Weight]] = []
+        self._arrivals = Arrivals()
+        """What of it is on a device, with the streams in which the script has added it."""
         self._updates = MetricUpdates(metrics)
 
     # The block and the outer loop
@@ -275,6 +278,8 @@ class EvaluationPass:
         for name, value in values.items():
             kind, taken = take(name, value, reduction, (num_samples, given))
             self._added.append((self._place, name, kind, taken, weight))
+            for tensor in filter(is_on_device, (taken, weight)):
+                self._arrivals.note(tensor)
 
     def update(self, batch: EvaluationBatch | None, metric: Any, args: tuple[Any, ...]) -> None:
         """Schedules an update of a metric with the running batch."""
@@ -332,6 +337,7 @@ class EvaluationPass:
         the process waits for values on a GPU, once."""
         self._guard.check_outside("the end of the block")
         added = [record for record in self._added if record[0] in self._requested]
+        self._arrivals.wait()
         # One copy for all batches: a copy for each value would make the process wait for each.
         numbers = iter(read([item for *_, value, weight in added for item in (value, weight)]))
         mine: list[tuple[Place, str, Entry]] = [

@@ -94,6 +94,7 @@ class FSDPStrategy(Strategy):
         self._num_shards = num_shards
         self.rank, self.world_size = rank, world_size
         self._blocks = [block(number, world_size, num_shards) for number in range(world_size)]
+        self._subtrees = list(map(roots, self._blocks))  # once: an exchange plans its rounds by it
         self._device = devices[0]
         self.times_forward = self._device.type == "cpu"
         self.waited = Waited()
@@ -208,11 +209,10 @@ class FSDPStrategy(Strategy):
         self.runs.begin_phase(phase)
         self.used.begin_phase(phase)
         self._num_phases += 1
-        subtrees = list(map(roots, self._blocks))
         if isinstance(self.exchange, Exchange):
-            self.exchange.begin_phase(self._num_phases, subtrees)
+            self.exchange.begin_phase(self._num_phases, self._subtrees)
         else:
-            self.exchange.begin_phase(subtrees)
+            self.exchange.begin_phase(self._subtrees)
         self.phase = FSDPSums(self, plan.number)
         return self.phase
 

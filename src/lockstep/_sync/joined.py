@@ -21,7 +21,6 @@ from lockstep._base.versions import version
 from lockstep._sync.slots import Slot, has_value
 
 _form_of: Callable[[Tensor], tuple[torch.Size, torch.dtype]] = operator.attrgetter("shape", "dtype")
-_shape_of: Callable[[Tensor], torch.Size] = operator.attrgetter("shape")
 _address_of = Tensor.data_ptr
 
 
@@ -49,8 +48,8 @@ class Joined:
         """Puts the tensors side by side. (Only ``hstack`` takes those without a dimension, too.)"""
         self._targets: list[Tensor] = []
         """What to write to, to give all buffers a value."""
-        self._known: tuple[list[Tensor], list[int], list[torch.Size]] = ([], [], [])
-        """The tensors to which ``_targets`` belong, their addresses and shapes; empty: none
+        self._known: tuple[list[Tensor], list[int], list[tuple[torch.Size, torch.dtype]]] = ([], [], [])
+        """The tensors to which ``_targets`` belong, their addresses and forms; empty: none
         belong."""
         self._is_apart = any(tensor.device != device for tensor in tensors)
         self.start = torch.empty(sum(map(torch.numel, tensors)), dtype=tensors[0].dtype, device=device)
@@ -115,12 +114,12 @@ class Joined:
         return self._are_known(self._tensors())
 
     def _are_known(self, tensors: list[Tensor]) -> bool:
-        known, addresses, shapes = self._known
+        known, addresses, forms = self._known
         return (
             bool(known)
             and all(map(operator.is_, tensors, known))
             and list(map(_address_of, tensors)) == addresses
-            and list(map(_shape_of, tensors)) == shapes
+            and list(map(_form_of, tensors)) == forms == self._forms
         )
 
     def _read(self, tensors: list[Tensor]) -> Tensor:
@@ -140,7 +139,7 @@ class Joined:
         self._known = ([], [], [])
         if all_train and not self._is_apart:
             tensors = self._tensors()
-            self._known = tensors, list(map(_address_of, tensors)), list(map(_shape_of, tensors))
+            self._known = tensors, list(map(_address_of, tensors)), list(map(_form_of, tensors))
             self._targets = [target for target, _ in pairs]
 
     def _mark(self) -> list[Tensor]:

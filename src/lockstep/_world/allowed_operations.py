@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
+from typing_extensions import override
 
 from lockstep._base.nondeterministic_operations import by_name
 
@@ -49,13 +52,38 @@ class AllowedOperations:
             self._library = None  # its end removes what it has registered
 
 
+class _Off(contextlib.AbstractContextManager[None]):
+    """Deterministic kernels are off while any thread is in this context."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._mode = 0
+        """The mode before the first thread entered. One that enters second must not restore what
+        it finds."""
+
+    @override
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_inside:
+                self._mode = torch.get_deterministic_debug_mode()
+                torch.set_deterministic_debug_mode(0)
+            self._num_inside += 1
+
+    @override
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if not self._num_inside:
+                torch.set_deterministic_debug_mode(self._mode)
+
+
+_off = _Off()
+
+
 def _allowing(kernel: Any) -> Callable[..., Any]:
     def run(dispatch_keys: Any, *args: Any, **kwargs: Any) -> Any:
-        mode = torch.get_deterministic_debug_mode()
-        torch.set_deterministic_debug_mode(0)
-        try:
+        with _off:
             return kernel.call_boxed(dispatch_keys, *args, **kwargs)
-        finally:
-            torch.set_deterministic_debug_mode(mode)
 
     return run

@@ -99,7 +99,10 @@ def memory_of(device: torch.device) -> DeviceMemory | None:
     ask, reserved = getattr(module, "mem_get_info", None), getattr(module, "memory_reserved", None)
     if ask is None:
         return None
-    free, total = ask(device)
+    try:
+        free, total = ask(device)
+    except RuntimeError:  # some devices of XPU do not know it
+        return None
     return DeviceMemory(
         total_bytes=int(total),
         used_bytes=int(total) - int(free),

@@ -171,13 +171,15 @@ class Watching:
 
 def _as_running(reports: Sequence[RankReport], echoes: Collection[int]) -> list[RankReport]:
     """``echoes`` have just failed because they timed out; they are treated as still waiting. So are
-    ranks whose process has exited, but whose exit status the launcher does not know yet: ranks that
-    wait for one another time out at the same moment."""
+    ranks that waited as well, and whose exit status the launcher does not know yet: ranks that wait
+    for one another time out at the same moment."""
 
-    def has_just_ended(report: RankReport) -> bool:
-        return report.rank in echoes or (report.state == "gone" and "status" not in report.record)
+    def as_running(report: RankReport) -> RankReport:
+        running = replace(report, state="running")
+        is_unknown = report.state == "gone" and "status" not in report.record
+        return running if report.rank in echoes or (is_unknown and running.is_waiting) else report
 
-    return [replace(report, state="running") if has_just_ended(report) else report for report in reports]
+    return list(map(as_running, reports))
 
 
 def _progress(record: Mapping[str, Any]) -> tuple[int, int]:
