@@ -137,4 +137,4 @@ def test_two_processes_with_two_gpus_each_talk_over_nccl(standing_crew, strategy
 
 @needs_devices(2)
 def test_the_doctor_times_the_exchange_between_gpus(crew):
-    assert crew(2, exchange_scripts.exchange_twice, **OVER_DEVICES) == [([{3.0}, {3.0}], KIND)] * 2
+    assert crew(2, exchange_scripts.exchange_twice, **OVER_DEVICES) == [([{3.0}, {3.0}], KIND, 2)] * 2

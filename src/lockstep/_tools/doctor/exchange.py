@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep._base.config import RunConfig
+from lockstep._plan.rounds import equal_machines
 from lockstep._sync import exact
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
@@ -58,6 +59,8 @@ def join(timeout_s: float) -> Iterator[Member]:
         open_group(opened, transport, devices)
         collectives = Collectives(default_group(), transport)
         try:
+            hosts = collectives.all_gather_plain(opened.world.host)
+            transport = replace(transport, ranks_per_machine=equal_machines(hosts))
             yield Member(world=opened.world, device=devices[0], transport=transport, collectives=collectives)
             collectives.barrier()  # no rank closes what another still uses
         finally:
@@ -67,8 +70,9 @@ def join(timeout_s: float) -> Iterator[Member]:
 
 
 class GradientExchange:
-    """The exchange that the strategy ``exact`` makes with gradients, with one shard per rank: an
-    all-to-all and an all-gather over NCCL, tagged messages over Gloo.
+    """The exchange that the strategy ``exact`` makes with gradients, with one shard per rank: over
+    Gloo tagged messages, over NCCL an all-to-all and an all-gather, or on several machines of
+    several GPUs each rounds of messages.
 
     Args:
         member: this process.
