@@ -39,10 +39,11 @@ the GPU in every step. With the note "in the call", the call raises the error; o
 backward pass does.
 """
 FOOT = """
-The list is that of `torch.use_deterministic_algorithms.__doc__` in PyTorch 2.13; a test compares
-both. The substitutes were tested on the CPU, and that they avoid these operations on the device
-`meta`. **They have not run on a GPU**; on a machine with one, [`make gpu`](gpu.md#test-your-gpu)
-runs all of them.
+The list is that of `torch.use_deterministic_algorithms.__doc__` in PyTorch 2.13, which a test
+compares, without `bilinear` and `trilinear` (`F.interpolate` has deterministic ways for them) and
+`resize_` of quantized tensors. The substitutes were tested on the CPU, and that they avoid these
+operations on the device `meta`. **They have not run on a GPU**; on a machine with one, [`make
+gpu`](gpu.md#test-your-gpu) runs all of them.
 
 ## Allow an operation
 

@@ -33,7 +33,7 @@ MACHINE = Stage(
 SIMULATED_DEVICES = 4
 KEPT = 20_000  # characters of a stage's output, in the report
 SILENT_S = 20.0
-SLOWER = 4.0  # a rehearsal on few cores: limits are for a machine with a card
+SLOWER = 4.0  # a rehearsal on few cores: limits are for a machine with a GPU
 
 
 def environment(device: str, base: Mapping[str, str]) -> dict[str, str]:
@@ -168,7 +168,7 @@ class Series:
         if ended.status:
             return replace(outcome, verdict="failed", why=_of_status(ended.status))
         if self._setting.is_rehearsal and stage.only_on_a_card:
-            return replace(outcome, verdict="rehearsed", why=f"needs a card: {stage.only_on_a_card}")
+            return replace(outcome, verdict="rehearsed", why=f"needs a GPU: {stage.only_on_a_card}")
         return outcome
 
     def _tell(self, stage: Stage, outcome: Outcome) -> None:

@@ -69,7 +69,7 @@ class Stage:
     needs_hosts: bool = False
     """Whether it needs several machines."""
     environ: tuple[tuple[str, str], ...] = ()
-    """Environment variables on a card."""
+    """Environment variables on a GPU."""
     only_on_a_card: str = ""
     """What a rehearsal leaves out."""
 

@@ -216,7 +216,7 @@ STAGES = (
         distributions=("pytest", "pytest-timeout", "hypothesis"),
         causes=(
             "the first failure counts: later ones may follow from it",
-            "a tolerance that was guessed without a card: see by how much",
+            "a tolerance that was guessed without a GPU: see by how much",
         ),
         read=("tests/cuda/test_on_a_gpu.py", "tests/cuda/test_precision_on_a_gpu.py", "tests/cuda/test_several_gpus.py"),
         only_on_a_card="all of it: the tests are only collected",

@@ -220,13 +220,12 @@ class RunConfig:
 
     A run that is already in ``run_dir`` is renamed, never deleted."""
     allow: Sequence[str] = option((), group=CHECKPOINTS, metavar=one_of(ALLOWABLE))
-    """Resume although this setting differs from the interrupted run; results may then differ. May
-    be repeated.
+    """Resume although this setting differs from the interrupted run; results may then differ. On a
+    GPU, numerics also turns off deterministic kernels, in a new run too. May be repeated.
 
     ``data`` (length of the dataset, batch size, sampler; what a stream yields when it is read
-    again), ``device``, ``epochs`` (fewer of them), ``numerics`` (PyTorch's numeric switches; on a
-    GPU, nondeterministic kernels, also in a new run), ``optimizer`` (its options: the current ones
-    apply), ``shards``, ``threads``."""
+    again), ``device``, ``epochs`` (fewer of them), ``numerics`` (PyTorch's numeric switches),
+    ``optimizer`` (its options: the current ones apply), ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))

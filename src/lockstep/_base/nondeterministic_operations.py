@@ -1,8 +1,9 @@
 """The operations for which PyTorch has no deterministic kernel on a GPU. With
 ``torch.use_deterministic_algorithms(True)``, which lockstep sets there, each raises an error.
 
-The list is that of ``torch.use_deterministic_algorithms.__doc__``. Without torch, since it is read
-by tools that start quickly.
+The list is that of ``torch.use_deterministic_algorithms.__doc__``, without bilinear and trilinear
+interpolation, for which ``interpolate`` has another way, and without quantized tensors. This module
+does not import torch, since it is read by tools that start quickly.
 """
 
 from __future__ import annotations

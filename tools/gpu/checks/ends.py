@@ -18,7 +18,7 @@ from gpu.checks.verdict import add_num_devices, begin, finish, make_parser
 from lockstep._base.errors import LaunchError, PeerError
 
 SECONDS = 30.0
-"""From the cause, or from the time limit, to the end of the run on a card: less than any time limit
+"""From the cause, or from the time limit, to the end of the run on a GPU: less than any time limit
 of NCCL's."""
 TIMEOUTS_S = {False: 15.0, True: 3.0}
 """Of the run with a rank that sleeps, by whether the check is tiny."""

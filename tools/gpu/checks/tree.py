@@ -26,7 +26,7 @@ def main() -> None:
     problems: list[str] = []
 
     def run(nproc: int, shards: int, device: str, dropout: float = 0.2) -> Trained:
-        # Several processes share one card only over Gloo. ("auto": a simulated device, of which
+        # Several processes share one GPU only over Gloo. ("auto": a simulated device, of which
         # each has one.)
         backend = "gloo" if nproc > 1 and device != "auto" else "auto"
         settings: dict[str, Any] = {"device": device, "backend": backend, "timeout_s": 60.0}
