@@ -223,6 +223,19 @@ def test_weights_that_sum_to_zero_have_no_gradient():
     }
 
 
+@pytest.mark.parametrize("sizes", [(2,), (1, 1)])
+def test_a_weighted_call_that_a_step_leaves_out_has_no_sum(sizes):
+    def work(rank):
+        def shard(numbers, micro):
+            for weight in (2.0, 3.0)[: 1 if rank.step == 3 else 2]:
+                numbers.call(weight, None, micro)
+
+        return [rank.phase(shard).divisors for _ in range(4)]
+
+    results, _ = on_ranks(sizes, work)
+    assert results == [[[4.0, 6.0], [4.0, 6.0], [4.0], [4.0, 6.0]]] * len(sizes)
+
+
 def test_ranks_with_batches_of_different_sizes_are_told():
     assert failures((1, 1), lambda rank: rank.phase(add_names(), num_samples=8 + rank._rank)) == {
         (DataError, "different-batch-sizes")

@@ -82,6 +82,11 @@ def test_speed_up_efficiency_and_differences_are_against_the_baseline(start, epo
     assert (relation.loss_difference, relation.accuracy_difference) == (-0.25, 0.25)
 
 
+def test_of_several_rounds_the_largest_difference_counts_also_downwards(start, epoch):
+    usual, lower = (figures_of([start(), epoch(), evaluation(loss=loss)]) for loss in (2.0, 1.5))
+    assert relate({1: lower, 2: usual}, {1: usual, 2: usual}).loss_difference == -0.5
+
+
 def test_a_training_loss_is_never_compared_with_one_of_evaluation(start, epoch):
     evaluated = figures_of([start(), epoch(), evaluation(loss=0.5)])
     trained = figures_of([start(), epoch(), step(loss=0.5)])

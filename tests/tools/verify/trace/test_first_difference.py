@@ -93,6 +93,18 @@ def in_shard(step, shard, function):
     return in_step(step, "shard", lambda line: function(line) if line["shard"] == shard else None)
 
 
+def test_a_second_phase_of_a_step_uses_its_samples_again_without_a_fault():
+    """As a GAN's, whose two models are trained on one batch."""
+    ranks = trace(2)
+    for lines in ranks:
+        lines[:] = [
+            each for line in lines for each in ([line, {**line, "phase": 1}] if line["event"] == "shard" else [line])
+        ]
+    run = gather(ranks)
+    assert first_fault(run) is None
+    assert uses_each_sample_once(run)
+
+
 def test_any_number_of_ranks_with_the_same_shards_is_the_same():
     one, two = gather(trace(1)), gather(trace(2))
     assert first_fault(one) is first_fault(two) is first_difference(one, two) is None
