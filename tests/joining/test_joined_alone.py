@@ -1,6 +1,7 @@
 """What a team of one process promises: settings reach what they set, a later launch has those of
 the first, and calls do what their arguments ask for."""
 
+import contextlib
 import json
 import math
 import random
@@ -283,3 +284,27 @@ def test_optimizers_are_checked_until_the_run_is_closed(team):
     assert [*map(len, HOOKS)] == [1, 1]
     team.close()
     assert [*map(len, HOOKS)] == [0, 0]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_epochs_that_an_error_left_are_no_end_unless_training_goes_on_after_them(tmp_path, goes_on):
+    with join(tmp_path / "run", shards=2, threads=1) as team:
+        model = nn.Linear(1, 1)
+        model, optimizer, loader = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), numbers())
+
+        def take_a_step(batch):
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+        with contextlib.suppress(ZeroDivisionError):
+            for _ in team.epochs(2):
+                for batch in loader:
+                    take_a_step(batch)
+                    raise ZeroDivisionError
+        for batch in loader if goes_on else ():
+            take_a_step(batch)
+    manifests = (tmp_path / "run" / "checkpoints").glob("step-*/manifest.json")
+    finished = [json.loads(path.read_text())["finished"] for path in manifests]
+    assert any(finished) is goes_on
