@@ -51,7 +51,7 @@ ASIDE = {
     "tools.check": (*OUTSIDE, "joining.instrument"),
     "tools.checkpoint": (*OUTSIDE, "state.checkpoint", "state.recovery.position"),
     "tools.compare": OUTSIDE,
-    "tools.doctor": (*OUTSIDE, "world.comm", "sync.exact"),
+    "tools.doctor": (*OUTSIDE, "world.comm", "plan.rounds", "sync.exact"),
     "tools.report": (*OUTSIDE, "state.checkpoint", "state.rundir"),
     "tools.runs": (*OUTSIDE, "state.checkpoint", "state.rundir"),
     "tools.slurm": OUTSIDE,
