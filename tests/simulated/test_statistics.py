@@ -24,7 +24,7 @@ def train(place):
                 layer(torch.arange(8.0).view(4, 2).add(shard).to(layer.weight.device))
             with buffers.restored_after():  # as a checkpointed layer
                 layers[1](torch.ones(4, 2, device=layers[1].weight.device))
-            add_changes(changes, buffers.changes(0.5, is_lowest_shard=shard == 0))
+            add_changes(changes, buffers.take_changes(0.5, is_lowest_shard=shard == 0))
             buffers.rewind()
         buffers.apply(changes)
     return [(buffer.device, buffer.tolist()) for buffer in layers.buffers()]

@@ -42,7 +42,7 @@ def train(start, change, sizes):
         changes = {}
         for number, (size, indices) in enumerate(zip(sizes, order[: sum(sizes)].split(list(sizes)), strict=True)):
             module(torch.randn(size, 5, generator=generator), indices)
-            found = buffers.changes(size / sum(sizes), is_lowest_shard=number == 0, num_samples=size)
+            found = buffers.take_changes(size / sum(sizes), is_lowest_shard=number == 0, num_samples=size)
             add_changes(changes, found)
             buffers.rewind()
         buffers.apply(changes)
@@ -146,7 +146,7 @@ def test_normalization_layers_are_not_looked_at():
     buffers.begin_phase(2)
     for number in range(2):
         model(torch.randn(4, 5))
-        buffers.changes(0.5, is_lowest_shard=number == 0, num_samples=4)
+        buffers.take_changes(0.5, is_lowest_shard=number == 0, num_samples=4)
         buffers.rewind()
     assert buffers.looks() == []
 
@@ -159,7 +159,7 @@ def test_after_the_first_phases_nobody_looks_any_more():
     for _ in range(12):
         buffers.begin_phase(2)
         module(torch.randn(3, 5), torch.arange(3))
-        changes = buffers.changes(1.0, is_lowest_shard=True, num_samples=3)
+        changes = buffers.take_changes(1.0, is_lowest_shard=True, num_samples=3)
         seen.append(len(buffers.looks()))
         buffers.rewind()
         buffers.apply(changes)

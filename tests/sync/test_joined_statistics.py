@@ -166,7 +166,7 @@ def train(new, trains, between, num_shards, ranks):
                     loss.backward(retain_graph=True)
                     if number == 0:
                         checkpoint(model[0], x, use_reentrant=False).sum().backward()
-            add_changes(changes, side.changes(1 / num_shards, is_lowest_shard=shard == 0))
+            add_changes(changes, side.take_changes(1 / num_shards, is_lowest_shard=shard == 0))
             side.rewind()
             found.append(bits(model))
             for loss, _ in losses:  # a second backward pass
@@ -232,7 +232,7 @@ def hold(buffers):
 
 
 def measure(buffers):
-    buffers.changes(0.5, is_lowest_shard=True)
+    buffers.take_changes(0.5, is_lowest_shard=True)
 
 
 @pytest.mark.parametrize("change", [resize, assign_wider, assign_rows])

@@ -31,7 +31,7 @@ def run(model, *shards, all_reduce=lambda change: change, others=0):
     for number, shard in enumerate(shards):
         with torch.no_grad():
             shard()
-        add_changes(changes, buffers.changes(1 / len(shards), is_lowest_shard=number == 0))
+        add_changes(changes, buffers.take_changes(1 / len(shards), is_lowest_shard=number == 0))
         buffers.rewind()
     buffers.apply({number: all_reduce(change) for number, change in changes.items()})
 
@@ -128,7 +128,7 @@ def test_a_large_buffer_goes_on_from_phase_to_phase():
         buffers.begin_phase(2)
         with torch.no_grad():
             model.mean.add_(2.0)
-        changes = buffers.changes(0.5, is_lowest_shard=True)
+        changes = buffers.take_changes(0.5, is_lowest_shard=True)
         buffers.rewind()
         buffers.apply(changes)
         assert model.mean.unique().tolist() == [expected]
@@ -153,7 +153,7 @@ def test_statistics_that_became_wider_are_summed_as_such():
     buffers.rewind()  # as where the script catches the error about it
     buffers.begin_phase(1)
     model.running_mean.add_(1 + 1e-12)
-    changes = buffers.changes(1.0, is_lowest_shard=True)
+    changes = buffers.take_changes(1.0, is_lowest_shard=True)
     buffers.rewind()
     buffers.apply(changes)
     assert model.running_mean.tolist() == [1 + 1e-12] * 2

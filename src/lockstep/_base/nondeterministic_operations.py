@@ -65,11 +65,6 @@ class Operation:
         """What to write instead, as text for messages."""
         return f"instead of {self.call}, write {self.instead}" + (f" ({self.note})" if self.note else "")
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether only the CPU has a deterministic kernel."""
-        return ".cpu()" in self.instead
-
 
 _NN = "torch.nn."
 _F = "torch.nn.functional."

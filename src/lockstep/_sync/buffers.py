@@ -75,8 +75,8 @@ def _put_back(slots: Sequence[Slot | Joined]) -> None:
 
 
 def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Adds the results of ``ShardBuffers.changes`` of two sets of shards; ``left`` is changed and
-    returned."""
+    """Adds the results of ``ShardBuffers.take_changes`` of two sets of shards; ``left`` is changed
+    and returned."""
     shared = [number for number in right if number in left]
     sums = torch._foreach_add([left[n] for n in shared], [right[n] for n in shared]) if shared else ()
     left.update(right)
@@ -198,8 +198,8 @@ class ShardBuffers:
                 _restart(self._groups[number] for number in self._changed_numbers())
 
     def end_shard(self, micro: MicroBatch) -> dict[int, Tensor] | None:
-        """Ends a micro-batch. If it is the last of its shard, returns the shard's ``changes`` and
-        undoes them. Otherwise returns None: each micro-batch of a shard continues with the buffers
+        """Ends a micro-batch. If it is the last of its shard, takes the shard's changes.
+        Otherwise returns None: each micro-batch of a shard continues with the buffers
         of the one before."""
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
         if not micro.ends_shard:
@@ -208,31 +208,24 @@ class ShardBuffers:
             return {}
         fraction = self._shard_samples / micro.step_samples
         samples = self._shard_samples if micro.begins_shard else 0
-        with torch.no_grad():
-            # Asked once, since to ask compares buffers with their start values.
-            changed = self._changed_numbers()
-            return self._changes(changed, fraction, micro.shard == 0, samples, puts_back=True)
+        return self.take_changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples)
 
     @torch.no_grad()
-    def changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
-        """Returns a shard's weighted changes, flat float64, by number of each changed module.
-        Nothing is undone.
+    def take_changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
+        """Returns a shard's weighted changes, flat float64, by number of each changed module, and
+        undoes them.
 
         Args:
             fraction: of the step's samples.
             is_lowest_shard: whether the shard is the first.
             num_samples: the shard's; 0 if it had several micro-batches.
         """
-        return self._changes(self._changed_numbers(), fraction, is_lowest_shard, num_samples, puts_back=False)
-
-    def _changes(
-        self, changed: Sequence[int], fraction: float, is_lowest_shard: bool, num_samples: int, *, puts_back: bool
-    ) -> dict[int, Tensor]:
-        """Returns ``changes`` of these modules. ``puts_back``: whether to undo them, too."""
+        # Asked once for both, since to ask compares buffers with their start values.
+        changed = self._changed_numbers()
         found: dict[int, Tensor] = {}
         for numbers in self.by_device(changed):
             slots = [slot for number in numbers for slot in self._groups[number].slots]
-            after = [slot.take() if puts_back and isinstance(slot, Joined) else slot.read() for slot in slots]
+            after = [slot.take() if isinstance(slot, Joined) else slot.read() for slot in slots]
             if self._as_bits:
                 after = list(map(as_bits, after))
             packed = self._starts(numbers).pack(after, fraction, is_lowest_shard=is_lowest_shard)
@@ -242,8 +235,7 @@ class ShardBuffers:
             if num_looks < _WATCHED_PHASES and not group.is_normalization and not self._as_bits:
                 looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(group.members))
                 self._looks.update(dict.fromkeys(looks))
-        if puts_back:
-            _put_back([slot for number in changed for slot in self._groups[number].slots if isinstance(slot, Slot)])
+        _put_back([slot for number in changed for slot in self._groups[number].slots if isinstance(slot, Slot)])
         return found
 
     def looks(self) -> Sequence[str]:
