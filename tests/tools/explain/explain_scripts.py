@@ -43,7 +43,21 @@ class Sleeper(torch.autograd.Function):
         return gradient, None
 
 
-def train(num_steps, data_s=0.0, forward_s=0.0, backward_s=0.0, script_s=0.0, slow_rank=None, width=4):
+class SlowState:
+    """An object whose state takes a while to read."""
+
+    def __init__(self, wait_s):
+        self.wait_s = wait_s
+
+    def state_dict(self):
+        time.sleep(self.wait_s)
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def train(num_steps, data_s=0.0, forward_s=0.0, backward_s=0.0, script_s=0.0, save_s=0.0, slow_rank=None):
     """Train with these delays, on ``slow_rank`` only if that is given. Returns the events of the
     run."""
     with lockstep.join(run_dir="run") as team:
@@ -51,9 +65,10 @@ def train(num_steps, data_s=0.0, forward_s=0.0, backward_s=0.0, script_s=0.0, sl
         data = SlowData(8 * num_steps, data_s if here else 0.0)
         if not data_s:
             data = TensorDataset(torch.randn(8 * num_steps, 4), torch.randn(8 * num_steps, 1))
-        model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 1))
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, batch_size=8))
+        team.register("slow", SlowState(save_s))
         for _ in team.epochs(1):
             for batch in loader:
                 for x, y in batch.shards:

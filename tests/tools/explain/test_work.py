@@ -42,23 +42,31 @@ def compute():
     while time.thread_time() < began_s + 0.5:
         pass
 
-def with_child(command, children):
+def has_computed(process, span_s):
+    until_s = process.cpu_times().user + span_s
+    while process.cpu_times().user < until_s:
+        time.sleep(0.02)
+
+def with_child(command, act):
     with subprocess.Popen(command) as child:
         family = psutil.Process(child.pid)
-        while len(family.children()) < children:
-            time.sleep(0.02)
         try:
-            measured(lambda: time.sleep(1))
+            act(family)
         finally:
             for each in [*family.children(), family]:
                 each.kill()
 
+def with_grandchild(family):
+    while not family.children():
+        time.sleep(0.02)
+    measured(lambda: has_computed(family.children()[0], 0.5))
+
 thread = threading.Thread(target=compute)
 measured(compute)
 measured(lambda: (thread.start(), thread.join()))
-with_child(["sleep", "100"], 0)
+with_child(["sleep", "100"], lambda family: measured(lambda: time.sleep(1)))
 nest = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COMPUTE!r}])"
-with_child([sys.executable, "-c", nest], 1)
+with_child([sys.executable, "-c", nest], with_grandchild)
 """
 
 
