@@ -1,7 +1,9 @@
 """What ranks agree on between two steps: one message, however many topics are due, and none if none
 is; the same on every rank; in the order of the topics."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from exchange_ranks import Exchanges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep._events.measure.step_clock import AGREEING, IN_LOGGING, StepClock
 from lockstep._loop.between import Agreement
 
 pytestmark = pytest.mark.timeout(30)
@@ -68,7 +71,7 @@ def test_each_topic_gets_the_largest_of_its_own_numbers_in_one_message(size, dra
         settled = []
         parts = zip(drawn, of_rank[group.rank], strict=True)
         noted = [Noted(name, due, speaks, numbers, settled) for name, ((due, speaks, _), numbers) in enumerate(parts)]
-        agreement = Agreement(group, noted)
+        agreement = Agreement(group, noted, [].append)
         for step in STEPS:
             agreement.agree(step)
         return settled
@@ -95,8 +98,27 @@ def test_a_topic_that_refuses_the_step_keeps_the_later_ones_from_settling():
         before, after = [], []
         topics = [Noted(0, {1}, {1}, [7], before), Refuses(1, {1}, {1}, [8], []), Noted(2, {1}, {1}, [9], after)]
         with pytest.raises(ZeroDivisionError):
-            Agreement(group, topics).agree(1)
+            Agreement(group, topics, [].append).agree(1)
         return before, after
 
     found, _ = on_ranks(2, run)
     assert found == [([(1, 0, [7])], [])] * 2
+
+
+def test_what_a_rank_waits_for_a_late_one_there_is_waiting_and_not_logging():
+    clocks = [StepClock(SimpleNamespace(pause_s=0.0), torch.device("cpu")) for _ in range(2)]
+
+    def run(group):
+        clock = clocks[group.rank]
+        clock.begin_pass(0, 1, 1, 0)
+        clock.end_step(1, 8)
+        if group.rank == 1:
+            while clocks[0].doing not in (IN_LOGGING, AGREEING):
+                time.sleep(0.001)
+            time.sleep(0.3)
+        Agreement(group, [Noted(0, {1}, {1}, [7], [])], clock.mark).agree(1)
+        return clock.doing, clock.so_far["waiting"]
+
+    ((doing, waited_s), _), _ = on_ranks(2, run)
+    assert waited_s >= 0.1
+    assert doing == IN_LOGGING

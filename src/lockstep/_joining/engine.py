@@ -210,7 +210,7 @@ class Engine:
             self.saver,
             self.divergence,
             self.restorer,
-            Agreement(collectives, topics),
+            Agreement(collectives, topics, self.clock.mark),
             self.listeners,
             self.meetings,
             is_main=self.is_main,

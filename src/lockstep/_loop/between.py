@@ -14,10 +14,12 @@ gives both ends of the range, which are equal if the digest is the same everywhe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Protocol
 
 import torch
 
+from lockstep._events.measure.step_clock import AGREEING, IN_LOGGING, Mark
 from lockstep._world.comm.collectives import Collectives
 
 
@@ -43,11 +45,13 @@ class Agreement:
     Args:
         collectives: over all ranks.
         topics: the same on every rank.
+        mark: notes the time at which an activity begins.
     """
 
-    def __init__(self, collectives: Collectives, topics: Sequence[Topic]) -> None:
+    def __init__(self, collectives: Collectives, topics: Sequence[Topic], mark: Mark) -> None:
         self._collectives = collectives
         self._topics = topics
+        self._mark = mark
 
     def agree(self, step: int) -> None:
         """Agrees after this step on what is due. Every rank must call it."""
@@ -59,7 +63,9 @@ class Agreement:
         proposals = [(topic, own) for topic in self._topics if (own := topic.propose(step)) is not None]
         numbers = [number for _, own in proposals for number in own]
         if numbers and self._collectives.size > 1:
+            self._mark((AGREEING, perf_counter()))
             numbers = self._collectives.all_reduce(torch.tensor(numbers, dtype=torch.int64), "max").tolist()
+            self._mark((IN_LOGGING, perf_counter()))
         for topic, own in proposals:
             topic.settle(step, numbers[: len(own)])
             del numbers[: len(own)]

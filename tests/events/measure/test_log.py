@@ -94,7 +94,7 @@ def log_on_several(every, rate=0.5, due=(2, 5)):
     rows, written = [], []
     collectives = Collectives(default_group(), None)
     log = MetricLog(collectives, every, lambda row: rows.append(row[:3]))
-    agreement = Agreement(collectives, [Due(due), log])
+    agreement = Agreement(collectives, [Due(due), log], [].append)
     for step in range(1, 8):
         log.add(0, step, {"rate": rate if step == 2 and team.rank == 1 else 0.5, "nan": float("nan")})
         if team.is_main and step > 3:

@@ -47,7 +47,8 @@ BEGINNING, IN_FORWARD, IN_BACKWARD, ENDING = (
     "in the backward pass",
     "ending a shard",
 )
-IN_AUDIT, _IN_LOGGING = "in an audit", "logging"
+IN_AUDIT, IN_LOGGING = "in an audit", "logging"
+AGREEING = "agreeing with the other ranks between two steps"
 _EXCHANGING, _BETWEEN_PASSES = "exchanging gradients", "in the script's code between two passes"
 _PART_OF = {
     LOADING: DATA,
@@ -58,9 +59,10 @@ _PART_OF = {
     # Until the next shard's samples are there. After the last shard see `report` and `end_phase`.
     ENDING: COPY,
     _IN_OPTIMIZER: OPTIMIZER,
-    _IN_LOGGING: LOGGING,
+    IN_LOGGING: LOGGING,
     _EXCHANGING: COMMUNICATION,
     IN_AUDIT: LOGGING,
+    AGREEING: WAITING,  # for the ranks that are not there yet: the message itself is a few numbers
     _BETWEEN_PASSES: SCRIPT,
 }
 """The part that an activity is charged to, unless ``StepClock.charge`` sets another one."""
@@ -247,7 +249,7 @@ class StepClock(Listener):
     @override
     def end_step(self, step: int, num_samples: int) -> None:
         now_s = perf_counter()
-        self.mark((_IN_LOGGING, now_s))
+        self.mark((IN_LOGGING, now_s))
         if len(self._marks) > _MANY:
             _count(self._marks, self._seconds)
         took_s, self._step_began_s = now_s - self._step_began_s, now_s
