@@ -22,10 +22,12 @@ def total(counts):
 
 
 def by_file(step):
-    """Waits by the file of lockstep that waits."""
+    """Waits by the file of lockstep that waits. Without those of comparing the ranks, which falls
+    on steps that depend on how long it takes."""
     files = Counter()
     for place, number in step["waits"].items():
-        files[place.partition(" @ ")[2].partition(":")[0]] += number
+        if "recovery/fingerprint.py" not in place:
+            files[place.partition(" @ ")[2].partition(":")[0]] += number
     return files
 
 
@@ -61,7 +63,7 @@ def test_rows_are_gathered_from_device_to_device_without_a_wait(crew):
 def test_a_batch_of_any_class_that_is_pinned_is_moved_without_a_wait(crew, kind):
     ((on_cpu, _, _),) = crew(1, scripts.train_on_kind, kind, shards=2, device="cpu")
     for found, counts, reports in crew(2, scripts.train_on_kind, kind, 1, shards=2):
-        assert counts["waits"] == {}
+        assert by_file(counts) == {}
         assert (found, reports) == (on_cpu, [])
 
 
@@ -78,7 +80,8 @@ def test_an_evaluation_waits_once_for_the_values_of_all_its_batches(crew, nproc)
 def test_a_scaled_loss_costs_one_wait_more_and_two_after_an_overflow(crew, nproc):
     for one in crew(nproc, scripts.count, 8, PLAIN, True, True, shards=2, checkpoint_every="off", precision="16-mixed"):
         waits = by_file(one["step"])
-        assert waits.pop("_prepare/scaling.py") in (1, 2)
+        # a comparison of the ranks reads the scale, too
+        assert waits.pop("_prepare/scaling.py") in ((1, 2) if nproc == 1 else (1, 2, 3))
         assert waits == {"_data/values.py": 1}
         assert one["step"]["reports"] == []
 
