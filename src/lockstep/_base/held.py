@@ -9,7 +9,7 @@ import functools
 import re
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ def walk(
     *,
     most: int,
     last: tuple[type, ...] = (),
-    without: Collection[int] | None = None,
+    without: set[int] | None = None,
 ) -> Iterator[Held]:
     """Yields all reachable objects except plain values, nearest first, each once. The caller may
     change an object that was yielded.
@@ -98,7 +98,7 @@ def walk(
         last: kinds of objects that are preferably found elsewhere than directly at the starting
             points.
         without: the ids of objects that are neither yielded nor searched. Then containers with
-            plain values only, of which a module has 15, are not yielded either.
+            only these or only plain values, of which a module has 17, are not yielded either.
     """
     begin = list(roots)
     waiting, later = deque(begin), list[Held]()
@@ -120,7 +120,7 @@ def walk(
             # In this order: of the 30 attributes of a module most are plain values, or empty.
             if (kind := type(child)) in _ATOMS:
                 continue
-            if without is not None and kind in _CONTAINERS and (not child or _is_plain(child)):
+            if without is not None and kind in _CONTAINERS and (not child or _has_only(child, without)):
                 continue
             if (number := id(child)) in seen or (without is not None and number in without):
                 continue
@@ -131,8 +131,10 @@ def walk(
             waiting.append(Held(child, held, key))
 
 
-def _is_plain(container: Any) -> bool:
-    return _ATOMS.issuperset(map(type, container.values() if isinstance(container, dict) else container))
+def _has_only(container: Any, known: set[int]) -> bool:
+    """Returns whether a container has only plain values, or only objects with these ids."""
+    items = container.values() if isinstance(container, dict) else container
+    return _ATOMS.issuperset(map(type, items)) or known.issuperset(map(id, items))
 
 
 def children(value: Any) -> Iterable[tuple[Key, Any]]:

@@ -35,7 +35,7 @@ from typing_extensions import override
 
 from lockstep._base.trees import mapped
 from lockstep._prepare.attributes import Attributes, is_code
-from lockstep._prepare.structure import Structure
+from lockstep._prepare.structure import Structure, named_tensors
 from lockstep._world.comm.dtensors import distribute_like, to_local
 
 Weights = dict[str, Tensor]
@@ -71,6 +71,10 @@ class StateAdapter:
     def state_dict(self) -> Any:
         """Returns the rest of the state: a tree of plain values and tensors, not copied."""
         return self.target.state_dict()
+
+    def whole(self) -> tuple[Weights | None, Any]:
+        """Returns ``weights()`` and ``state_dict()``."""
+        return self.weights(), self.state_dict()
 
     def attributes(self) -> dict[str, Any]:
         """Returns the attributes of the object that belong to its state, by name. The attributes
@@ -137,7 +141,7 @@ class ModelAdapter(StateAdapter):
 
     @override
     def after_first_step(self) -> None:
-        self._prepared.add_lazy_layers(Structure(innermost(self.target)))
+        self._prepared.add_lazy_layers(innermost(self.target))
 
     @override
     def changes(self) -> list[str]:
@@ -150,14 +154,21 @@ class ModelAdapter(StateAdapter):
 
     @override
     def state_dict(self) -> Any:
+        return self.whole()[1]
+
+    @override
+    def whole(self) -> tuple[Weights, Any]:
         model: nn.Module = self.target
         state = innermost(model).state_dict()
-        saved = {_memory_of(value) for value in state.values() if isinstance(value, Tensor)}
-        return {
-            "extra": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
-            "hidden": {name: value for name, value in _tensors_of(model).items() if _memory_of(value) not in saved},
-            "gradients": {name: _pack_gradient(p.grad) for name, p in model.named_parameters() if p.grad is not None},
-            "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
+        weights = {name: value.detach() for name, value in state.items() if isinstance(value, Tensor)}
+        saved = set(map(_memory_of, weights.values()))
+        parameters, buffers = named_tensors(model)
+        tensors = {**parameters, **buffers}
+        return weights, {
+            "extra": {name: value for name, value in state.items() if name not in weights},
+            "hidden": {name: tensor.detach() for name, tensor in tensors.items() if _memory_of(tensor) not in saved},
+            "gradients": {name: _pack_gradient(p.grad) for name, p in parameters.items() if p.grad is not None},
+            "frozen": [name for name, p in parameters.items() if not p.requires_grad],
             "evaluating": [name for name, module in model.named_modules() if not module.training],
         }
 
@@ -204,8 +215,8 @@ class ModelAdapter(StateAdapter):
 
     @override
     def compared(self) -> Iterator[tuple[str, Any]]:
-        for name, tensor in (*self.target.named_parameters(), *self.target.named_buffers()):
-            yield repr(name), tensor
+        for tensors in named_tensors(self.target):
+            yield from ((repr(name), tensor) for name, tensor in tensors.items())
 
 
 class AverageAdapter(ModelAdapter):
@@ -452,15 +463,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    return {
-        **{name: parameter.detach() for name, parameter in module.named_parameters()},
-        **{name: buffer.detach() for name, buffer in module.named_buffers()},
-    }
+    return {name: tensor.detach() for tensors in named_tensors(module) for name, tensor in tensors.items()}
 
 
 def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
     tensor = to_local(tensor)
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:

@@ -13,7 +13,31 @@ import functools
 from types import FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+_NAMED = ("named_parameters", "named_buffers")
+
+
+def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
+    """Returns ``named_parameters()`` and ``named_buffers()`` of a model, in their order.
+
+    In one pass over its modules. PyTorch makes one for each, which take most of the time of a look
+    at a deep model's state. A model that overrides either is asked itself."""
+    if any(getattr(getattr(model, name), "__func__", None) is not getattr(nn.Module, name) for name in _NAMED):
+        return dict(model.named_parameters()), dict(model.named_buffers())
+    parameters, buffers = dict[str, nn.Parameter](), dict[str, Tensor]()
+    seen, seen_buffers = set[int](), set[int]()
+    for prefix, module in model.named_modules():
+        before = f"{prefix}." if prefix else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                parameters[before + name] = parameter
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in seen_buffers:
+                seen_buffers.add(id(buffer))
+                buffers[before + name] = buffer
+    return parameters, buffers
 
 
 class Structure:
@@ -29,16 +53,16 @@ class Structure:
         # Without buffers that are not persistent: the script or the model makes those again.
         self._buffers = {name for name, _ in model.named_buffers() if _is_saved(model, name)}
         layers = dict(model.named_modules())
-        self._layers = {name: type(layer).__name__ for name, layer in layers.items()}
+        self._layers = _kinds_of(layers)
         self._made = {name for name in layers if _is_made_by_forward(layers, name)}
         """The layers that a forward pass makes, perhaps in the first evaluation. A new model makes
         them again."""
         self._has_lazy_layers = False
 
-    def add_lazy_layers(self, now: Structure) -> None:
-        """Takes over the layers without parameters from a later structure: the first forward pass
-        has made them, and that of a new model makes them again."""
-        self._layers, self._has_lazy_layers = now._layers, True
+    def add_lazy_layers(self, model: nn.Module) -> None:
+        """Takes over the model's layers as they are now: the first forward pass has made some, and
+        that of a new model makes them again."""
+        self._layers, self._has_lazy_layers = _kinds_of(dict(model.named_modules())), True
 
     def _is_made_again(self, name: str) -> bool:
         return any(name == made or name.startswith(f"{made}.") for made in self._made)
@@ -65,6 +89,10 @@ class Structure:
             elif before != kind:
                 found.append(f"the layer `{name}` is a {kind}, and was a {before}")
         return found + [f"the layer `{name}` is missing" for name in self._layers if name not in now._layers]
+
+
+def _kinds_of(layers: dict[str, nn.Module]) -> dict[str, str]:
+    return {name: type(layer).__name__ for name, layer in layers.items()}
 
 
 def _is_saved(model: nn.Module, name: str) -> bool:

@@ -117,9 +117,10 @@ class _Taker:
     def _dict(self, value: dict[Any, Any], name: str) -> dict[str, Any]:
         pairs = []
         for i, (key, item) in enumerate(value.items()):
-            taken = self.take(key, f"{name}.keys.{i}")
-            # Part of a tensor's name in the file, so without spaces and slashes.
-            step = re.sub(r"[^\w.-]+", "_", str(key)) if is_plain(key) else str(i)
+            if is_plain(key):
+                taken, step = key, _in_name(str(key))
+            else:
+                taken, step = self.take(key, f"{name}.keys.{i}"), str(i)
             pairs.append([taken, self.take(item, f"{name}.{step}")])
         if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
             return dict(pairs)
@@ -163,6 +164,12 @@ class _Taker:
 def _usual_strides(shape: torch.Size) -> tuple[int, ...]:
     """Returns the strides of a contiguous tensor."""
     return torch.empty(shape, device="meta").stride()
+
+
+@functools.lru_cache(maxsize=4096)  # an optimizer has the same keys for each parameter
+def _in_name(key: str) -> str:
+    """Returns a key as a part of a tensor's name in the file, so without spaces and slashes."""
+    return re.sub(r"[^\w.-]+", "_", key)
 
 
 def _refuse(name: str, description: str) -> NoReturn:

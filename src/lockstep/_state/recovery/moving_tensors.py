@@ -42,6 +42,7 @@ from lockstep._base.versions import version
 from lockstep._data.states import has_state
 from lockstep._plan.powers_of_two import PowersOfTwo
 from lockstep._prepare.model import PreparedModel
+from lockstep._prepare.structure import named_tensors
 from lockstep._state.recovery.run_state import RunState
 from lockstep._sync.buffers import NORMALIZATIONS
 from lockstep._world.comm.dtensors import is_dtensor, to_local
@@ -232,9 +233,13 @@ class MovingTensors:
     def _candidates(self, roots: Iterable[Held]) -> Iterator[Held]:
         """Yields the tensors that could be averages or missing buffers."""
         kept, weights = self._kept(), dict[torch.Size, list[Tensor]]()
-        for tensor in self._tensors():
-            kept.add(id(tensor))
-            weights.setdefault(tensor.shape, []).append(tensor)
+        for adapter in self._state.objects:
+            if isinstance(adapter.target, nn.Module):
+                parameters, buffers = named_tensors(adapter.target)
+                kept.update(map(id, parameters.values()))
+                kept.update(map(id, buffers.values()))
+                for tensor in parameters.values():
+                    weights.setdefault(tensor.shape, []).append(tensor)
 
         for held in walk(roots, _enters, most=_MOST_OBJECTS, last=(Tensor,), without=kept):
             tensor = held.value
@@ -257,14 +262,10 @@ class MovingTensors:
                 yield from (item for state in target.state.values() for item in state.values() if isinstance(item, Tensor))
 
     def _kept(self) -> set[int]:
-        """Returns the ids of all objects that checkpoints contain, except weights."""
-        kept = set[int]()
-        for adapter in self._state.objects:
-            target = adapter.target
-            if isinstance(target, nn.Module):
-                kept.update(map(id, target.buffers()))
-            else:
-                kept.add(id(target))
+        """Returns the ids of all objects that checkpoints contain, except the tensors of models,
+        and of None, which stands for a bias that a layer does not have."""
+        kept = {id(adapter.target) for adapter in self._state.objects if not isinstance(adapter.target, nn.Module)}
+        kept.add(id(None))
         registered = [root(adapter.target) for adapter in self._state.registered.values()]
         kept.update(id(held.value) for held in walk(registered, lambda _: True, most=_MOST_OBJECTS))
         return kept

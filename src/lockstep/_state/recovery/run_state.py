@@ -13,6 +13,7 @@ from lockstep._base.errors import ConfigError, ModelError
 from lockstep._data.loader import PreparedLoader
 from lockstep._prepare.registry import adapter_of, registered_adapter
 from lockstep._prepare.state_adapters import ATTRIBUTES, ModelAdapter, StateAdapter, Weights
+from lockstep._prepare.structure import named_tensors
 from lockstep._prepare.unprepared import is_local_grad
 from lockstep._state.checkpoint.manifest import Object
 from lockstep._state.checkpoint.parts import assign_tensors, part_name, state_part_name, weights_name
@@ -107,14 +108,19 @@ class RunState:
             tensors.update(_cut_or_whole(parts))
             return value
 
+        of_files, objects = dict[str, Weights](), []
+        for adapter in self.objects:
+            weights, tree = self._whole(adapter)
+            objects.append(apart(tree, adapter.name))
+            if weights is not None:
+                of_files[weights_name(adapter.name)] = weights
         state = {
-            "objects": [apart(self._tree(adapter), adapter.name) for adapter in self.objects],
+            "objects": objects,
             "loaders": [apart(loader.state(), f"loader-{number}") for number, loader in enumerate(self.loaders, 1)],
-            "registered": apart({name: self._tree(adapter) for name, adapter in self.registered.items()}, "registered"),
+            "registered": apart({name: self._whole(adapter)[1] for name, adapter in self.registered.items()}, "registered"),
             "best": apart(self.best, "best"),
             "best_epoch": self.best_epoch,
         }
-        of_files = self._weights()
         files = self._of_rank(of_files, rank)
         # State that may differ between ranks has no agreed sizes. The ranks would compute different
         # assignments, so that a tensor is written twice or never.
@@ -129,10 +135,11 @@ class RunState:
         }
         return {name: part for name, part in files.items() if part}, state
 
-    def _tree(self, adapter: StateAdapter) -> Any:
-        """Returns the part of an object's state that a checkpoint supports."""
+    def _whole(self, adapter: StateAdapter) -> tuple[Weights | None, Any]:
+        """Returns a model's weights (None: it is none), and the part of the rest of an object's
+        state that a checkpoint supports."""
         _check_gradients(adapter)
-        state = adapter.state_dict()
+        weights, state = adapter.whole()
         # A trial per attribute: one unsupported attribute must not lose the others.
         saved, refused = dict[str, Any](), dict[str, Any]()
         for name, value in adapter.attributes().items():
@@ -143,7 +150,7 @@ class RunState:
             else:
                 saved[name] = value
         self.unsavable[adapter] = refused
-        return {**state, ATTRIBUTES: saved} if saved else state
+        return weights, {**state, ATTRIBUTES: saved} if saved else state
 
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
         """Yields the object, the part of its state, and the value of all that must be the same on
@@ -174,7 +181,7 @@ def _cut_or_whole(tensors: Weights) -> Weights:
 def _check_gradients(adapter: StateAdapter) -> None:
     if not isinstance(adapter, ModelAdapter):
         return
-    for name, parameter in adapter.target.named_parameters():
+    for name, parameter in named_tensors(adapter.target)[0].items():
         if is_local_grad(parameter.grad):
             raise ModelError(
                 f"{name!r} was put into {adapter.name} ({type(adapter.target).__name__}) after team.prepare() and received a "
