@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from lockstep._base import digest as digests
 from lockstep._base.digest import bit_sum, bit_sum_of_part, bit_sums, digest, sketch, squared_norm, unread_sums
@@ -119,8 +120,19 @@ def test_sums_of_many_tensors_together_are_those_of_each_alone(limits, monkeypat
 
 
 def test_tensors_of_one_shape_are_summed_together():
+    sizes = []
+
+    class Stacks(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.stack:
+                sizes.append(len(args[0]))
+            return function(*args, **(kwargs or {}))
+
     tensors = [torch.full((4,), number) for number in range(100)] + [torch.ones(3) for _ in range(100)]
-    assert [len(vector) for vector in unread_sums(tensors).vectors] == [100, 100]
+    with Stacks():
+        sums = unread_sums(tensors)
+    assert sizes == [100, 100]
+    assert [len(vector) for vector in sums.vectors] == [200]  # which is read at once
 
 
 def test_an_object_that_holds_itself_has_a_digest():

@@ -108,22 +108,29 @@ def unread_sums(tensors: Sequence[Tensor]) -> UnreadSums:
     Small tensors of one shape, such as the weights of a model's normalizations and the optimizer's
     state for them, are summed together: one by one, the calls for each would take far longer than
     the sums."""
-    sums = UnreadSums()
     groups: dict[tuple[Any, ...], list[int]] = {}
+    found: dict[torch.device, list[tuple[Tensor, list[int]]]] = {}
+
+    def put(vector: Tensor, numbers: list[int]) -> None:
+        found.setdefault(vector.device, []).append((vector, numbers))
+
     for number, tensor in enumerate(tensors):
         # A subclass may have other bits than it shows, as a nested or quantized tensor has.
         if type(tensor) in _DENSE and tensor.dtype in _STACKED and tensor.layout is torch.strided and not tensor.is_nested:
             groups.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(number)
         else:
-            sums.put(bit_sum(tensor).reshape(1), [number])
+            put(bit_sum(tensor).reshape(1), [number])
     for numbers in groups.values():
         num_bytes = tensors[numbers[0]].nbytes
         if num_bytes > _MOST_GROUPED:
-            sums.put(torch.stack([bit_sum(tensors[number]) for number in numbers]), numbers)
+            put(torch.stack([bit_sum(tensors[number]) for number in numbers]), numbers)
             continue
         most = max(1, _MOST_STACKED // max(1, num_bytes))
         for some in (numbers[at : at + most] for at in range(0, len(numbers), most)):
-            sums.put(_row_sums(torch.stack([tensors[number] for number in some])), some)
+            put(_row_sums(torch.stack([tensors[number] for number in some])), some)
+    sums = UnreadSums()
+    for vectors in found.values():  # one of each device, which is read at once
+        sums.put(torch.cat([vector for vector, _ in vectors]), [number for _, numbers in vectors for number in numbers])
     return sums
 
 

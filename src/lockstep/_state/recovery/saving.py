@@ -63,6 +63,10 @@ _OF_ALL_RANKS = "Pass a value that is the same on all ranks: a result of team.ev
 _LAST_WORDS_S = 1.0
 """The number of seconds that a failing run waits for a checkpoint that is being written."""
 _LOOK_EVERY_S = 0.02
+_REHEARSAL = 3
+"""The exchange in which a checkpoint is rehearsed, unless one is due sooner. The first two follow
+the first steps, which have other looks at the state. The third is half a second later, or some
+steps (see ``CheckpointSchedule``)."""
 _SIGNAL_RANGE = 128
 """A number above all signal numbers (1 to 64 on Linux)."""
 
@@ -115,6 +119,8 @@ class Saver(Listener):
         self._pauses_s: dict[int, float] = {}
         self._best_is_lost = False
         """Whether this rank could not write its part of the newest best weights."""
+        self._num_exchanges = 0
+        """The number of calls of ``propose``. The same on every rank."""
         self._is_first_step = False
         """Whether a pass has begun, and none of its steps has finished."""
 
@@ -138,8 +144,9 @@ class Saver(Listener):
         if self._is_first_step:
             self._is_first_step = False
             self._stop_watch.begin_interrupts()
-        if not self._snapshots.is_rehearsed and not self._schedule.is_off:
-            self._snapshots.rehearse()
+        self._num_exchanges += 1
+        if self._num_exchanges == 1 and not self._schedule.is_off:
+            self._snapshots.accept_first_step()
         if self._writer.ended:
             self._read_results()
         return self._schedule.propose(step, is_busy=self._writer.job is not None, stop_request=self._stop_request())
@@ -150,6 +157,9 @@ class Saver(Listener):
         self.must_save, failed = self._schedule.settle(step, largest)
         if failed:
             self._writer.give_up()
+        is_time = self.must_save or self._num_exchanges >= _REHEARSAL
+        if is_time and not self._snapshots.is_rehearsed and not self._schedule.is_off:
+            self._snapshots.rehearse()
 
     def check_stop(self) -> None:
         """Checks whether the run must stop at the end of an epoch, including the code after its

@@ -47,14 +47,17 @@ class Snapshots:
         self._staging, self._staging_of_best = Staging(), Staging()
         self._touching: threading.Thread | None = None
 
+    def accept_first_step(self) -> None:
+        """Accepts what the first step has made, before anything is saved."""
+        for adapter in self._state.objects:
+            adapter.after_first_step()
+
     def rehearse(self) -> None:
-        """Checks after the first step, when all state exists, that it can be saved, and allocates
-        memory for its copy."""
+        """Checks when all state exists, after a step, that it can be saved, and allocates memory
+        for its copy. Every rank must call it."""
         # Without it, a value that cannot be saved would fail hours later, and the first copy would
         # pay for its page faults while training pauses (see ``Staging``).
         self.is_rehearsed = True
-        for adapter in self._state.objects:
-            adapter.after_first_step()
         mine, _ = self._state.part(self._collectives.rank, self._collectives.size)
         # Not the tensors themselves: the thread shall neither see nor keep what steps change.
         forms = {
