@@ -9,9 +9,10 @@ import pytest
 import torch
 from exchange_ranks import Exchanges
 
+from lockstep._loop import balance
 from lockstep._loop.balance import Balance
 from lockstep._loop.between import Agreement
-from lockstep._plan.balance import AHEAD, BUSY, IDLE, IN_SHARDS, SAMPLES
+from lockstep._plan.balance import AHEAD, BACKWARD, BUSY, DATA, FORWARD, IDLE, IN_SHARDS, SAMPLES, SCRIPT
 from lockstep._plan.blocks import blocks_of
 from lockstep._prepare.per_shard import PerShard
 from lockstep._state.checkpoint.tree import take_apart
@@ -139,6 +140,31 @@ class Events:
     def write(self, kind, **fields):
         assert kind == "move"
         self.moves.append((fields["before"], fields["shards"], fields["step"]))
+
+
+@pytest.mark.parametrize("reads_all", [False, True])
+def test_a_rank_reports_what_its_shards_take_and_how_long_it_waits(reads_all, monkeypatch):
+    """Of the script's time, what is in the phase counts for its shards, and of the time for data,
+    all of it where a rank reads those of its shards alone."""
+    now_s = [100.0]
+    monkeypatch.setattr(balance, "perf_counter", lambda: now_s[0])
+    row = [0.0] * (BUSY + 1)
+    row[SAMPLES], row[DATA], row[FORWARD], row[BACKWARD], row[SCRIPT], row[BUSY] = 4.0, 1.0, 2.0, 3.0, 6.0, 12.0
+    clock = SimpleNamespace(report=lambda plan: list(row), exposed_s=2.0)
+    one = Balance(2, 16, clock, Events(), list)
+    one.made_loader(SimpleNamespace(reads_all=reads_all, plans_in_worker=False), 1)
+    one.begin_pass(0, None, None, 0)
+    for number, (script_s, in_shards_s) in enumerate([(6.0, 8.0), (2.0, 7.0), (6.0, 8.0)], 1):
+        row[SCRIPT] = script_s
+        one.begin_step(number)
+        one.moves.at(number + 5)  # a loader worker has planned ahead
+        now_s[0] += 10.0
+        one.begin_phase(0)
+        now_s[0] += 10.0  # 2 of them waiting for gradients, so 3 for the script
+        reported = one.report(None)
+        assert reported[: BUSY + 1] == row
+        assert reported[IN_SHARDS] == in_shards_s + (0.0 if reads_all else 1.0)
+        assert (reported[IDLE], reported[AHEAD]) == (20.0 - 12.0, number + 5)
 
 
 class Trial:

@@ -9,6 +9,7 @@ from one_process import Process
 from lockstep._base.errors import LossError, UsageError
 from lockstep._data.batch import Batch
 from lockstep._listener import Listener
+from lockstep._plan.blocks import blocks_of
 from lockstep._plan.shards import plan_step
 
 pytestmark = pytest.mark.timeout(30)
@@ -164,6 +165,32 @@ def test_two_batches_side_by_side_have_one_phase_and_as_many_shards():
     uneven = process.following_batch(1)
     with raises(UsageError, "shards-uneven"):
         list(zip(process.following_batch(4).shards, uneven.shards, strict=False))
+
+
+def test_two_batches_of_which_a_process_has_different_shards_have_no_phase():
+    process = Process()
+    first, second = process.batch(8), process.following_batch(8)
+    second.plan.blocks = blocks_of((1, 1))  # prepared while shards moved
+    with raises(UsageError, "shards-moved"):
+        list(zip(first.shards, second.shards, strict=False))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_sum_is_refused_in_whichever_call_of_whichever_phase_it_is(number):
+    """Each of two phases has two calls."""
+    process = Process()
+    batch = process.batch()
+    made = 0
+    with raises(LossError, "loss-is-sum"):
+        for _ in range(2):
+            first = made
+            for x in batch.shards:
+                made = first
+                for _ in range(2):
+                    losses = process.model(x)
+                    process.phases.backward(losses.sum() if made == number else losses.mean(), None, None, {})
+                    made += 1
+    assert made == number
 
 
 @STRATEGIES

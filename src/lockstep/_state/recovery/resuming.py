@@ -221,7 +221,7 @@ class Restorer:
         if len(state.objects) < len(manifest.objects):
             missing = manifest.objects[len(state.objects)]
             self._refuse(f"{missing['name']} ({missing['type']}) is not prepared now, and was")
-        if len(state.loaders) < len(manifest.loaders):
+        if len(state.loaders) < len(manifest.loaders) and "data" not in self.allow:
             self._refuse(f"{len(state.loaders)} training loaders are prepared now, and {len(manifest.loaders)} were", "data")
         missing_names = [name for name in manifest.registered if name not in state.registered]
         if missing_names:
