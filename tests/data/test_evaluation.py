@@ -300,7 +300,8 @@ def test_a_batch_that_cannot_be_counted_needs_a_weight():
                 with raises(ConfigError, "evaluation-weight-unknown"):
                     batch.add(length=3)
                 batch.add(weight=number + 1, length=number)
-    assert evaluation["length"] == pytest.approx(2 / 3)
+                batch.add(total=3, reduction="sum")  # which needs none
+    assert evaluation.results == {"length": pytest.approx(2 / 3), "total": 6}
 
 
 def test_a_metric_keeps_what_it_was_given_also_if_the_script_writes_to_it_again():
@@ -411,6 +412,9 @@ def test_results_are_handed_on_once_and_not_after_an_error():
     with pytest.raises(ZeroDivisionError), evaluate(DataLoader(table(), 4), done=handed.append):
         raise ZeroDivisionError
     assert len(handed) == 1
+    with evaluate(DataLoader(table(), 4), done=handed.append):  # which adds nothing
+        pass
+    assert handed[1:] == [{}]
 
 
 def train_around_evaluation(evaluate):

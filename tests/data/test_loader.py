@@ -244,6 +244,21 @@ def test_what_a_loader_would_not_heed_any_more_is_refused():
         loader.collate_fn = tuple
 
 
+@pytest.mark.parametrize("num_taken", range(4))
+def test_a_loader_that_goes_along_is_finished_after_any_number_of_its_batches(num_taken):
+    driver = FakeDriver()
+    leader, other = (prepared(DataLoader(Numbers(12), 4), driver=driver, loader=number) for number in (1, 2))
+    steps, others = iter(leader), iter(other)
+    next(steps)
+    assert sum(1 for _ in itertools.islice(others, num_taken)) == num_taken
+    other.finish()
+    assert next(others, None) is None or num_taken == 0
+    other.finish()
+    assert len(list(other)) == 3
+    leader.finish()
+    assert driver.told[-1] == ("leave", "left")
+
+
 def test_a_loader_of_unknown_length_can_be_listed():
     class Endless:
         def __iter__(self):

@@ -113,12 +113,23 @@ class InWorkers(Dataset):
         return torch.tensor([float(get_worker_info() is not None)])
 
 
+class OfTheScript(DataLoader):
+    """It is iterated as it is, not read by lockstep."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_workers_fetch_samples_of_training_and_evaluation(tmp_path, workers):
+@pytest.mark.parametrize("kind", [DataLoader, OfTheScript])
+def test_workers_fetch_samples_of_training_and_evaluation(tmp_path, workers, kind):
+    def loader():
+        return kind(InWorkers(), 4, num_workers=1 - workers, timeout=0 if workers else 50)
+
     with join(tmp_path, shards=2, workers=workers) as team:
-        model, loader = team.prepare(nn.Linear(1, 1), DataLoader(InWorkers(), 4, num_workers=1 - workers))
-        found = [x.unique().item() for batch in loader for x in batch.shards]
-        with team.evaluate(model, DataLoader(InWorkers(), 4, num_workers=1 - workers)) as evaluation:
+        model, prepared = team.prepare(nn.Linear(1, 1), loader())
+        found = [x.unique().item() for batch in prepared for x in batch.shards]
+        with team.evaluate(model, loader()) as evaluation:
             found += [x.unique().item() for x in evaluation.shards]
     assert {*found} == {float(workers)}
 
@@ -286,7 +297,7 @@ def test_optimizers_are_checked_until_the_run_is_closed(team):
     assert [*map(len, HOOKS)] == [0, 0]
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("goes_on", [None, "in a loop", "by a host"])
 def test_epochs_that_an_error_left_are_no_end_unless_training_goes_on_after_them(tmp_path, goes_on):
     with join(tmp_path / "run", shards=2, threads=1) as team:
         model = nn.Linear(1, 1)
@@ -303,8 +314,12 @@ def test_epochs_that_an_error_left_are_no_end_unless_training_goes_on_after_them
                 for batch in loader:
                     take_a_step(batch)
                     raise ZeroDivisionError
-        for batch in loader if goes_on else ():
+        for batch in loader if goes_on == "in a loop" else ():
             take_a_step(batch)
+        if goes_on == "by a host":
+            epochs = team.hosted_epochs(1)
+            epochs.begin(0)
+            epochs.end()
     manifests = (tmp_path / "run" / "checkpoints").glob("step-*/manifest.json")
     finished = [json.loads(path.read_text())["finished"] for path in manifests]
-    assert any(finished) is goes_on
+    assert any(finished) is (goes_on is not None)

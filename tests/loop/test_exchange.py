@@ -102,6 +102,23 @@ def test_a_shard_without_a_value_is_no_zero_and_one_of_weight_0_is_left_out_even
         assert results == [[{"loss": 3.0}] * 2] * len(sizes)
 
 
+def test_what_a_shard_adds_again_under_a_name_counts_too():
+    """A mean by its weight, and a count exactly, also once it is too large for a float."""
+    means, counts = [(1.0, 2.0), (3.0, 5.0), (2.0, 11.0)], [1, 2**53 - 1, 2**53 + 1, 7]
+
+    def shard(numbers, micro):
+        for weight, value in means:
+            numbers.add(weight, {"mean": value + micro.shard}, micro)
+        for count in counts:
+            numbers.add(None, {"count": count + micro.shard, "sum": count / 4}, micro, "sum")
+
+    total, weight = sum((value + shard) * w for w, value in means for shard in range(4)), 4 * sum(w for w, _ in means)
+    expected = {"mean": total / weight, "count": 4 * sum(counts) + 6 * len(counts), "sum": sum(counts)}
+    for sizes in BLOCKS:
+        results, _ = on_ranks(sizes, lambda rank: [values_of(rank.phase(shard)) for _ in range(2)])
+        assert results == [[expected] * 2] * len(sizes)
+
+
 def test_a_rank_without_samples_gets_the_same_values():
     def shard(numbers, micro):
         numbers.call(None, None, micro)

@@ -1,7 +1,8 @@
-"""A training in which one rank changes a part of its state after the last step, for each part that
-the ranks compare."""
+"""Trainings in which one rank changes a part of its state: after the last step, for each part that
+the ranks compare, and before each kind of save."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import lockstep
+from lockstep._state.checkpoint.manifest import Manifest
 
 
 class Counter:
@@ -90,3 +92,65 @@ def code_of(change):
     except lockstep.MismatchError as error:
         return error.code
     return ""
+
+
+PLACES = ("before the end of an epoch", "before the end of the last epoch", "before the best weights")
+
+
+def saved_in_spite():
+    """The code of the error, and what was saved, where rank 1 changes its weights before a save."""
+    return {place: saved_after(place) for place in PLACES}
+
+
+def saved_after(place):
+    run_dir = Path(place.replace(" ", "-"))
+    # the checkpoint at the end of an epoch has been due since the epoch's last step
+    every = 2 if place == PLACES[0] else 1000
+    try:
+        with lockstep.join(shards=2, checkpoint_every=every, run_dir=str(run_dir)) as team:
+            train(team, lambda model, epoch: change_weights(team, model, place, epoch))
+    except lockstep.MismatchError as error:
+        return error.code, saved_in(run_dir)
+    return "", saved_in(run_dir)
+
+
+def train(team, after_epoch):
+    model, loader = team.prepare(nn.Linear(2, 2), DataLoader(TensorDataset(torch.ones(8, 2)), 4))
+    for epoch in team.epochs(2):
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).square().mean())
+        if after_epoch(model, epoch):
+            break
+    return team.unwrap(model)
+
+
+def change_weights(team, model, place, epoch):
+    if team.rank == 1 and epoch == (place == PLACES[1]):
+        with torch.no_grad():
+            team.unwrap(model).weight.add_(1)
+    if place == PLACES[2]:
+        team.best(1.0)
+
+
+def saved_in(run_dir):
+    return sorted(path.name for path in run_dir.glob("checkpoints/step-*")) + [path.name for path in run_dir.glob("best")]
+
+
+def changed_at_the_end():
+    """The only checkpoint, and whether it is of a finished run and has the trained weights, where
+    rank 0 alone changes them behind its epochs, which end or are left by break."""
+    return {way: end_of(way) for way in ("end", "break")}
+
+
+def end_of(way):
+    run_dir = Path(way)
+    with lockstep.join(shards=2, checkpoint_every=1000, run_dir=str(run_dir)) as team:
+        model = train(team, lambda model, epoch: way == "break")
+        trained = model.weight.detach().clone()
+        if team.rank == 0:
+            with torch.no_grad():
+                model.weight.add_(1)
+    [newest] = (run_dir / "checkpoints").glob("step-*")
+    is_trained = torch.equal(lockstep.load_weights(newest)["weight"], trained)
+    return newest.name, Manifest.read(newest).finished, is_trained

@@ -153,6 +153,8 @@ def test_a_run_logs_in_order_and_by_step_and_epoch(standing_crew, name, length, 
     for each in course.logged:
         is_apart = each.event == "step" and "'loss'" not in each.values
         assert (each.apart != "None") == is_apart, each
+    for step, logged in course.logged_before:  # otherwise a run that is killed then has lost them
+        assert logged == [*range(1, step + 1)]
 
 
 @pytest.mark.quick

@@ -50,6 +50,8 @@ class Course:
     """What a checkpoint would contain at the end of the script, before the run is closed."""
     logged: list[Logged] = field(default_factory=list)
     """What the event log says of steps, evaluations and passes."""
+    logged_before: list[tuple[int, list[int]]] = field(default_factory=list)
+    """For each save its step, and the steps that were in the log before it."""
 
 
 def trained(name: str, kept: str, source: str | None = None, num_epochs: int | None = None, **settings: Any) -> Course:
@@ -68,6 +70,9 @@ def trained(name: str, kept: str, source: str | None = None, num_epochs: int | N
         save, keep_best, restorer = engine.saver.save, engine.saver.keep_best, engine.restorer
 
         def save_and_keep(*args: Any, **options: Any) -> None:
+            if team.is_main:
+                logged = [each.step for each in _logged(run_dir) if each.event == "step"]
+                course.logged_before.append((args[1], [*dict.fromkeys(logged)]))
             save(*args, **options)
             assert engine.saver.wait_until_written()
             keep()
