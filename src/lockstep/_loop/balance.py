@@ -137,7 +137,7 @@ class Balance(Listener):
         self._num_loaders += 1
         self._reads_all = loader.reads_all
         # Steps of two loaders side by side must have the same blocks, but are not planned together.
-        self.stays = loader.plans_in_worker or self._num_loaders > 1 or self.stays
+        self.stays = loader.plans_in_worker or self._num_loaders > 1
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
