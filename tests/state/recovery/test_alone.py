@@ -1,5 +1,5 @@
 """A run of one process that is launched again goes on as if nothing had been, also in what a script
-reads of it between passes, and what it has saved is in its log."""
+reads of it between passes; what it has saved is in its log; and what it cannot do it says."""
 
 import contextlib
 import json
@@ -7,10 +7,13 @@ import random
 
 import pytest
 import torch
+from codes import raises
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
+from lockstep._base.errors import ConfigError, ModelError, UsageError
+from lockstep._base.reports import REPORTS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -119,3 +122,132 @@ def test_the_best_epoch_is_that_of_the_team(tmp_path):
             assert team.best(2 + epoch)
             found.append((team.best_epoch, epoch))
     assert all(best == now for best, now in found)
+
+
+# What a launch says, and refuses
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """``told()``: the codes of what was said since it was last called."""
+    file = tmp_path / "reports"
+    monkeypatch.setenv(REPORTS, str(file))
+
+    def codes():
+        found = [json.loads(line)["code"] for line in file.read_text().splitlines()] if file.exists() else []
+        file.unlink(missing_ok=True)
+        return found
+
+    return codes
+
+
+def interrupted(run_dir, script, stop_at):
+    with contextlib.suppress(EarlyEndError), join(run_dir) as team:
+        script(Training(team, stop_at))
+
+
+def loads_its_own_state(training):
+    optimizer, weights = training.optimizer, [*training.model.parameters()]
+    state = {number: {"momentum_buffer": torch.ones_like(weight)} for number, weight in enumerate(weights)}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    counted_by_the_script(training)
+
+
+def too_few_passes(training):
+    training.one_pass()
+
+
+def no_pass(training):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("script", "stop_at", "said"),
+    [
+        (in_epochs, 8, []),
+        (counted_by_the_script, 8, ["passes-skipped"]),
+        (loads_its_own_state, 3, ["script-restored"]),
+        (no_pass, 3, ["end-before-resuming"]),
+    ],
+)
+def test_what_a_launch_does_otherwise_than_the_first_is_said_once(tmp_path, told, script, stop_at, said):
+    interrupted(tmp_path / "run", in_epochs if script is in_epochs else counted_by_the_script, stop_at)
+    told()
+    with join(tmp_path / "run") as team:
+        script(Training(team))
+    assert told() == said
+
+
+def test_a_script_that_ends_before_it_resumes_is_refused(tmp_path):
+    interrupted(tmp_path / "run", counted_by_the_script, 8)
+    with raises(UsageError, "end-before-resuming"), join(tmp_path / "run") as team:
+        too_few_passes(Training(team))
+
+
+def test_a_last_step_that_is_left_is_said_to_be_discarded_and_the_end_is_that_before(tmp_path, told):
+    with join(tmp_path) as team:
+        training = Training(team)
+        training.one_pass()
+        steps = iter(training.loader)
+        next(next(steps).shards)
+    assert told() == ["step-discarded"]
+    newest = max((tmp_path / "checkpoints").glob("step-*/manifest.json"))
+    manifest = json.loads(newest.read_text())
+    assert (manifest["step"], manifest["finished"]) == (3, True)
+
+
+class Made(nn.Linear):
+    """Its buffer is made in its first forward pass."""
+
+    def __init__(self):
+        super().__init__(1, 1)
+        self.register_buffer("scale", None)
+
+    def forward(self, x):
+        self.scale = x.detach().abs().max() + (0.0 if self.scale is None else self.scale)
+        return super().forward(x)
+
+
+def grows(team, training):
+    team.unwrap(training.model).more = nn.Linear(1, 1)
+    forward = training.model
+    training.model = lambda x: forward(x) + team.unwrap(forward).more(x)
+    training.one_pass()
+
+
+def loses_its_gradient(team, training):
+    model = nn.Linear(1, 1)
+    model.weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
+    training.model = team.prepare(model)
+    training.one_pass()
+
+
+def has_a_buffer_made_late(team, training):
+    training.model = team.prepare(Made())
+    training.one_pass()
+
+
+def has_an_unknown_mode(team, training):
+    training.one_pass()
+    team.best(1.0, mode="least")
+
+
+REFUSED = [
+    (grows, ModelError, "parameter-added-late", {}),
+    (loses_its_gradient, ModelError, "gradient-removed", {}),
+    (has_a_buffer_made_late, ModelError, "late-buffer", {}),
+    (has_an_unknown_mode, ConfigError, "best-mode", {}),
+    (lambda team, _: team.per_shard("kept", 0).value, UsageError, "per-shard-outside", {}),
+    (
+        lambda _, training: training.optimizer.step(lambda: 0.0),
+        UsageError,
+        "closure-with-scaling",
+        {"precision": "16-mixed"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("script", "kind", "code", "settings"), REFUSED, ids=[code for _, _, code, _ in REFUSED])
+def test_what_would_be_wrong_is_refused(tmp_path, script, kind, code, settings):
+    with raises(kind, code), join(tmp_path, **settings) as team:
+        script(team, Training(team))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from codes import raises
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep._base.errors import UsageError
@@ -154,13 +154,20 @@ def test_from_every_place_and_again_from_there_just_the_steps_left_are_made(scri
 
 
 @settings(deadline=None)
-@given(scripts, parts, st.integers(0, 3), passes, st.integers(0, 3))
-def test_a_script_that_had_come_to_its_end_goes_on_with_what_was_added_to_it(script, more, num_epochs, loops, num_more):
+@given(scripts, parts, st.integers(0, 3), passes, st.integers(0, 3), st.floats(0, 1))
+@example([in_epochs(1, [(1, None)], None), bare([(2, None)])], bare([]), 0, [], 0, 1.0)
+def test_a_script_that_had_come_to_its_end_goes_on_with_what_was_added_to_it(
+    script, more, num_epochs, loops, num_more, interrupted
+):
+    """Also if it had come there from some place where it was interrupted."""
     for before, later in (
         (script, [*script, more]),
         ([*script, in_epochs(num_epochs, loops, None)], [*script, in_epochs(num_epochs + num_more, loops, None)]),
     ):
-        assert Launch(later, Launch(before).cuts[-1]).steps == Launch(later).steps
+        cuts, steps = Launch(before).cuts, Launch(later).steps
+        assert Launch(later, cuts[-1]).steps == steps
+        resumed = Launch(before, cuts[int(interrupted * (len(cuts) - 1))])
+        assert resumed.script.target is not None or Launch(later, resumed.cuts[-1]).steps == steps
 
 
 @pytest.mark.parametrize("script", [[in_epochs(1, [(3, None)], None)], [bare([(3, None)]), in_epochs(1, [(3, None)], None)]])

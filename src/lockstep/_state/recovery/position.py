@@ -151,7 +151,6 @@ class Resumption:
         self._arrive()
         self._go_to(self._section + 1, num_epochs)
         self._check_num_epochs(num_epochs, "hosted_epochs" if at_once else "epochs")
-        self._end = None
         target = self.target
         if target is None or target.section < self._section:
             self._check()
