@@ -307,3 +307,28 @@ def test_a_script_gets_its_stream_back_after_each_shard():
             torch.rand(7)  # more than before
         seen.append(torch.rand(()).item())
     assert seen[6:] == [seen[2], seen[5]]
+
+
+class Mean(torch.nn.Linear):
+    """A layer with a running mean."""
+
+    def __init__(self):
+        super().__init__(1, 1, bias=False)
+        self.register_buffer("mean", torch.zeros(1))
+
+
+@STRATEGIES
+def test_a_buffer_may_begin_to_change_in_any_step_and_phase_and_rest_in_others(strategy):
+    process, layers, expected = Process((3,), strategy), [Mean() for _ in range(3)], [0.0] * 3
+    process.add(torch.nn.ModuleList(layers))
+    for step in ([{0}], [set(), {1}], [{1}, {0, 2}], [{2}, set()], [{0, 1, 2}]):
+        batch = process.batch(6)
+        for changing in step:
+            for x in batch.shards:
+                for number in changing:
+                    layers[number].mean.mul_(0.5).add_(x.mean() + number)
+                process.backward(x)
+            for number in changing:
+                expected[number] = 0.5 * expected[number] + 2.5 + number
+            assert [layer.mean.item() for layer in layers] == pytest.approx(expected)
+        process.phases.end_step()

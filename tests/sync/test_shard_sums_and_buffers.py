@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from codes import raises
 from torch import nn
 from torch.nn import Parameter, functional
 
+from lockstep._base.errors import UsageError
 from lockstep._plan.blocks import even_blocks
 from lockstep._plan.shards import plan_step
+from lockstep._sync import exact
 from lockstep._sync.bucket_sum import BucketSum
 from lockstep._sync.buckets import make_buckets
 from lockstep._sync.buffers import ShardBuffers, add_changes
@@ -295,3 +298,34 @@ def test_the_set_of_parameters_that_learns_most_often_is_not_forgotten_for_other
             unknown.append(step)
     sync.close()
     assert unknown == [1, 2, *range(3, 25, 2)]
+
+
+@pytest.mark.parametrize("width", [1, 1 << 12])
+@pytest.mark.parametrize("num_backward", [0, 1, 2])
+def test_training_goes_on_after_a_phase_that_is_left_unless_gradients_have_been_sent(width, num_backward, monkeypatch):
+    """They are sent in the backward pass of a rank's last shard, unless they fit into a message."""
+    monkeypatch.setattr(exact, "broadcast_from_rank_0", lambda model: None)
+    strategy, model = ExactStrategy(0, 2, 4), nn.Linear(width, 1 << 7, bias=False)
+    monkeypatch.setattr(strategy.exchange, "start", lambda nodes: None)
+    monkeypatch.setattr(strategy.exchange, "finish", lambda: None)
+    strategy.attach(model)
+
+    def phase(step, num_backward):
+        sums = strategy.open(plan := plan_step(step, (8,), 0, even_blocks(2, 4)), 0)
+        for micro in plan.micro_batches[:num_backward]:
+            sums.begin_shard(micro)
+            sums.backward(model(torch.ones(1, width)).mean(), 0, micro.fraction, {})
+            if micro.index < num_backward - 1:
+                sums.end_shard()
+        return sums
+
+    sums = phase(1, 2)
+    sums.end_shard()
+    sums.finish([None], sums.news())
+    model.weight.grad = None
+    phase(2, num_backward).abandon()
+    if num_backward == 2 and width > 1:
+        with raises(UsageError, "gradients-already-sent"):
+            phase(3, 0)
+    else:
+        phase(3, 2).abandon()
