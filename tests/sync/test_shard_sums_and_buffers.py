@@ -1,5 +1,7 @@
 """What a process adds up by itself: gradients by weight, buffers by their changes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from codes import raises
@@ -14,8 +16,10 @@ from lockstep._sync.bucket_sum import BucketSum
 from lockstep._sync.buckets import make_buckets
 from lockstep._sync.buffers import ShardBuffers, add_changes
 from lockstep._sync.changes import as_bits
+from lockstep._sync.ddp import DDPSums
 from lockstep._sync.exact import ExactStrategy
 from lockstep._sync.gradients import Gradients, add_weighted
+from lockstep._sync.news import NOTHING
 
 
 class Buffers(nn.Module):
@@ -329,3 +333,34 @@ def test_training_goes_on_after_a_phase_that_is_left_unless_gradients_have_been_
             phase(3, 0)
     else:
         phase(3, 2).abandon()
+
+
+@pytest.mark.parametrize("num_calls", [0, 1, 2])
+@pytest.mark.parametrize("usual", [1, 2])
+def test_a_last_shard_that_leaves_out_a_backward_call_for_which_ddp_waits_is_refused(num_calls, usual):
+    engine = SimpleNamespace(
+        may_overlap=True, overlaps=False, trainable=[], names={}, learning=list, partial=set(), proven=set()
+    )
+    strategy = SimpleNamespace(
+        engines=[engine], buffers=ShardBuffers(), parameters=[], num_shards=2, world_size=1, num_calls={}, is_weighted=False
+    )
+    strategy.changing, strategy.find_unused = set(), False
+
+    def phase(number, num_calls):
+        sums = DDPSums(strategy, plan := plan_step(1, (4,), 0, even_blocks(1, 2)), number)
+        for micro in plan.micro_batches:
+            sums.begin_shard(micro)
+            for call in range(num_calls):
+                sums.backward(torch.ones((), requires_grad=True) * 1, call, micro.fraction, {})
+            sums.end_shard()
+        return sums
+
+    phase(0, usual).finish([None] * usual, NOTHING)
+    phase(1, 0).finish([], NOTHING)  # in which the loss does not call
+    strategy.world_size = 2
+    phase(1, num_calls)
+    if num_calls >= usual:
+        phase(0, num_calls)
+        return
+    with raises(UsageError, "missing-backward-call"):
+        phase(0, num_calls)
