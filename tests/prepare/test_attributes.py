@@ -294,11 +294,12 @@ def tensors_named_in(value):
 
 
 class Outer(Keeping):
-    """Keeps another in an attribute, and in a list."""
+    """Keeps another in attributes, whose names begin alike, and in a list."""
 
     def __init__(self, parameters):
         parameters = list(parameters)
         self.inner = Keeping(parameters, *KEPT["a number"])
+        self.inner_too = Keeping(parameters, *KEPT["a deque"])
         self.more = [Keeping(parameters, *KEPT["tensors in a list"])]
         super().__init__(parameters, *KEPT["a number"])
         self.inner.outer = self
@@ -306,6 +307,7 @@ class Outer(Keeping):
     def step(self):
         super().step()
         self.inner.step()
+        self.inner_too.step()
         self.more[0].step()
 
 
