@@ -183,6 +183,18 @@ def test_what_a_launch_does_otherwise_than_the_first_is_said_once(tmp_path, told
     assert told() == said
 
 
+def test_what_is_prepared_within_an_epoch_is_said_once_where_checkpoints_are_saved(tmp_path, told):
+    for every, said in (("off", []), (1000, ["prepared-in-epoch"])):
+        with join(tmp_path / str(every), checkpoint_every=every) as team:
+            training = Training(team)
+            training.one_pass()
+            team.prepare([torch.ones(2, 1)])  # before a loop over epochs, nothing is said
+            assert told() == []
+            for _ in team.epochs(2):
+                team.prepare([torch.ones(2, 1)])
+        assert told() == said
+
+
 def test_a_script_that_ends_before_it_resumes_is_refused(tmp_path):
     interrupted(tmp_path / "run", counted_by_the_script, 8)
     with raises(UsageError, "end-before-resuming"), join(tmp_path / "run") as team:
