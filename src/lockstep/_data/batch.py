@@ -18,7 +18,6 @@ only yields samples of the same shards.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -103,18 +102,20 @@ class PhaseDriver(Protocol):
         """Raises UsageError, with the name ``call``, inside ``batch.shards``."""
 
 
-class GlobalBatch(ABC):
+class GlobalBatch:
     """A batch of all processes. The script gets samples only by a loop over its ``shards``."""
+
+    # No ABC: every forward pass asks whether its input is one, and an ABC answers that in Python.
 
     __slots__ = ()
 
-    @abstractmethod
     def refuse(self, use: str) -> NoReturn:
         """Raises the error for using the batch as if it were the samples.
 
         Raises:
             UsageError: always.
         """
+        raise NotImplementedError
 
     def __iter__(self) -> NoReturn:
         self.refuse("the batch was unpacked, or iterated")

@@ -274,22 +274,24 @@ class PreparedLoader:
             yield from self._iterate_following(made_inside=made_inside)
             return
         driver, exhausted, failed = self._driver, False, False
+        # Once, not in each step: Python finds no attribute quickly in a class with __getattr__.
+        phases, uploads, changed, copies = driver.phases, self._uploads, self._changed, self._copies
         batch: Batch | None = None
         this_pass = self._begin(driver.phases.step + 1, is_follower=False)
         try:
             for plan, data in self._steps(this_pass):
                 driver.begin_step(plan)
-                batch = Batch(plan, data, driver.phases, self._uploads)
-                before = self._changed.look(plan.number, data) if plan.number >= self._changed.next else None
-                if plan.number >= self._copies.next:
-                    self._copies.look(plan.number)
+                batch = Batch(plan, data, phases, uploads)
+                before = changed.look(plan.number, data) if plan.number >= changed.next else None
+                if plan.number >= copies.next:
+                    copies.look(plan.number)
                 yield batch
                 if this_pass is not self._pass:
                     self._refuse_older()
                 if before is not None:
-                    self._changed.compare(before, calling_line)
-                if self._uploads is not None:
-                    self._uploads.settle()
+                    changed.compare(before, calling_line)
+                if uploads is not None:
+                    uploads.settle()
                 this_pass.done += 1
                 batch.was_passed_over = not driver.end_step()
                 if batch.totals:
@@ -306,8 +308,8 @@ class PreparedLoader:
         finally:
             if this_pass is self._pass:  # otherwise a newer iterator has closed this pass
                 self._is_running = False
-                if self._copies.is_looking:
-                    self._copies.end_pass(driver.phases.step)
+                if copies.is_looking:
+                    copies.end_pass(phases.step)
                 driver.leave(self, exhausted=exhausted, failed=failed)
                 if batch is not None and not failed:  # after `break`, completed phases count
                     self._add(batch)

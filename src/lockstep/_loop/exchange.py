@@ -40,7 +40,7 @@ from lockstep._loop.forecast import Forecast
 from lockstep._loop.numbers import PhaseNumbers, RankNumbers, different_kinds
 from lockstep._loop.same_data import SameData
 from lockstep._plan.shards import StepPlan
-from lockstep._sync.news import News
+from lockstep._sync.news import NOTHING, News
 from lockstep._sync.protocol import PhaseSums
 from lockstep._world.comm.collectives import Collectives
 from lockstep._world.comm.short import all_gather_short
@@ -144,7 +144,7 @@ def exchange(
         peers.clock.device_finished()
     own, (step, phase) = numbers.recorded, at
     if peers.is_alone:
-        if not (own.values or own.weights or own.others or news):
+        if (news is NOTHING or not news) and not (own.values or own.weights or own.others):
             return PhaseResult([None] * len(own.kinds), {}, news)
         own.news, own.followers = news, followers
         return _result_of([own], own.kinds, step)
