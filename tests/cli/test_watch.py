@@ -178,7 +178,7 @@ def test_the_newest_values_are_shown_and_nonsense_is_passed_over(tmp_path):
     seen = Watched(tmp_path)
     seen.look(time.time())
     text = text_of(seen)
-    assert "loss 2, lr 0.1\nstep 2" in text
+    assert "loss 2, lr not finite\nstep 2" in text, "and not the last that was"
 
 
 def test_where_there_is_no_run_it_says_where_it_looked(capsys, tmp_path, monkeypatch):

@@ -168,6 +168,8 @@ KINDS: Mapping[str, Any] = {
 }
 REPEATED = ("step", "epoch", "evaluate", "end")
 """The kinds of events of a step that are written again if a launch resumes before the step."""
+NOT_FINITE = "not finite"
+"""A number that is written as null, for the user."""
 _MOST_RANKS = 4
 """The largest number of ranks in a line."""
 _KIND = re.compile(rb'\{"event": ?"(\w{1,40})"')

@@ -69,6 +69,17 @@ def test_without_evaluation_they_are_means_of_the_last_epoch(start, epoch):
     assert (figures.loss, figures.loss_from, figures.accuracy) == (2.0, "training", 0.75)
 
 
+@pytest.mark.parametrize("more", [(), (step(loss=1.0),)])
+def test_a_final_value_that_is_not_finite_is_unknown_and_no_other_takes_its_place(start, epoch, more):
+    """Neither that of an earlier evaluation or step, nor one of training."""
+    last = evaluation(1, loss=None, accuracy=0.5)
+    figures = figures_of([start(), epoch(), *more, evaluation(loss=1.0), last])
+    assert (figures.loss, figures.loss_from, figures.accuracy) == (None, "evaluation", 0.5)
+    figures = figures_of([start(), epoch(), *more, step(1, loss=1.0), step(1, loss=None)])
+    assert (figures.loss, figures.loss_from) == (None, "training")
+    assert figures_of([start(), epoch(), *more, step(1, loss=1.0), step(1)]).loss == 1.0
+
+
 def test_a_run_without_a_pass_cannot_be_measured(start):
     with pytest.raises(UsageError, match=r"team\.prepare"):
         figures_of([start()])

@@ -122,6 +122,15 @@ def test_a_page_of_an_empty_journal_is_a_page():
     assert "no event log" in text_of([])
 
 
+@pytest.mark.parametrize("kind", ["step", "evaluate"])
+def test_the_last_value_is_at_the_top_of_a_page_also_if_it_is_not_finite(kind):
+    run = Run(path=Path("runs/made-1"), state=FINISHED, active_s=0.0)
+    events = [start(0.0), *({**step(1.0, n, loss=loss), "event": kind} for n, loss in ((1, 0.5), (2, None)))]
+    page = run_page(RunRecord(run=run, events=events, settings={}, version="0", now_s=0.0))
+    [(_, value, where)] = [tile for tile in page.tiles if tile[0] == "loss"]
+    assert (value, where) == ("not finite", "at step 2" if kind == "step" else "last evaluation")
+
+
 @pytest.mark.parametrize("size", [0, MOST_POINTS, 5000])
 def test_thinning_keeps_extremes_ends_and_the_mean(size):
     values = [(float(n), math.sin(n) * n) for n in range(1, size + 1)]

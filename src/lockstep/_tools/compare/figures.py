@@ -235,16 +235,16 @@ def _gpu_utilisation_by_rank(passes: Sequence[Mapping[str, Any]]) -> tuple[float
 
 
 def _final(events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float | None, str | None]:
-    """A value at the end of the run, under the first name that is there, and where it comes
-    from."""
+    """A value at the end of the run, under the first name that is there, and where it comes from.
+    One that is not finite is None, and no other takes its place."""
     evaluations = [event for event in events if event.get("event") == "evaluate"]
     steps = [event for event in events if event.get("event") == "step"]
     last_epoch = [event for event in steps if event.get("epoch") == steps[-1].get("epoch")]
     for source, chosen in (("evaluation", evaluations[-1:]), ("training", last_epoch)):
         for name in names:
-            value = _mean(number_in(event.get("values") or {}, name) for event in chosen)
-            if value is not None:
-                return value, source
+            found = [number_in(values, name) for event in chosen if name in (values := event.get("values") or {})]
+            if found:
+                return None if None in found else _mean(found), source
     return None, None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep._events.format import number_in
+from lockstep._events.format import NOT_FINITE, number_in
 from lockstep._events.history import history as history_of
 from lockstep._tools.compare.figures import pace_of, splits_of
 from lockstep._tools.compare.table import count
@@ -102,9 +102,9 @@ def _tiles(record: RunRecord, history: training.Events, begin: Mapping[str, Any]
     yield "duration", span(run.ran_s), f"last active {moment(run.active_s)}"
     evaluated = training.values_of(history, "evaluate")
     for name, pairs in list(evaluated.items() or training.values_of(history, "step").items())[:2]:
-        last = next((value for _, value in reversed(pairs) if value is not None), None)
-        where = "last evaluation" if evaluated else f"at step {pairs[-1][0]:,.0f}"
-        yield name, NOTHING if last is None else short(last), where
+        step, last = pairs[-1]
+        where = "last evaluation" if evaluated else f"at step {step:,.0f}"
+        yield name, NOT_FINITE if last is None else short(last), where
     if run.best is not None:
         yield "best", short(run.best), "kept by team.best()"
 

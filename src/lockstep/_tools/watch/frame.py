@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
 from lockstep._base.escape_control import escape_control
+from lockstep._events.format import NOT_FINITE
 from lockstep._events.measure.pass_progress import bar_line, time_left
 from lockstep._tools.explain.loader_workers import waits_for_loader
 from lockstep._tools.explain.rank_reports import RankReport
@@ -104,6 +104,5 @@ def _saved(run: Watched) -> list[Text]:
     return [Text(f"last checkpoint: step {saved.get('step')}{age}", "cyan")]
 
 
-def _listed(values: Mapping[str, Any]) -> str:
-    numbers: Iterable[str] = (f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, (int, float)))
-    return ", ".join(numbers)
+def _listed(values: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {NOT_FINITE if value is None else f'{value:.4g}'}" for name, value in values.items())

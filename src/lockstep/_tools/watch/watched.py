@@ -39,8 +39,8 @@ class Watched:
     def _forget(self) -> None:
         self.start: Mapping[str, Any] = {}
         """The event ``start`` of the newest launch."""
-        self.values: dict[str, float] = {}
-        """The newest value of each name that the script logged."""
+        self.values: dict[str, float | None] = {}
+        """The newest value of each name that the script logged; None: it is not finite."""
         self.has_ended = False
         """Whether the script of the newest launch has finished."""
         self.checkpoint: Mapping[str, Any] | None = None
@@ -80,7 +80,7 @@ class Watched:
         if kind == "start":
             self.start = event
         elif kind in ("step", "evaluate") and isinstance(event.get("values"), dict):
-            self.values |= {name: value for name, value in event["values"].items() if isinstance(value, (int, float))}
+            self.values |= event["values"]
         elif kind == "checkpoint":
             self.checkpoint = event if event.get("kind") != "weights" else self.checkpoint
         elif kind == "epoch" and (event.get("wall_s") or 0) > 0:

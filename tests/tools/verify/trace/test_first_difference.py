@@ -254,12 +254,74 @@ def test_a_sample_used_twice_is_found_unless_the_sampler_draws_with_replacement(
     assert first_fault(gather(ranks)) is None
 
 
+def test_a_sample_that_one_shard_uses_twice_is_found_as_well():
+    run = changed(in_shard(2, 1, lambda line: line["batches"][0].update(samples=[6, 6])))
+    found = first_fault(run)
+    assert (found.step, found.shard, found.samples, uses_each_sample_once(run)) == (2, 1, (6,), False)
+    assert uses_each_sample_once(gather(trace(2)))
+
+
+def begin_with(values):
+    """A change of the trace: an evaluation before the first step."""
+
+    def evaluate(lines):
+        lines.insert(3, {"event": "evaluation", "epoch": 0, "step": 0, "values": values})
+
+    return evaluate
+
+
+def evaluated_last(change):
+    return lambda lines: change(lines, max(place for place, line in enumerate(lines) if line["event"] == "evaluation"))
+
+
+EVALUATIONS = {
+    "before the first step": (begin_with({"loss": (1.0).hex()}), begin_with({"loss": (2.0).hex()}), (0, "loss")),
+    "before the first step of one": (begin_with({"loss": (1.0).hex()}), lambda lines: None, (0, None)),
+    "one value more": (lambda lines: None, evaluated_last(lambda all, at: all[at]["values"].update(f1="0x0p+0")), (2, "f1")),
+    "one value fewer": (lambda lines: None, evaluated_last(lambda all, at: all[at]["values"].clear()), (2, "loss")),
+    "none after the last step": (lambda lines: None, evaluated_last(lambda all, at: all.pop(at)), (2, None)),
+    "one more after the last step": (lambda lines: None, evaluated_last(lambda all, at: all.insert(at, all[at])), (2, None)),
+}
+
+
+@pytest.mark.parametrize("case", EVALUATIONS)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_evaluations_are_compared_all_of_them_and_all_their_values(case, is_turned):
+    """Also those before and after all steps."""
+    *changes, expected = EVALUATIONS[case]
+    one, two = copy.deepcopy(trace(1)), copy.deepcopy(trace(1))
+    for change, ranks in zip(changes[::-1] if is_turned else changes, (one, two), strict=True):
+        change(ranks[0])
+    found = first_difference(gather(one), gather(two))
+    assert (found.stage, found.step, found.name) == ("evaluation", *expected)
+    assert found.values[0] != found.values[1]
+    if "after the last step" in case:  # a run that is only known up to there had no time for it
+        assert found.is_behind
+        assert first_difference(gather(one), gather(two), until=2) is None
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_of_ranks_that_end_in_different_steps_those_that_differ_have_their_own_numbers(failed):
+    """As after an error of one rank's code in a step that the others finish."""
+    ranks = trace(3, num_shards=3, replacement=True)
+    ranks[failed] = [line for line in ranks[failed] if line.get("step") != 2 and line["event"] != "end"]
+    for line in ranks[2]:
+        CHANGES["weights"](2, line)
+    found = first_fault(gather(ranks))
+    assert (found.step, found.name, found.among) == (2, "b", (f"rank {1 - failed}", "rank 2"))
+
+
 def test_weights_that_never_moved_are_nothing_learned():
     def keep(rank, line):
         if line["event"] == "step":
             line["weights"] = {"w": "weight 0", "b": "bias 0"}
 
     assert not learned(changed(keep))
+
+
+def test_a_run_that_was_resumed_may_leave_its_weights_as_they_are():
+    """As an epoch at the end does that only updates the statistics of BatchNorm."""
+    assert learned(resumed(lambda line: line.update(weights=step_line(1)["weights"]) if "weights" in line else None))
 
 
 def test_a_script_that_took_no_step_is_told_what_it_lacks():

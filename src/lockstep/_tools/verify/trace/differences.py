@@ -155,16 +155,17 @@ def _repeated(run: TracedRun) -> Iterator[tuple[ShardKey, Line, Any, ShardKey]]:
     for key, owners in sorted(run.shards.items()) if len(run.loaders) == 1 else ():
         line = owners[0][1]
         for sample in line["batches"][0]["samples"] if key.phase == 0 and line["batches"] else ():
-            before = seen.setdefault((line["pass"], repr(sample)), key)
-            if before != key:
-                yield key, line, sample, before
+            use = line["pass"], repr(sample)
+            if use in seen:  # perhaps in the same shard
+                yield key, line, sample, seen[use]
+            seen[use] = key
 
 
 def _ranks_that_differ(run: TracedRun) -> Iterator[Difference]:
     for lines in (run.initial, *run.steps.values()):
-        for rank, line in enumerate(lines[1:], start=1):
+        for line in lines[1:]:
             for difference in in_step(lines[0], line):
-                among = ("rank 0", f"rank {rank}")
+                among = (f"rank {lines[0]['rank']}", f"rank {line['rank']}")
                 yield dataclasses.replace(difference, stage="ranks", among=among, detail=difference.stage)
                 return
 
@@ -175,8 +176,10 @@ def uses_each_sample_once(run: TracedRun) -> bool | None:
 
 
 def learned(run: TracedRun) -> bool:
-    """Whether any weight changed."""
-    return not run.initial or dict(run.initial[0]["weights"]) != dict(run.last["weights"])
+    """Whether any weight changed. Of a run that was resumed only the end is known, in which none
+    may have to: it has learned."""
+    is_whole = min(run.steps) == 1 and bool(run.initial)
+    return not is_whole or dict(run.initial[0]["weights"]) != dict(run.last["weights"])
 
 
 def _at(key: ShardKey, stage: str, **fields: Any) -> Difference:
@@ -272,6 +275,8 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
     before = reference.initial if first == 1 else reference.steps.get(first - 1, ())
     if before and run.initial and (differences := in_step({**before[0], "gradients": ()}, run.initial[0])):
         return differences[0]
+    if first == 1 and (differences := list(_in_evaluations(reference, run, 0))):
+        return differences[0]
     last = max(*reference.steps, *run.steps) if until is None else until
     difference = compare(reference, run, range(first, last + 1), is_whole=True).difference
     return difference if difference is not None or until is not None else next(_behind(reference, run), None)
@@ -280,6 +285,7 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
 def _behind(reference: TracedRun, run: TracedRun) -> Iterator[Difference]:
     """Differences in what the scripts did after their last step."""
     if reference.end is not None and run.end is not None and "weights" in reference.end and "weights" in run.end:
+        yield from _in_numbers(reference, run, run.last["step"], is_behind=True)
         for difference in in_step(reference.end, run.end):
             yield dataclasses.replace(difference, is_behind=True)
 
@@ -373,17 +379,25 @@ def _in_digests(mine: Mapping[Any, str], theirs: Mapping[Any, str]) -> Iterator[
 
 
 def _in_evaluations(reference: Record, run: Record, step: int) -> Iterator[Difference]:
-    mine, theirs = ([line for line in each.evaluations if line["step"] == step] for each in (reference, run))
-    at = functools.partial(Difference, step=step, stage="evaluation")
-    if len(mine) != len(theirs):
-        # a run that ended after this step had no time to evaluate
-        if step not in (max(reference.steps), max(run.steps)):
-            yield at(values=(f"{len(mine)} evaluations", f"{len(theirs)} evaluations"))
-        return
-    for left, right in zip(mine, theirs, strict=True):
-        for name, first in left["values"].items():
-            if first != (second := right["values"].get(name)):
-                yield at(epoch=left["epoch"], name=name, values=(_decimal(first), _decimal(second) if second else "none"))
+    # A run that ended after this step may have had no time to evaluate: see `_behind`.
+    if step not in (max(reference.steps), max(run.steps)):
+        yield from _in_numbers(reference, run, step)
+    for left, right in zip(_evaluations_after(reference, step), _evaluations_after(run, step), strict=False):
+        for name in differing_names(left["values"], right["values"]):
+            values = [_decimal(line["values"][name]) if name in line["values"] else "none" for line in (left, right)]
+            yield Difference(step=step, stage="evaluation", epoch=left["epoch"], name=name, values=(values[0], values[1]))
+
+
+def _in_numbers(reference: Record, run: Record, step: int, *, is_behind: bool = False) -> Iterator[Difference]:
+    """Differences in how often the scripts evaluated after a step."""
+    numbers = [len(_evaluations_after(record, step)) for record in (reference, run)]
+    if numbers[0] != numbers[1]:
+        values = f"{numbers[0]} evaluations", f"{numbers[1]} evaluations"
+        yield Difference(step=step, stage="evaluation", is_behind=is_behind, values=values)
+
+
+def _evaluations_after(record: Record, step: int) -> list[Line]:
+    return [line for line in record.evaluations if line["step"] == step]
 
 
 def _shown(value: str | None) -> str:

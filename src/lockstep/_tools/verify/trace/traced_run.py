@@ -31,12 +31,13 @@ class TracedRun:
     start: Line
     loaders: tuple[Line, ...]
     initial: tuple[Line, ...]
-    """The line about the state before the first step, of each rank."""
+    """The line about the state before the first step, of each rank, with its ``rank``."""
     shards: Mapping[ShardKey, tuple[tuple[int, Line], ...]]
     """The ranks that ran each micro-batch, with their lines: one rank, unless something is
     wrong."""
     steps: Mapping[int, tuple[Line, ...]]
-    """The lines of all ranks about each step."""
+    """The lines of all ranks about each step, with their ``rank``: in a run that failed, some ranks
+    may not have finished the last step."""
     evaluations: tuple[Line, ...]
     """Rank 0's lines about evaluations."""
     first_gradient: Line | None
@@ -72,7 +73,7 @@ class TracedRun:
 
     @property
     def last(self) -> Line:
-        """Rank 0's line of the last step."""
+        """The line of the last step of the first rank that has finished it."""
         return self.steps[max(self.steps)][0]
 
     def numbers(self) -> Collection[int]:
@@ -107,7 +108,7 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
                 key = ShardKey(line["step"], line["phase"], line["shard"], line["part"])
                 shards.setdefault(key, []).append((rank, line))
             elif event == "step":
-                steps.setdefault(line["step"], []).append(line)
+                steps.setdefault(line["step"], []).append({**line, "rank": rank})
             else:
                 others.setdefault(event, []).append((rank, line))
 
@@ -128,7 +129,7 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
     return TracedRun(
         start=start,
         loaders=of_rank_0("loader"),
-        initial=tuple(line for _, line in others.get("initial", ())),
+        initial=tuple({**line, "rank": rank} for rank, line in others.get("initial", ())),
         shards={key: tuple(owners) for key, owners in shards.items()},
         steps={step: tuple(lines) for step, lines in sorted(steps.items())},
         evaluations=of_rank_0("evaluation"),
