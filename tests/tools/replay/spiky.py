@@ -24,6 +24,8 @@ inputs = torch.linspace(-1, 1, 160).reshape(40, 4).cos()
 targets = inputs.sum(1, keepdim=True)
 if ASKED["plant"] == "nan":
     inputs[CULPRIT, 2] = torch.nan
+if is_late := ASKED["plant"] == "late":
+    targets[CULPRIT] = torch.nan
 if ASKED["plant"] == "spike":
     targets[CULPRIT] = 500.0
 if Path("targets.pt").exists():
@@ -36,10 +38,11 @@ loader = DataLoader(TensorDataset(inputs, targets), 8, shuffle=True)
 model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
 for _epoch in team.epochs(ASKED["epochs"]):
     for batch in loader:
-        for _ in range(ASKED["phases"]):
+        for phase in range(ASKED["phases"]):
             for x, y in batch.shards:
-                loss = nn.functional.mse_loss(model(x), y)
+                loss = nn.functional.mse_loss(model(x), y if phase or not is_late else torch.zeros_like(y))
                 team.backward(loss)
+                _ = is_late and team.backward(model(x).square().mean())
         optimizer.step()
         optimizer.zero_grad()
         if ASKED["kill"] == team.step and team.is_main and not Path("killed").exists():

@@ -84,3 +84,15 @@ def test_steps_are_found_by_name():
     assert step_with_worst_loss(digests)[0] == 2
     with raises(UsageError, "no-nan"):
         step_with_nan(journal(1.0))
+
+
+def test_a_shard_in_which_a_nan_has_ended_the_run_is_compared_up_to_that():
+    def of(*losses):
+        return gather(
+            [[start("a"), {"event": "steps", "shards": row(ShardKey(1, 0, 0, 0), "s", "-", list(map(exact, losses)))}]]
+        )
+
+    whole = of(1.0, float("nan"), 3.0)
+    for other, is_equal in ((of(1.0, float("nan")), True), (of(2.0, float("nan")), False), (of(1.0), False), (of(), False)):
+        for pair in ((whole, other), (other, whole)):
+            assert (compare(*pair).difference is None) == is_equal

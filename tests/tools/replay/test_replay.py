@@ -71,6 +71,12 @@ def test_the_sample_behind_a_nan_is_named(bench):
     assert re.search(r"shard \d: sample 13 \(loss nan\)$", done.out, flags=re.MULTILINE), done.all
 
 
+def test_the_sample_behind_a_nan_is_named_also_in_a_second_loop_and_the_first_of_its_backward_calls(bench):
+    run = bench.train("late", "plant=late", "phases=2", nproc=2, status=1)
+    found, status = bench.replay_json(run, "--step", "nan", "--blame")
+    assert (status, found["blamed"], len(found["alone"])) == (0, [13], 2)
+
+
 def test_the_sample_behind_a_spike_is_named(bench):
     run = bench.train("spike", "plant=spike", nproc=4)
     found, status = bench.replay_json(run, "--step", "worst-loss", "--blame")

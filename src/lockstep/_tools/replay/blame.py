@@ -16,27 +16,29 @@ from lockstep._listener import Listener
 from lockstep._loop.dry_runs import DryRuns
 from lockstep._loop.phases import Phases
 from lockstep._plan.shards import MicroBatch, StepPlan
+from lockstep._tools.replay.culprits import badness
 from lockstep._tools.verify.trace.lines import TraceWriter, exact
 from lockstep._tools.verify.trace.recorder import plain
 
 
 class SampleBySample(Listener):
-    """Runs each sample of one shard as a dry run, before the shards of the first phase of a step.
+    """Runs each sample of one shard as a dry run, before the shards of a phase.
 
-    Each has the shard's random stream, and the weights and all else from the beginning of the step.
+    Each has the shard's random stream, and the weights and all else from the beginning of the
+    phase.
     Nothing is fetched again: the shard's own batch is split, with its samples as they were
     augmented.
 
     Args:
-        step: its number in the run.
+        place: the step, and the phase in it, from 0.
         shard: to split.
         phases: of the run.
         dry_runs: runs shards without a lasting effect.
         writer: takes a line for each sample.
     """
 
-    def __init__(self, step: int, shard: int, phases: Phases, dry_runs: DryRuns, writer: TraceWriter) -> None:
-        self._step = step
+    def __init__(self, place: tuple[int, int], shard: int, phases: Phases, dry_runs: DryRuns, writer: TraceWriter) -> None:
+        self._place = place
         self._shard = shard
         self._phases = phases
         self._dry_runs = dry_runs
@@ -45,7 +47,7 @@ class SampleBySample(Listener):
 
     def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[MicroBatchSamples]:
         """Yields the shard's single samples, as dry runs, and then the shards of the phase."""
-        if (self._phases.step, self._phases.num_done) == (self._step, 0):
+        if (self._phases.step, self._phases.num_done) == self._place:
             for sample in self._samples(plan, data):
                 if leads:
                     with self._dry_runs.of_shard(self._shard, copy.deepcopy(self._dry_runs.carried(self._shard)), self):
@@ -71,12 +73,13 @@ class SampleBySample(Listener):
 
     @override
     def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
-        """Note its loss: the last, if there are several."""
-        self._line["loss"] = exact(loss.item())
+        """Note its loss: the worst, if there are several."""
+        value = loss.item()
+        self._line["loss"] = max(self._line.get("loss", value), value, key=badness)
 
     @override
     def end_shard(self) -> None:
         """Write the sample's line, if it has a loss."""
         line, self._line = self._line, {}
         if "loss" in line:
-            self._writer.write(**line)
+            self._writer.write(**{**line, "loss": exact(line["loss"])})

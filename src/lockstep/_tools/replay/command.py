@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import shlex
 import sys
@@ -30,7 +29,6 @@ from lockstep._tools.replay.request import Request
 from lockstep._tools.replay.shown import Recorded, lines_of_steps, read_recorded
 from lockstep._tools.replay.verdict import Verdict, compare_with_run
 from lockstep._tools.trials.study import new_directory
-from lockstep._tools.verify.trace.lines import number
 from lockstep._world.machine.sizes import counted
 
 _DIRECTORY = Path("replays")
@@ -302,17 +300,14 @@ class _Replayer:
 
     def replay(self, request: Request) -> tuple[Path, LaunchError | None]:
         """Repeat the steps; returns the replay's directory, and how the script has failed."""
-        name = f"{Path(request.run).name}-step-{request.first}{'-blame' if request.blames else ''}"
+        is_shown = request.blamed_phase is None
+        name = f"{Path(request.run).name}-step-{request.first}{'' if is_shown else '-blame'}"
         directory = new_directory(self._parent / name)
         make_directory(directory, Path(request.run), self._checkpoint)
         since = "the beginning" if self._checkpoint is None else self._checkpoint.name
         is_single = request.after + 1 == request.last
         steps = f"step {request.last}" if is_single else f"steps {request.after + 1} to {request.last}"
-        self._say(
-            f"replaying {steps} from {since}, in {directory}"
-            if not request.blames
-            else "replaying the shard sample by sample"
-        )
+        self._say(f"replaying {steps} from {since}, in {directory}" if is_shown else "replaying the shard sample by sample")
         program = self._program
         if program.cwd.is_dir():
             os.chdir(program.cwd)
@@ -339,29 +334,23 @@ def _start_of(directory: Path) -> dict[str, Any]:
 def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Callable[[str], object]) -> list[culprits.Sample]:
     """Replay the worst shard of the first step sample by sample, and print the samples that cause
     its loss; returns all samples."""
-    losses = {
-        key.shard: number(loss)
-        for key, owners in recorded.run.shards_of(request.first)
-        for loss in owners[0][1]["losses"]
-        if key.phase == 0
-    }
-    shard = request.shard
-    if shard is None:
-        shard = max(
-            losses, key=lambda key: (not math.isfinite(losses[key]), losses[key] if losses[key] == losses[key] else 0)
-        )
+    place = culprits.worst_place(recorded.run, request.first, request.shard)
+    if place is None:
+        say(f"nothing to blame: no shard of step {request.first} has a loss, since it calls no team.backward()")
+        return []
     if recorded.batch_norm:
         say(
-            f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be replayed one by one: "
+            f"to blame: {place.name} (loss {place.loss:.6g}). Its samples cannot be replayed one by one: "
             f"{recorded.batch_norm[0]!r} normalizes over all of them (BatchNorm)"
         )
         return []
-    directory, failure = replayer.replay(dataclasses.replace(request, last=request.first, shard=shard, blames=True))
+    alone = dataclasses.replace(request, last=request.first, shard=place.shard, blamed_phase=place.phase)
+    directory, failure = replayer.replay(alone)
     if failure is not None:
-        say(f"to blame: shard {shard}. Its samples could not be replayed one by one: the script fails on a single sample")
+        say(f"to blame: {place.name}. Its samples could not be replayed one by one: the script fails on a single sample")
         raise failure
     samples = culprits.read_samples(directory)
-    for line in culprits.describe(shard, samples):
+    for line in culprits.describe(place.name, samples):
         say(line)
     return samples
 

@@ -51,13 +51,14 @@ def open_replay(run: Run, request: Request) -> list[Listener]:
     """Open the recording of a replay's steps. Returns the listeners, to be notified in this order;
     the last ends the script."""
     subjects, world = Subjects(), run.world
-    out = None if request.out is None or request.blames else Path(request.out)
+    out = None if request.out is None or request.blamed_phase is not None else Path(request.out)
     if out is not None and world.world_size > 1:
         out = out.with_name(f"{out.stem}-rank-{world.rank}{out.suffix}")
     writer = begin_trace(run, "steps", run.config.interval)
     recorder = ShownSteps(writer, subjects, request.last, request.shard, out)
-    if request.blames:
+    if request.blamed_phase is not None:
         assert request.shard is not None
         dry_runs, samples = DryRuns(run.phases, run.strategy, run.state), TraceWriter(run.run_dir, SAMPLES)
-        run.phases.micro_batches = SampleBySample(request.first, request.shard, run.phases, dry_runs, samples).runs
+        place = request.first, request.blamed_phase
+        run.phases.micro_batches = SampleBySample(place, request.shard, run.phases, dry_runs, samples).runs
     return [subjects, FromStep(recorder, request.first)]

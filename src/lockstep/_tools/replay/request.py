@@ -35,8 +35,8 @@ class Request:
     """The strategy on the run's command line."""
     out: str | None = None
     """The file for the batches; None: they are not saved."""
-    blames: bool = False
-    """Whether to run ``shard`` of the first step sample by sample."""
+    blamed_phase: int | None = None
+    """The phase of the first step in which to run ``shard`` sample by sample; None: none."""
 
     @property
     def steps(self) -> range:

@@ -309,9 +309,20 @@ def _in_shards(
     for key in [key for key in mine if key in theirs]:
         line = mine[key]
         samples = line["batches"][0]["samples"] if line["batches"] else ()
-        for stage, name, values in _in_shard(line, theirs[key], tolerance):
+        pair = (line, theirs[key]) if is_whole else _up_to_nan(line, theirs[key])
+        for stage, name, values in _in_shard(*pair, tolerance):
             difference = _at(key, stage, name=name, values=values, epoch=line.get("epoch"))
             yield difference if isinstance(samples, str) else dataclasses.replace(difference, samples=tuple(samples))
+
+
+def _up_to_nan(mine: Line, theirs: Line) -> tuple[Line, Line]:
+    """A shard in two digest journals; if a NaN has ended one run in it, without the losses behind
+    that."""
+    first, second = sorted((mine["losses"], theirs["losses"]), key=len)
+    if len(first) == len(second) or first[-1:] != ["nan"]:
+        return mine, theirs
+    cut = slice(len(first))
+    return {**mine, "losses": mine["losses"][cut]}, {**theirs, "losses": theirs["losses"][cut]}
 
 
 def _in_shard(mine: Line, theirs: Line, tolerance: float | None) -> Iterator[tuple[str, str | None, Pair]]:
@@ -379,9 +390,7 @@ def _in_digests(mine: Mapping[Any, str], theirs: Mapping[Any, str]) -> Iterator[
 
 
 def _in_evaluations(reference: Record, run: Record, step: int) -> Iterator[Difference]:
-    # A run that ended after this step may have had no time to evaluate: see `_behind`.
-    if step not in (max(reference.steps), max(run.steps)):
-        yield from _in_numbers(reference, run, step)
+    yield from _in_numbers(reference, run, step)
     for left, right in zip(_evaluations_after(reference, step), _evaluations_after(run, step), strict=False):
         for name in differing_names(left["values"], right["values"]):
             values = [_decimal(line["values"][name]) if name in line["values"] else "none" for line in (left, right)]
@@ -389,9 +398,11 @@ def _in_evaluations(reference: Record, run: Record, step: int) -> Iterator[Diffe
 
 
 def _in_numbers(reference: Record, run: Record, step: int, *, is_behind: bool = False) -> Iterator[Difference]:
-    """Differences in how often the scripts evaluated after a step."""
+    """Differences in how often the scripts evaluated after a step; ``is_behind``: after the last,
+    and both have finished."""
     numbers = [len(_evaluations_after(record, step)) for record in (reference, run)]
-    if numbers[0] != numbers[1]:
+    # A run that ended after this step may have had no time to evaluate.
+    if numbers[0] != numbers[1] and (is_behind or step not in (max(reference.steps), max(run.steps))):
         values = f"{numbers[0]} evaluations", f"{numbers[1]} evaluations"
         yield Difference(step=step, stage="evaluation", is_behind=is_behind, values=values)
 
