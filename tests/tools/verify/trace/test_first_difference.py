@@ -2,78 +2,16 @@
 does wrong by itself."""
 
 import copy
-import dataclasses
-import types
-from pathlib import Path
 
 import pytest
 from codes import raises
+from made_traces import shard_line, step_line, trace
 
 from lockstep._base.errors import UsageError
-from lockstep._tools.trials.machine import look
-from lockstep._tools.trials.study import Task
-from lockstep._tools.trials.trial import Record
-from lockstep._tools.verify import verify
-from lockstep._tools.verify.diagnosis.setting import Setting
 from lockstep._tools.verify.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
 from lockstep._tools.verify.trace.traced_run import gather
-from lockstep._tools.verify.verification import SettingResult, Verification
 
 pytestmark = pytest.mark.timeout(20)
-
-
-def shard_line(step, shard, rank_samples, **fields):
-    return {
-        "event": "shard",
-        "epoch": 0,
-        "pass": 0,
-        "step": step,
-        "phase": 0,
-        "part": 0,
-        "shard": shard,
-        "batches": [{"samples": rank_samples, "content": f"content {step} {shard}"}],
-        "losses": [(1.0 / step).hex()],
-        "weights": [None],
-        "gradients": {"w": f"shard gradient {step} {shard}"},
-        **fields,
-    }
-
-
-def step_line(step):
-    return {
-        "event": "step",
-        "epoch": 0,
-        "pass": 0,
-        "step": step,
-        "num_samples": 4,
-        "gradients": [{"w": f"gradient {step}", "b": f"gradient of b {step}"}],
-        "norms": [(0.5).hex()],
-        "weights": {"w": f"weight {step}", "b": f"bias {step}"},
-        "buffers": {"mean": f"mean {step}"},
-        "state": {"momentum of w": f"momentum {step}", "lr of group 0": "=0.1"},
-    }
-
-
-def trace(world_size=1, num_steps=2, num_shards=2, replacement=False):
-    """The lines of every rank of a run that did all right."""
-    ranks = []
-    for rank in range(world_size):
-        start = {"event": "start", "rank": rank, "world_size": world_size, "shards": num_shards, "strategy": "exact"}
-        initial = {
-            "event": "initial",
-            "weights": {"w": "weight 0", "b": "bias 0"},
-            "buffers": {"mean": "mean 0"},
-            "state": {},
-        }
-        lines = [start, {"event": "loader", "loader": 1, "length": 8, "replacement": replacement}, initial]
-        for step in range(1, num_steps + 1):
-            for shard in range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size):
-                first = 4 * (step - 1) + 2 * shard
-                lines.append(shard_line(step, shard, [first, first + 1]))
-            lines.append(step_line(step))
-            lines.append({"event": "evaluation", "epoch": 0, "step": step, "values": {"loss": (0.25).hex()}})
-        ranks.append([*lines, {**step_line(num_steps), "event": "end"}])
-    return ranks
 
 
 def changed(change, world_size=2):
@@ -327,27 +265,3 @@ def test_a_run_that_was_resumed_may_leave_its_weights_as_they_are():
 def test_a_script_that_took_no_step_is_told_what_it_lacks():
     with raises(UsageError, "verify-no-step"):
         gather([[line for line in trace(1)[0] if line["event"] in ("start", "end")]])
-
-
-@pytest.mark.parametrize("first", [1, 3], ids=["started over", "resumed"])
-def test_a_run_that_started_over_is_skipped_and_not_taken_for_one_that_resumed(first, tmp_path, monkeypatch):
-    def read_run(run_dir):
-        run = gather([[*trace(num_steps=4)[0]]])
-        is_resumed = "after" in run_dir.name
-        steps = {step: lines for step, lines in run.steps.items() if not is_resumed or step >= first}
-        return dataclasses.replace(run, start={**run.start, "chosen": []}, steps=steps)
-
-    monkeypatch.setattr(verify, "run_trial", lambda trial, observer: Record(status="ok"))
-    monkeypatch.setattr(verify, "read_run", read_run)
-    settings = (Setting(number=1, world_size=1), Setting(number=2, world_size=1, killed_at=1))
-    planned = Verification(
-        task=Task(script=Path("train.py")),
-        machine=look(num_cores=1, num_gpus=0),
-        shards=2,
-        threads=1,
-        directory=tmp_path,
-        results=tuple(SettingResult(setting=setting) for setting in settings),
-        with_one_device=False,
-    )
-    found = verify.run(planned, types.SimpleNamespace(started=print, ended=print))
-    assert [result.status for result in found.results] == ["ok", "skipped" if first == 1 else "ok"]
