@@ -123,14 +123,14 @@ def _find(runs: _Runs, console: Console) -> tuple[int | None, str]:
         timed = runs.time(number)
         tried[number], waits_s[number] = timed.step_s, timed.wait_s
         say(console, f"{_workers(number)}: {_ms(timed.step_s)} per step, {_times(now.step_s / timed.step_s)}")
-    best = best_of(tried)
+    best = best_of(tried)  # perhaps the present number, whose speedup of 1 is not clear
     speedups = [now.step_s / tried[best]]
-    while best != present and len(speedups) < 3 and is_clear(*speedups):
+    while len(speedups) < 3 and is_clear(*speedups):
         speedups.append(runs.time(present, is_again=True).step_s / runs.time(best, is_again=True).step_s)
         if min(speedups) > _OBVIOUS:
             break
     bound = f"data-bound: steps of {_ms(now.step_s)} wait {_ms(now.wait_s)} for the loader"
-    if best == present or not is_clear(*speedups):
+    if not is_clear(*speedups):
         return None, f"{bound}; no other number is clearly faster. Use cheaper transforms, or more cores"
     rest = "keep up" if keeps_up(tried[best], waits_s[best]) else f"reduce the wait to {_ms(waits_s[best])}"
     return best, f"{bound}; {_workers(best)} {rest}: {_times(min(speedups))}, confirmed"
