@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep._base.errors import UsageError
-from lockstep._tools.compare.figures import figures_of, relate
+from lockstep._tools.compare.figures import figures_of, pooled, relate
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -22,6 +22,25 @@ def test_pace_is_of_steady_training_and_an_epoch_is_all_its_samples(start, epoch
     assert figures.samples_per_s == 1600 / 8.0
     assert figures.epoch_s == 1000 / 200.0
     assert (figures.num_epochs, figures.steady_s, figures.includes_warm_up) == (2, 8.0, False)
+
+
+def test_an_epoch_is_all_its_passes_and_a_pass_that_took_no_step_is_none(start, epoch):
+    """As with two loaders in an epoch, and an error in the first step of a last one."""
+    second = epoch(num_samples=200, steady_samples=200, steady_s=1.0)
+    third, fourth = epoch(epoch=1), epoch(epoch=1, num_samples=200, steady_samples=0, steady_s=1.0)
+    nothing = epoch(epoch=2, num_samples=0, steady_samples=0, steady_s=0.0)
+    figures = figures_of([start(), epoch(), second, third, fourth, nothing])
+    assert (figures.num_epochs, figures.samples_per_epoch, figures.samples_per_s) == (2, 1200, 1800 / 6.0)
+    assert figures.epoch_s == 1200 / 300.0
+    with pytest.raises(UsageError, match=r"team\.prepare"):
+        figures_of([start(), nothing])
+
+
+def test_shares_are_of_the_last_number_of_processes(start, epoch):
+    """As after a resume on another one."""
+    data, forward = {"data": 1.0}, {"forward": 1.0}
+    figures = figures_of([start(), epoch(split=[data] * 3), epoch(epoch=1, split=[forward] * 2)])
+    assert (figures.shares["data"], figures.shares["forward"]) == (0.0, 1.0)
 
 
 def test_a_run_that_was_all_warm_up_is_measured_whole_and_says_so(start, epoch):
@@ -96,6 +115,23 @@ def test_speed_up_efficiency_and_differences_are_against_the_baseline(start, epo
 def test_of_several_rounds_the_largest_difference_counts_also_downwards(start, epoch):
     usual, lower = (figures_of([start(), epoch(), evaluation(loss=loss)]) for loss in (2.0, 1.5))
     assert relate({1: lower, 2: usual}, {1: usual, 2: usual}).loss_difference == -0.5
+
+
+def test_rounds_are_pooled_and_of_memory_the_largest_counts(start, epoch):
+    rounds = [figures_of([start(), epoch(steady_s=s, peak_rss_bytes=[b])]) for s, b in ((1.0, 5), (4.0, 9), (2.0, 7))]
+    found = pooled(rounds)
+    assert (found.samples_per_s, found.peak_rss_bytes, found.steady_s) == (pytest.approx(400.0), 9, 7.0)
+    assert found.epoch_s == pytest.approx(1000 / 400.0)
+    assert pooled([*rounds[:1], figures_of([start(), epoch(steady_samples=0)])]).includes_warm_up
+
+
+def test_rows_without_a_common_round_are_compared_without_an_interval(start, epoch):
+    """As after Ctrl-C in the second round."""
+    single, double = figures_of([start(), epoch()]), figures_of([start(world_size=2), epoch(steady_s=1.0)])
+    found = relate({1: double}, {2: single})
+    assert (found.speed_up, found.interval, found.is_noise) == (2.0, None, False)
+    found = relate({1: double, 2: double}, {1: single, 2: single})
+    assert (found.interval.low, found.interval.high, found.is_noise) == (pytest.approx(2.0), pytest.approx(2.0), False)
 
 
 def test_a_training_loss_is_never_compared_with_one_of_evaluation(start, epoch):

@@ -1,15 +1,21 @@
 """Promises of rounds: rows in turn, and what is more than noise."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 from test_rows_run import Silent
 
+from lockstep._events.format import FILE_NAME
 from lockstep._events.measure.split import sentence
 from lockstep._tools.compare import compare
+from lockstep._tools.compare.advice import notes_on
+from lockstep._tools.compare.comparison import RowRun
 from lockstep._tools.compare.methods import parse_methods
 from lockstep._tools.compare.table import sentence_of
 from lockstep._tools.trials.study import Task
+from lockstep._tools.trials.trial import Record
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -45,6 +51,65 @@ def test_a_row_that_failed_is_not_run_again(make_plan, tmp_path):
     ]
     assert done.rows[0].figures is None
     assert set(done.rows[1].measured) == {1, 2}
+
+
+def test_what_the_newest_round_of_a_row_says_of_it(make_comparison):
+    comparison = make_comparison(("single", 1, (1.0, 2.0)))
+    (row,) = comparison.rows
+    good, newer = row.runs
+    bad, late, cut = (RowRun(status=status, reason="why", round=3) for status in ("failed", "timeout", "interrupted"))
+    for runs, decides, measured, is_over in (
+        ((good, newer), newer, 2, False),
+        ((good, newer, bad), bad, 0, False),  # and what it measured before does not count
+        ((good, late), late, 0, False),
+        ((good, newer, cut), newer, 2, True),
+        ((cut,), cut, 0, True),
+    ):
+        result = dataclasses.replace(row, runs=runs)
+        assert (result.decisive_run, len(result.measured)) == (decides, measured)
+        assert (result.figures is None) == (not measured)
+        assert dataclasses.replace(comparison, rows=(result,)).is_interrupted == is_over
+
+
+def test_losses_that_differ_between_any_rounds_of_a_row_are_told(make_comparison):
+    comparison = make_comparison(("single", 1, (1.0, 2.0, 1.0)), ("ddp", 2, 1.0))
+    assert not any("lockstep verify" in note for note in notes_on(comparison))
+    (*runs, last) = comparison.rows[0].runs
+    last = dataclasses.replace(last, figures=dataclasses.replace(last.figures, loss=0.75))
+    rows = (dataclasses.replace(comparison.rows[0], runs=(*runs, last)), comparison.rows[1])
+    (note,) = [note for note in notes_on(dataclasses.replace(comparison, rows=rows)) if "lockstep verify" in note]
+    assert "single ×1." in note
+
+
+@pytest.fixture
+def compared(machine, start, epoch, tmp_path, monkeypatch):
+    """``compared(method, fields)``: a row of two processes that is measured once, by a run that
+    writes these fields of its start."""
+
+    def run(method, **fields):
+        def run_trial(trial, observer):
+            trial.run_dir.mkdir(parents=True)
+            events = [start(**fields), epoch()]
+            (trial.run_dir / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in events))
+            return Record(status="ok", exit_status=0, run_dir=trial.name)
+
+        monkeypatch.setattr(compare, "run_trial", run_trial)
+        planned = compare.plan(Task(script=Path("a.py")), parse_methods(method), (2,), machine, rounds=1)
+        return compare.run(planned.begin(tmp_path / "out"), Silent())
+
+    return run
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_row_that_ran_on_another_number_of_processes_is_not_measured(compared, world_size):
+    (row,) = compared("ddp", world_size=world_size).rows
+    expected = ("ok", "") if world_size == 2 else ("failed", "world-size-differs")
+    assert (row.status, row.decisive_run.code) == expected
+
+
+def test_the_first_run_says_how_many_shards_the_script_has(compared):
+    assert compared("ddp", world_size=2, shards=6).shards == 6
+    assert compared("ddp", world_size=2).shards == 2
 
 
 def sentences(comparison):

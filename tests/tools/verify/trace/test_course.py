@@ -55,7 +55,9 @@ class Script:
             file = trial.run_dir / "trace" / f"rank-{rank}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        exit_status = None if status == "interrupted" or (status == "ok" and is_killed) else int(status not in ("ok", "finished"))
+        exit_status = (
+            None if status == "interrupted" or (status == "ok" and is_killed) else int(status not in ("ok", "finished"))
+        )
         status = "ok" if status == "finished" else status
         return Record(status=status, exit_status=exit_status, reason=None if status == "ok" else "why", run_dir=trial.name)
 
