@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from lockstep._events.history import launches
 from lockstep._tools.replay.digests import gather, row
-from lockstep._tools.replay.record import OF_BITS
+from lockstep._tools.replay.record import OF_BITS, RunRecord
 from lockstep._tools.replay.verdict import compare_with_run
 from lockstep._tools.verify.trace.lines import exact
 from lockstep._tools.verify.trace.traced_run import ShardKey
@@ -16,14 +17,14 @@ START = {"event": "start", "launch": "a", "after": 0, "every": 1, "shards": 1, "
 HERE = {"torch": "2", "device": "cpu", "device_name": None, "threads": 1, "script_sha256": "0" * 64}
 
 
-def journal(losses, state="same"):
+def journal(losses, state="same", gradient="g", samples="samples"):
     """Of a run with these losses, by step."""
     steps = [
         {
             "event": "steps",
             "last": step,
-            "shards": row(ShardKey(step, 0, 0, 0), "samples", "-", (exact(loss),)),
-            "gradients": [["g", exact(1.0)]],
+            "shards": row(ShardKey(step, 0, 0, 0), samples, "-", (exact(loss),)),
+            "gradients": [[gradient, exact(1.0)]],
             "state": {"model": state},
         }
         for step, loss in losses.items()
@@ -55,6 +56,36 @@ def test_a_bit_of_any_step_makes_it_different(step):
     assert judge(journal(RUN), journal(RUN, state="other")).status == "different"
     assert judge(journal(RUN), journal(other), is_exact=False).status == "equal up to rounding"
     assert judge(journal(RUN), journal({**RUN, step: 9.0}), is_exact=False).status == "different"
+
+
+def test_up_to_rounding_gradients_and_state_differ_and_samples_do_not():
+    other = {"state": journal(RUN, state="other"), "gradient": journal(RUN, gradient="h")}
+    for found in other.values():
+        assert judge(journal(RUN), found, is_exact=False).status == "equal up to rounding"
+        assert judge(journal(RUN), found).status == "different"
+    for is_exact in (False, True):
+        assert judge(journal(RUN), journal(RUN, samples="others"), is_exact=is_exact).status == "different"
+
+
+LAUNCHES = [  # killed in step 6, resumed behind 4, and behind 2 since a checkpoint was damaged
+    *({"event": "start", "launch": 0}, *({"event": "step", "step": step} for step in range(1, 7))),
+    *({"event": "start", "launch": 1}, {"event": "resume", "step": 4}, {"event": "step", "step": 5}),
+    *({"event": "start", "launch": 2}, {"event": "resume", "step": 2}, {"event": "step", "step": 3}),
+]
+
+
+@pytest.mark.parametrize("num_events", [7, 8, 9, 10, 11, 12, 13])
+def test_a_step_is_compared_with_the_last_launch_that_took_it(num_events):
+    known = launches(LAUNCHES[:num_events])
+    record = RunRecord(path=None, birth=None, command=None, launches=tuple(known), last_step=6)
+    for step in range(1, 7):
+        newest = max(launch.start["launch"] for launch in known if (launch.resumed_after or 0) < step)
+        assert record.start_of(step)["launch"] == newest
+    asked = []
+    found = SimpleNamespace(start_of=lambda step: asked.append(step) or HERE, birth=SimpleNamespace(exact=True))
+    request = SimpleNamespace(first=2, last=3, after=0, steps=range(2, 4))
+    assert compare_with_run(request, found, HERE, journal(RUN), journal(RUN)).status == "equal"
+    assert asked == [2]
 
 
 @pytest.mark.parametrize("name", [*OF_BITS, "script_sha256"])

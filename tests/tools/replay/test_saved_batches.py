@@ -1,12 +1,14 @@
-"""The batches that a replay saves are those of the loader, whatever the script does with them."""
+"""What a replay shows and saves of its steps: the batches are those of the loader, whatever the
+script does with them."""
 
 import pytest
 import torch
 
+from lockstep._base.stopping import Ended
 from lockstep._plan.blocks import even_blocks
 from lockstep._plan.shards import plan_step
-from lockstep._tools.replay.shown_steps import ShownSteps
-from lockstep._tools.verify.trace.lines import TraceWriter
+from lockstep._tools.replay.shown_steps import FromStep, ShownSteps
+from lockstep._tools.verify.trace.lines import TraceWriter, read_lines
 from lockstep._tools.verify.trace.subjects import Subjects
 
 pytestmark = pytest.mark.timeout(20)
@@ -47,3 +49,41 @@ def test_batches_are_saved_as_the_loader_gave_them(tmp_path, kind, shard):
         rows = plan.micro_batches[each["shard"]].rows
         assert each["samples"] == list(range(rows.start, rows.stop))
         assert repr(each["batch"]) == repr(BATCHES[kind](rows))
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 1), (2, 3), (3, 3)])
+@pytest.mark.parametrize("shown_shard", [None, 1])
+def test_the_steps_that_are_shown_are_all_from_the_first_to_the_last_with_the_sum_of_a_shards_gradients(
+    tmp_path, first, last, shown_shard
+):
+    subjects, weight = Subjects(), torch.nn.Parameter(torch.zeros(2))
+    subjects.prepared(torch.nn.ParameterList([weight]))
+    recorder = ShownSteps(TraceWriter(tmp_path, "rank-0", is_fresh=False), subjects, last, shown_shard, None)
+    shown = FromStep(recorder, first)
+    shown.begin_pass(0, 1, 3, 0)
+    plan = plan_step(1, (4,), 0, even_blocks(1, 2))
+    for step in (1, 2, 3):
+        shown.begin_step(step)
+        shown.begin_phase(0)
+        for micro in plan.micro_batches:
+            shown.begin_shard(micro)
+            for factor in (3.0, 4.0):  # two backward calls
+                loss = (weight * torch.tensor([factor, 0.0])).sum() * step
+                shown.before_backward(loss, None)
+                loss.backward()
+            shown.end_shard()
+        shown.end_phase(0)
+        shown.end_step(step, 4)
+        weight.grad = None
+        if step == last:
+            with pytest.raises(Ended):
+                shown.agreed(step)
+            break
+        shown.agreed(step)
+    lines = [line for line in read_lines(tmp_path / "trace" / "rank-0.jsonl") if line["event"] == "shard"]
+    assert [(line["step"], line["shard"]) for line in lines] == [
+        (step, shard) for step in range(first, last + 1) for shard in (0, 1)
+    ]
+    for line in lines:
+        norms = {"0": (7.0 * line["step"]).hex()} if shown_shard in (None, line["shard"]) else {}
+        assert line["norms"] == norms
