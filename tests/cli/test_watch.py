@@ -181,6 +181,31 @@ def test_the_newest_values_are_shown_and_nonsense_is_passed_over(tmp_path):
     assert "loss 2, lr not finite\nstep 2" in text, "and not the last that was"
 
 
+def test_what_is_shown_is_of_the_newest_launch_of_the_run_that_is_there_now(tmp_path):
+    seen, file = Watched(tmp_path), tmp_path / "events.jsonl"
+    started, step = {"event": "start", "world_size": 2}, {"event": "step", "step": 4, "values": {"loss": 1.0}}
+    saved, best = (
+        {"event": "checkpoint", "step": 2 + number, "kind": k} for number, k in enumerate(("checkpoint", "weights"))
+    )
+
+    def look(*events, way="a"):
+        with file.open(way) as log:
+            log.writelines(json.dumps(event) + "\n" for event in events)
+        seen.look(100.0)
+        return seen.step, seen.has_ended, seen.checkpoint and seen.checkpoint["step"], len(seen.values)
+
+    assert look(started, saved, best, step) == (4, False, 2, 1)
+    assert look({"event": "end", "step": 4}) == (4, True, 2, 1)
+    assert look({"event": "checkpoint", "step": 4, "kind": "checkpoint"}) == (4, True, 4, 1), (
+        "the last is saved behind the end"
+    )
+    assert look(started, {"event": "resume", "step": 2}) == (2, False, 4, 1)
+    file.unlink()
+    assert look(started, way="w") == (None, False, None, 0)
+    assert look({"event": "epoch", "step": 9, "num_samples": 80, "wall_s": 2.0}) == (9, False, None, 0)
+    assert seen.samples_per_s == 40.0
+
+
 def test_where_there_is_no_run_it_says_where_it_looked(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, err = look(capsys)

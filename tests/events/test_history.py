@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from lockstep._events.history import Tail, history, launches
+from lockstep._events.history import Tail, has_new_checkpoint, history, launches
 
 pytestmark = pytest.mark.timeout(30)
 OF_STEPS = ("step", "evaluate", "epoch", "end")
@@ -83,3 +83,14 @@ def test_a_new_log_is_read_from_its_beginning_wherever_the_old_one_had_ended(tmp
         with path.open("ab") as file:
             file.write(NEW[len(new) :])
         assert tail.read() == (events_in(NEW)[len(known) :], False), cut
+
+
+def test_the_moment_to_kill_a_run_is_behind_a_checkpoint_and_not_behind_its_best_weights(tmp_path):
+    file = tmp_path / "events.jsonl"
+    tail = Tail(file)
+    assert not has_new_checkpoint(tail)
+    for kind, is_one in (("weights", False), ("checkpoint", True), ("weights", False)):
+        with file.open("a") as log:
+            log.write(json.dumps({"event": "checkpoint", "step": 1, "kind": kind}) + "\n")
+        assert has_new_checkpoint(tail) == is_one
+    assert not has_new_checkpoint(tail), "it is no longer new"

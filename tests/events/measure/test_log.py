@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from codes import raises
 
 import lockstep
 from lockstep._base.errors import ConfigError, UsageError
@@ -154,3 +155,24 @@ def test_values_on_a_gpu_stay_there_until_a_window_ends(alone):
     assert len(rows) == 10
     log.flush()
     assert rows == [(0, step, {"norm": float(step)}) for step in range(1, 12)]
+
+
+def test_of_a_window_only_its_own_steps_are_compared_and_what_ranks_lack_is_put_in_in_order():
+    """Not each step logs something, and not on each rank."""
+    rows, others = [], []
+    collectives = SimpleNamespace(size=2, all_gather_plain=lambda mine: [mine, others])
+    log = MetricLog(collectives, 4, lambda row: rows.append((row[1], row[2])))
+    for step in range(1, 7):
+        if step in (2, 4, 5):
+            log.add(0, step, {"loss": float(step), "bad": float("nan")})
+        log.end_step(step, 8)
+    assert log.propose(6) is not None
+    assert not rows
+    others += [(0, 1, {"loss": 1.0}, ()), (0, 2, {"loss": 2.0, "bad": float("nan"), "more": 3.0}, ())]
+    log.settle(6, [1, 0])
+    assert [step for step, _ in rows] == [1, 2, 4]
+    assert [sorted(values) for _, values in rows] == [["loss"], ["bad", "loss", "more"], ["bad", "loss"]]
+    assert log.propose(7) is None
+    others[:] = [(0, 5, {"loss": 7.0}, ())]
+    with raises(UsageError, "log-differs"):
+        log.settle(8, [1, 0]) if (log.end_step(8, 8), log.propose(8)) else None

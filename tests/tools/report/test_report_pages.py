@@ -8,7 +8,7 @@ import pytest
 
 from lockstep._events.measure.split import PARTS
 from lockstep._tools.report import launches, training
-from lockstep._tools.report.chart import short
+from lockstep._tools.report.chart import Series, lines, short
 from lockstep._tools.report.html import render, with_code
 from lockstep._tools.report.run_page import RunRecord, run_page
 from lockstep._tools.report.thin import MOST_POINTS, thin, ticks
@@ -97,6 +97,9 @@ def test_how_each_launch_ended_is_told():
     ]
     assert [(launch.world_size, launch.resumed_at) for launch in found] == [(2, None), (2, 1), (4, 6)]
     assert found[2].ended_s == 2005.0
+    assert [launch.is_broken for launch in found] == [True, False, False]
+    over = launches.launches_of(events, is_running=False, now_s=2005.0)
+    assert [launch.is_broken for launch in over] == [True, False, True]
     ended = [*events, {"event": "end", "time_s": 2002.0, "step": 9}]
     assert launches.launches_of(ended, is_running=False, now_s=3000.0)[-1].how == "finished at step 9"
 
@@ -129,6 +132,28 @@ def test_the_last_value_is_at_the_top_of_a_page_also_if_it_is_not_finite(kind):
     page = run_page(RunRecord(run=run, events=events, settings={}, version="0", now_s=0.0))
     [(_, value, where)] = [tile for tile in page.tiles if tile[0] == "loss"]
     assert (value, where) == ("not finite", "at step 2" if kind == "step" else "last evaluation")
+
+
+def test_a_page_tells_what_went_wrong_and_of_which_steps_its_speed_is():
+    failed = {"event": "checkpoint_failed", "time_s": 1.5, "step": 7, "error": "disk full"}
+    steady = {"steady_samples": 40, "steady_s": 0.5}
+    for measured, rate, is_steady in ((steady, "80.0", True), ({}, "40.0", False)):
+        run = Run(path=Path("runs/made-1"), state=FINISHED, active_s=0.0)
+        events = [start(0.0), failed, {**epoch(1.0, 0, 10), **measured}, {**epoch(2.0, 0, 20), "steady_samples": 0}]
+        page = run_page(RunRecord(run=run, events=events, settings={}, version="0", now_s=0.0))
+        tiles = {name: (value, text) for name, value, text in page.tiles}
+        assert (tiles["samples/s"][0], bool(tiles["samples/s"][1])) == (rate, is_steady)
+        assert tiles["steps"][1] == "1 epoch ended", "with two passes"
+        assert sum("step 7" in remark and "disk full" in remark for remark in page.sections[0].remarks) == 1
+
+
+def test_values_that_are_not_finite_are_counted_also_of_a_curve_that_has_no_others():
+    curves = [
+        Series(name=name, curve=thin(pairs), tone=name) for name, pairs in (("a", [(1.0, 2.0)]), ("b", [(1.0, None)] * 3))
+    ]
+    found = lines("loss", curves, [])
+    assert (len(found.series), found.note.split()[0]) == (1, "3")
+    assert lines("loss", curves[1:], []) is None
 
 
 @pytest.mark.parametrize("size", [0, MOST_POINTS, 5000])
