@@ -1,6 +1,8 @@
 """Promises of the time left: from what steps and epochs have taken, and nothing where the length is
 not known."""
 
+import types
+
 import pytest
 
 from lockstep._events.measure import passes
@@ -72,6 +74,46 @@ def test_an_epoch_that_was_resumed_in_its_middle_is_no_measure_of_others(at):
     assert counter.progress.epoch_s is None
     take(counter, at, 3, 1)
     assert shown(counter, at) == ["0:07 left", "0:17 for the run"]
+
+
+def test_an_epoch_of_several_passes_is_measured_as_a_whole_and_the_run_is_told_of_behind_the_first(at):
+    counter = make_counter()
+    counter.begin_pass(0, 4, 10, 0)
+    take(counter, at, 10, 1)
+    counter.end_pass(10, exhausted=True)
+    counter.begin_pass(0, 4, 20, 0)
+    take(counter, at, 5, 1)
+    assert shown(counter, at) == ["0:15 left"]
+    take(counter, at, 15, 1)
+    counter.end_pass(30, exhausted=True)
+    at[0] += 10
+    counter.begin_pass(1, 4, 10, 0)
+    assert shown(counter, at) == ["0:10 left", "2:00 for the run"]  # three times 40 s
+    take(counter, at, 10, 1)
+    counter.end_pass(40, exhausted=True)
+    counter.begin_pass(1, 4, 20, 0)
+    assert shown(counter, at) == ["0:20 left", "1:50 for the run"]
+    take(counter, at, 10, 5)
+    assert shown(counter, at) == ["0:50 left", "2:10 for the run"]  # as long as what is left of this pass at least
+
+
+@pytest.mark.parametrize(("done", "left", "warm_up"), [(0, 40, 10), (0, 8, 4), (32, 8, 4), (39, 1, 0)])
+def test_half_of_what_a_resume_has_left_of_a_pass_is_warm_up_at_most(done, left, warm_up):
+    written = []
+    events = types.SimpleNamespace(write=lambda kind, **fields: written.append(fields))
+    counter = PassMeter(events, types.SimpleNamespace(all_gather_plain=lambda fields: [fields]), dict, speaks=False)
+    counter.begin_pass(0, 1, done + left, done)
+    for _ in range(left):
+        counter.end_step(0, 8)
+    counter.end_pass(left, exhausted=True)
+    counter.flush()
+    counter.flush()
+    ((event),) = written
+    assert (event["num_steps"], event["steady_steps"], event["steady_samples"]) == (
+        left,
+        left - warm_up,
+        8 * (left - warm_up),
+    )
 
 
 @pytest.mark.parametrize("num_epochs", [None, 1])

@@ -93,13 +93,13 @@ def test_lines_come_now_and_then_and_not_at_every_step(capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     shown = Shown(Lines)
-    shown.begin(num_steps=None)
+    shown.begin(num_steps=None, done=40)  # of which this launch has taken none
     for _ in range(300):
         clock[0] += 0.125
         shown.take(1)
     shown.end()
     lines = capsys.readouterr().out.splitlines()
-    assert [re.search(r"step (\d+)", line)[1] for line in lines] == ["80", "160", "240", "300"]
+    assert [re.search(r"step (\d+)", line)[1] for line in lines] == ["120", "200", "280", "340"]
     assert "8.0 steps/s" in lines[-1]
 
 
