@@ -97,23 +97,26 @@ def test_an_epoch_of_several_passes_is_measured_as_a_whole_and_the_run_is_told_o
     assert shown(counter, at) == ["0:50 left", "2:10 for the run"]  # as long as what is left of this pass at least
 
 
-@pytest.mark.parametrize(("done", "left", "warm_up"), [(0, 40, 10), (0, 8, 4), (32, 8, 4), (39, 1, 0)])
-def test_half_of_what_a_resume_has_left_of_a_pass_is_warm_up_at_most(done, left, warm_up):
+@pytest.mark.parametrize(
+    ("done", "num_steps", "taken", "warm_up"),
+    [
+        *((0, 40, 40, 10), (0, 8, 8, 4), (32, 40, 8, 4), (39, 40, 1, 0)),
+        *((0, 40, 9, 9), (0, None, 9, 9), (0, 40, 10, 10)),  # left, or over, before that is
+    ],
+)
+def test_half_of_what_a_resume_has_left_of_a_pass_is_warm_up_at_most(done, num_steps, taken, warm_up):
     written = []
     events = types.SimpleNamespace(write=lambda kind, **fields: written.append(fields))
     counter = PassMeter(events, types.SimpleNamespace(all_gather_plain=lambda fields: [fields]), dict, speaks=False)
-    counter.begin_pass(0, 1, done + left, done)
-    for _ in range(left):
+    counter.begin_pass(0, 1, num_steps, done)
+    for _ in range(taken):
         counter.end_step(0, 8)
-    counter.end_pass(left, exhausted=True)
+    counter.end_pass(taken, exhausted=True)
     counter.flush()
     counter.flush()
     ((event),) = written
-    assert (event["num_steps"], event["steady_steps"], event["steady_samples"]) == (
-        left,
-        left - warm_up,
-        8 * (left - warm_up),
-    )
+    steady = taken - warm_up
+    assert (event["num_steps"], event["steady_steps"], event["steady_samples"]) == (taken, steady, 8 * steady)
 
 
 @pytest.mark.parametrize("num_epochs", [None, 1])

@@ -65,6 +65,19 @@ def test_up_to_a_tolerance_losses_may_differ_and_samples_may_not():
     assert compare(one, journal(1.0001, 2.0, samples="others"), tolerance=1e-3).difference.stage == "samples"
 
 
+def test_a_nan_of_both_is_equal_also_up_to_a_tolerance_and_what_only_one_records_is_not_compared():
+    def of(*losses, **state):
+        shards = row(ShardKey(1, 0, 0, 0), "s", "-", list(map(exact, losses)))
+        return gather([[start("a"), {"event": "steps", "last": 1, "shards": shards, "state": {"model": "a", **state}}]])
+
+    one, two = of(float("nan"), 1.0), of(float("nan"), 1.0001)
+    assert compare(one, two, tolerance=1e-3).difference is None
+    assert compare(one, of(1.0, 1.0), tolerance=1e-3).difference.stage == "loss"
+    for pair in ((of(1.0), of(1.0, ema="b")), (of(1.0, ema="b"), of(1.0))):
+        found = compare(*pair)
+        assert (found.difference, found.states) == (None, (1,))
+
+
 def test_journals_without_a_common_step_are_never_called_equal():
     early, late = journal(1.0, 2.0), gather([[start("a"), line(9, 0, 1.0)]])
     assert compare(early, late).is_empty

@@ -9,6 +9,7 @@ from lockstep._plan.blocks import even_blocks
 from lockstep._plan.shards import plan_step
 from lockstep._tools.replay.shown_steps import FromStep, ShownSteps
 from lockstep._tools.verify.trace.lines import TraceWriter, read_lines
+from lockstep._tools.verify.trace.recorder import Recorder
 from lockstep._tools.verify.trace.subjects import Subjects
 
 pytestmark = pytest.mark.timeout(20)
@@ -87,3 +88,35 @@ def test_the_steps_that_are_shown_are_all_from_the_first_to_the_last_with_the_su
     for line in lines:
         norms = {"0": (7.0 * line["step"]).hex()} if shown_shard in (None, line["shard"]) else {}
         assert line["norms"] == norms
+
+
+def recorded(directory, factors):
+    """The digests of a shard's gradients in a step with so many backward calls, that is the last of
+    its pass and of the trace; and of the end."""
+    subjects, weight = Subjects(), torch.nn.Parameter(torch.zeros(2))
+    subjects.prepared(torch.nn.ParameterList([weight]))
+    recorder = Recorder(TraceWriter(directory, "rank-0"), subjects, 1)
+    (micro,) = plan_step(1, (4,), 0, even_blocks(1, 1)).micro_batches
+    recorder.begin_pass(0, 1, 1, 0)
+    recorder.begin_step(1)
+    recorder.begin_phase(0)
+    recorder.begin_shard(micro)
+    for factor in factors:
+        (weight * factor).sum().backward()
+    recorder.end_shard()
+    recorder.end_phase(0)
+    recorder.end_step(1, 4)
+    recorder.end_pass(1, exhausted=True)
+    recorder.agreed(1)
+    with pytest.raises(Ended):
+        recorder.begin_pass(0, 1, 1, 0)
+    recorder.end_run(1, failed=False)
+    lines = {line["event"]: line for line in read_lines(directory / "trace" / "rank-0.jsonl")}
+    return lines["shard"]["gradients"], lines["end"]["weights"]
+
+
+def test_each_backward_call_of_a_shard_counts_and_a_pass_that_would_follow_the_last_step_ends_the_script(tmp_path):
+    factors = (3.0, 4.0), (5.0, 4.0), (3.0, 5.0), (4.0, 3.0), (7.0,)
+    found = [recorded(tmp_path / str(number), each) for number, each in enumerate(factors)]
+    assert len({str(gradients) for gradients, _ in found}) == len(factors)
+    assert len({str(weights) for _, weights in found}) == 1

@@ -1,6 +1,7 @@
 """Promises of a verification's verdict: PASS only if every setting computed the same, and the
 first difference is named. Pure."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from lockstep._tools.trials.study import Task
 from lockstep._tools.verify.diagnosis.one_device import OneDevice
 from lockstep._tools.verify.diagnosis.setting import Setting
 from lockstep._tools.verify.trace.differences import Difference
+from lockstep._tools.verify.verdict import verdict
 from lockstep._tools.verify.verification import SettingResult, Summary, Verification
 
 pytestmark = pytest.mark.timeout(30)
@@ -63,6 +65,16 @@ def test_what_is_skipped_is_no_fail_and_what_is_interrupted_is_no_verdict():
     assert verification(result(1), result(2, status="skipped", summary=None)).verdict == "pass"
     found = verification(result(1), result(2, status="interrupted", summary=None), result(3, **BAD["differs"]))
     assert (found.verdict, found.passed) == ("interrupted", False)
+
+
+@pytest.mark.parametrize("uses", [(True, True), (True, False), (True, None), (False, False), (None, None)])
+def test_each_sample_once_is_said_only_if_it_is_so_in_every_setting(uses):
+    results = [
+        result(number, summary=dataclasses.replace(SUMMARY, each_sample_once=once)) for number, once in enumerate(uses, 1)
+    ]
+    said = " ".join(verdict(verification(*results)))
+    assert ("each sample used once" in said) == (set(uses) == {True})
+    assert ("more than once" in said) == (False in uses)
 
 
 def at(step, **fields):

@@ -45,7 +45,11 @@ def test_a_factor_of_v_is_a_sum_also_if_the_shards_are_not_equally_large():
     assert found.factor == pytest.approx(2.0, rel=0.1)
 
 
-@pytest.mark.parametrize("values", [scaled(1.0, 0.01), scaled(0.7), scaled(-1.0)])
+ASIDE = [value / 2 + 0.23 * other for value, other in zip(GRADIENT, (2.0, 1.0, 0.0, 0.0), strict=True)]
+"""Half as large, but of another direction."""
+
+
+@pytest.mark.parametrize("values", [scaled(1.0, 0.01), scaled(0.7), scaled(-1.0), ASIDE])
 def test_any_other_difference_is_a_loss_over_the_whole_batch(values):
     found = against_one_device(run(1, GRADIENT), run(2, values))
     assert (found.status, found.is_bad) == ("differs", True)
@@ -63,6 +67,8 @@ def test_what_chance_may_have_done_is_not_blamed_on_the_loss(chance):
     assert found.reason
     noisy_sum = run(2, scaled(0.5, 0.1), losses=(0.5,), **chance)
     assert against_one_device(run(1, GRADIENT), noisy_sum).status == "sum"
+    by_norm_alone = run(2, scaled(0.5, 0.1), losses=(1.0,), **chance)  # the loss is not V times smaller
+    assert against_one_device(run(1, GRADIENT), by_norm_alone).status == "skipped"
     assert against_one_device(run(1, GRADIENT), run(2, GRADIENT, **chance)).status == "same"
 
 

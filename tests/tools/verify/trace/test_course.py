@@ -2,6 +2,7 @@
 of scripts that fail, are stopped, or do not do what they are asked. What stands for a run's
 processes only writes a trace, made by hand."""
 
+import dataclasses
 import json
 import types
 from pathlib import Path
@@ -14,7 +15,7 @@ from lockstep._base.errors import UsageError
 from lockstep._tools.trials.machine import look
 from lockstep._tools.trials.study import Task
 from lockstep._tools.trials.trial import Record
-from lockstep._tools.verify import verify
+from lockstep._tools.verify import verdict, verify
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -113,6 +114,8 @@ def other_loss(step, only=None):
 def test_settings_that_compute_the_same_pass_and_each_runs_once(verified):
     found, script = verified(usual)
     assert (found.verdict, script.names) == ("pass", ["1", "2", "3"])
+    assert [result.summary.loss for result in found.results] == [0.25] * 3
+    assert len(verdict.verdict(found)) == 1, "all is verified"
     assert [trial.settings["trace"] for trial in script.launches] == ["steps"] * 3
     assert not any("trace_until" in trial.settings for trial in script.launches)
 
@@ -122,6 +125,10 @@ def test_a_setting_that_fails_is_compared_as_far_as_it_came_and_is_the_last(veri
     found, script = verified(on(2, status, until(3)))
     assert (found.verdict, found.worst, script.names) == ("fail", None, ["1", "2"])
     assert [result.status for result in found.results] == ["ok", status, "not run"]
+    said = verdict.verdict(found)
+    assert [line.split()[:2] for line in said if not line.startswith(" ")] == [["FAIL", "2"]], (
+        "and nothing of what never ran"
+    )
     found, script = verified(on(2, status, other_loss(2), until(3)))
     assert (found.worst.setting.world_size, found.worst.difference.step, found.worst.difference.stage) == (2, 2, "loss")
     assert script.names == ["1", "2", "1", "2"], "both again, to find the cause"
@@ -158,6 +165,44 @@ def test_what_is_stopped_runs_nothing_more_and_looks_for_no_cause(verified):
         lambda trial: "interrupted" if trial.name.startswith("diagnosis") else on(2, "ok", other_loss(1))(trial)
     )
     assert (found.verdict, script.names, found.diagnosis) == ("fail", ["1", "2", "3", "1"], None)
+
+
+def last_evaluated(change):
+    """A change of the trace: of the evaluations behind the last step."""
+
+    def evaluate(ranks):
+        for lines in ranks:
+            last = [line for line in lines if line["event"] == "evaluation"][-1]
+            change(lines, last)
+
+    return evaluate
+
+
+def test_the_loss_is_that_of_the_last_evaluation_and_one_that_is_never_made_is_not_verified(verified):
+    change = last_evaluated(lambda lines, last: last["values"].update(loss="0x1p+3"))
+    found, _ = verified(lambda trial: ("ok", change))
+    assert (found.verdict, [result.summary.loss for result in found.results]) == ("pass", [8.0] * 3)
+
+    def drop(ranks):
+        for lines in ranks:
+            lines[:] = [line for line in lines if line["event"] != "evaluation"]
+
+    found, _ = verified(lambda trial: ("ok", drop))
+    assert (found.verdict, len(verdict.verdict(found))) == ("pass", 3)
+
+
+FINDINGS = {
+    name: types.SimpleNamespace(differs=name != "resumes", restarts_on_resume=name != "differs")
+    for name in ("differs", "resumes", "both")
+}
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_of_the_scripts_text_only_what_may_explain_a_setting_is_shown(verified, is_resumed):
+    found, _ = verified(usual, sizes=(1, 2), resumes=True)
+    found = dataclasses.replace(found, findings=tuple(FINDINGS.values()))
+    names = "resumes both" if is_resumed else "differs both"
+    assert found.findings_on(found.results[-1 if is_resumed else 1]) == tuple(map(FINDINGS.get, names.split()))
 
 
 def as_alone(ranks):

@@ -43,6 +43,20 @@ def test_a_second_phase_of_a_step_uses_its_samples_again_without_a_fault():
     assert uses_each_sample_once(run)
 
 
+def test_what_differs_in_a_second_phase_comes_before_its_update():
+    one, two = copy.deepcopy(trace(1)), copy.deepcopy(trace(1))
+    for lines in (one[0], two[0]):
+        for line in lines:
+            if line["event"] == "step":
+                line["gradients"], line["norms"] = 2 * line["gradients"], 2 * line["norms"]
+    for line in two[0]:
+        if line["event"] == "step" and line["step"] == 2:
+            line["gradients"] = [line["gradients"][0], {**line["gradients"][1], "w": "another"}]
+            line["weights"]["w"] = line["state"]["lr of group 0"] = "=another"
+    found = first_difference(gather(one), gather(two))
+    assert (found.step, found.phase, found.stage) == (2, 1, "gradient")
+
+
 def test_any_number_of_ranks_with_the_same_shards_is_the_same():
     one, two = gather(trace(1)), gather(trace(2))
     assert first_fault(one) is first_fault(two) is first_difference(one, two) is None
@@ -187,9 +201,10 @@ def test_a_sample_used_twice_is_found_unless_the_sampler_draws_with_replacement(
 
     found = first_fault(changed(twice))
     assert (found.step, found.shard, found.samples) == (2, 1, (0,))
-    ranks = trace(2, replacement=True)
-    ranks[1][-4]["batches"][0]["samples"] = [6, 0]
-    assert first_fault(gather(ranks)) is None
+    for replacement in (True, None):  # None: a sampler of the script
+        ranks = trace(2, replacement=replacement)
+        ranks[1][-4]["batches"][0]["samples"] = [6, 0]
+        assert first_fault(gather(ranks)) is None
 
 
 def test_a_sample_that_one_shard_uses_twice_is_found_as_well():
