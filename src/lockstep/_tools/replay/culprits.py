@@ -85,7 +85,7 @@ def describe(place: str, samples: Sequence[Sample]) -> list[str]:
     """Lines that name the culprits, or the largest losses if there are none; ``place``: the shard,
     for the user."""
     if not samples:
-        return [f"no sample of {place} has a loss of its own"]
+        return [f"no sample of {place} has a loss when it is alone"]
     blamed = culprits(samples)
     usual = [sample.loss for sample in samples if sample not in blamed]
     middle = statistics.median(usual) if usual else math.nan

@@ -316,7 +316,7 @@ def _in_shards(
 
 
 def _up_to_nan(mine: Line, theirs: Line) -> tuple[Line, Line]:
-    """A shard in two digest journals; if a NaN has ended one run in it, without the losses behind
+    """A shard in two digest journals; if a NaN ended one run in it, without the losses behind
     that."""
     first, second = sorted((mine["losses"], theirs["losses"]), key=len)
     if len(first) == len(second) or first[-1:] != ["nan"]:
