@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from codes import raises
 
+from lockstep._base import stopping
 from lockstep._base.errors import ConfigError, LaunchError, UsageError
+from lockstep._base.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, UNSAVED_STATUS, Stopped
+from lockstep._launch import function
 from lockstep._launch.function import launch
 from lockstep._launch.server import drop_server, kept_server
 
@@ -48,6 +52,19 @@ def unpicklable():
 
 def ended():
     os._exit(0)
+
+
+def stopped(status):
+    raise Stopped(status)
+
+
+def unsaved():
+    stopping.end_unsaved("")
+
+
+def interrupt(pid):
+    os.kill(pid, signal.SIGINT)
+    time.sleep(30)
 
 
 def test_results_come_back_by_rank_and_output_reaches_python(warm, capsys):
@@ -90,6 +107,31 @@ def test_the_first_failure_is_raised_with_the_functions_frames(warm):
 def test_a_missing_result_is_explained(warm, fn, words):
     with pytest.raises(LaunchError, match=words):
         launch(fn, nproc=1)
+
+
+@pytest.mark.parametrize("status", [REQUEUE_STATUS, UNSAVED_STATUS])
+def test_a_run_that_was_asked_to_stop_ends_the_caller_with_its_status(warm, status):
+    with pytest.raises(Stopped) as caught:
+        launch(stopped, status, nproc=2)
+    assert caught.value.code == status
+
+
+@pytest.mark.parametrize(("fn", "argument"), [(stopped, INTERRUPTED_STATUS), (interrupt, os.getpid)])
+def test_a_run_that_ctrl_c_ends_is_a_keyboard_interrupt_of_the_caller(warm, fn, argument):
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch(fn, argument() if callable(argument) else argument, nproc=2)
+    assert not isinstance(caught.value, SystemExit)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_training_whose_end_is_not_saved_has_its_results_and_is_told(warm, monkeypatch):
+    told = []
+    monkeypatch.setattr(function, "end_unsaved", told.append)
+    assert launch(unsaved, nproc=2) == [None, None]
+    assert len(told) == 1
+    assert launch(rank_times, 1, nproc=1) == [0]
+    assert len(told) == 1
 
 
 def test_settings_are_checked_before_anything_starts():
