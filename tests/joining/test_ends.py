@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import types
 
 import pytest
 import torch
@@ -69,6 +70,23 @@ class Script:
             if self.leave("epoch"):
                 break
         self.leave("after")
+
+
+class Tracker(types.ModuleType):
+    """An experiment tracker, with the exit code that it is told at the end of each run."""
+
+    def __init__(self):
+        super().__init__("tracker_of_ends")
+        self.codes = []
+
+    def init(self, **_):
+        return self
+
+    def log(self, values, step):
+        pass
+
+    def finish(self, exit_code):
+        self.codes.append(exit_code)
 
 
 # What a script does about its epochs.
@@ -185,6 +203,7 @@ class Launches:
 
     def __init__(self, directory):
         self.run_dir, self._reports = directory / "run", directory / "reports"
+        self.tracker = sys.modules["tracker_of_ends"] = Tracker()
 
     def start(self, do, left=None, end=close):
         """Runs it to its end; the weights then."""
@@ -199,7 +218,8 @@ class Launches:
         torch.manual_seed(5)
         os.environ[REPORTS] = str(self._reports)
         before = process()
-        team = lockstep.join(run_dir=str(self.run_dir), shards=2, threads=1, progress="off", checkpoint_every=1)
+        settings = {"shards": 2, "threads": 1, "progress": "off", "checkpoint_every": 1, "track": self.tracker.__name__}
+        team = lockstep.join(run_dir=str(self.run_dir), **settings)
         script = Script(team, leave)
         with contextlib.ExitStack() as at_last:
             at_last.callback(team.close)
@@ -248,6 +268,7 @@ def _as_before(monkeypatch):
     monkeypatch.setenv(REPORTS, "")
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
+    sys.modules.pop("tracker_of_ends", None)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -258,9 +279,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("do", "left", "end", "expected"), ENDS)
-def test_a_run_is_finished_if_it_came_to_its_end_and_else_it_is_resumed(
-    tmp_path, undisturbed, do, left, end, expected
-):
+def test_a_run_is_finished_if_it_came_to_its_end_and_else_it_is_resumed(tmp_path, undisturbed, do, left, end, expected):
     launches = Launches(tmp_path)
     launches.start(do, left, end)
     finished, step, *said = expected
@@ -269,6 +288,7 @@ def test_a_run_is_finished_if_it_came_to_its_end_and_else_it_is_resumed(
     step = launches.newest[1] if said else step
     assert launches.newest[1] == step
     assert (launches.events[-1]["event"] == "end") is finished
+    assert launches.tracker.codes == [int(not finished)]
     if not finished and do is not no_epochs and step < NUM_STEPS:
         assert launches.start(train) == undisturbed
         assert (launches.newest, launches.said) == ((FINISHED, NUM_STEPS), [])
