@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,8 +165,8 @@ def at_exit(code=None, error=None):
     return leave
 
 
-# What the script does; where it is left, in which step, and by what; how it is closed: whether it is
-# finished, after which step, and what was said
+# What the script does; where it is left, in which step, and by what; how it is closed: whether it
+# is finished, after which step, and what was said
 ENDS = [
     (train, None, close, (FINISHED, 6)),
     (train, ("epoch", 3, is_left), close, (FINISHED, 3)),
@@ -255,11 +256,13 @@ class Launches:
 
 def process():
     """What a run changes in its process, until it is closed."""
+    opened = map(os.path.realpath, Path("/proc/self/fd").iterdir())
     return {
         **{number: signal.getsignal(number) for number in SIGNALS},
         "hooks": [*map(len, (_global_optimizer_pre_hooks, _global_optimizer_post_hooks))],
         "team": joined_team(),
         "group": dist.is_initialized(),
+        "files": [path for path in opened if "/run/" in path and "/blackbox/" not in path],
     }
 
 

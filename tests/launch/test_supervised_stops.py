@@ -8,7 +8,7 @@ import pytest
 from played import JOINED, LATER_S, PlayedLaunch
 
 from lockstep._base.errors import LaunchError
-from lockstep._launch import ending
+from lockstep._launch import ending, failures
 from lockstep._launch.stages import ECHO_S, KILL_S
 from lockstep._launch.supervise import GRACE_S, SAVING_GRACE_S
 
@@ -297,6 +297,30 @@ def test_a_status_other_than_that_of_the_save_is_a_failure(saving):
     launch.rank(1, 3.0, "saves", 75)
     result = launch.run()
     assert [failure.rank for failure in result.failures] == [0]
+    assert result.stopped_with is None, "what failed was not saved"
+
+
+def test_a_verdict_on_workers_that_were_killed_since_they_did_not_save_is_none(saving):
+    launch = saving()
+    killed_s = 2.0 + TIMEOUT_S
+    launch.at(1.5, lambda: launch.workers[1].on.update({SIGKILL: lambda worker: None}))
+    launch.at(killed_s + 1.0, lambda: launch.end(failures.from_deadlock(0, "0 waits for 1", "stuck")))
+    launch.rank(1, killed_s + 2.0, "exits", -SIGKILL)
+    assert told(launch.run()) == (SIGTERM, None, True, 0)
+
+
+def test_what_the_workers_have_sent_by_then_counts_when_a_signal_comes(play):
+    launch = play(nproc=2)
+
+    def at_once():
+        launch.interrupts.tell(SIGTERM)
+        for worker in launch.workers.values():
+            worker.watches(SIGTERM)
+
+    launch.at(2.0, at_once)
+    launch.each(3.0, "saves", 75)
+    assert told(launch.run()) == (SIGTERM, 75, False, 0)
+    assert launch.sent() == alike((0, 1), [(SIGTERM, 2.0)])
 
 
 @pytest.mark.parametrize("is_failed", [False, True])
