@@ -1,8 +1,11 @@
 """Which signals a run takes for a request to stop, in which process, and for how long."""
 
+import ctypes
 import itertools
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,6 +14,7 @@ import threading
 import psutil
 import pytest
 
+from lockstep._base import stopping
 from lockstep._base.stopping import SAME_S, SIGNALS, StopWatch
 
 pytestmark = pytest.mark.timeout(30)
@@ -107,15 +111,162 @@ def test_a_process_that_is_forked_does_not_inherit_it():
     done = run(
         """
         import os, signal
-        from lockstep._base.stopping import SIGNALS, StopWatch
-        StopWatch(speaks=True).begin()
+        from lockstep._base import stopping
+        class Above(stopping.Launcher):
+            def watches(self, numbers): pass
+        stopping.under(Above())
+        stopping.StopWatch(speaks=True).begin()
         pid = os.fork()
         if pid:
             os.waitpid(pid, 0)
-        print([signal.getsignal(number) is signal.SIG_DFL for number in SIGNALS], flush=True)
+        print([signal.getsignal(number) is signal.SIG_DFL for number in stopping.SIGNALS], stopping.is_launched(), flush=True)
         """
     )
-    assert done.stdout.splitlines() == ["[True, True]", "[False, False]"], done.stderr
+    assert done.stdout.splitlines() == ["[True, True] False", "[False, False] True"], done.stderr
+
+
+class Above(stopping.Launcher):
+    """A launcher, and what it was told."""
+
+    def __init__(self):
+        self.watched, self.told = [], []
+        self.ends, self.takes = False, True
+
+    def watches(self, numbers):
+        self.watched.append(sorted(numbers))
+
+    def is_ending(self):
+        return self.ends
+
+    def stuck(self, report, how, status):
+        self.told.append((report, how, status))
+        return self.takes
+
+    def unsaved(self):
+        self.told.append("unsaved")
+        return self.takes
+
+
+@pytest.fixture
+def above(monkeypatch):
+    monkeypatch.setattr(stopping, "_launcher", None)
+    monkeypatch.setattr(stopping, "_last_words", None)
+    stopping.under(made := Above())
+    return made
+
+
+@pytest.mark.parametrize("own", [(), (signal.SIGTERM,), (signal.SIGINT,), SIGNALS])
+def test_the_launcher_knows_at_any_time_on_which_signals_the_run_saves_itself(watch, above, script_handles, own):
+    numbers = {*SIGNALS, signal.SIGINT}
+    for number in own:
+        script_handles(number, lambda *_: None)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def is_told():
+        watched = [number for number in numbers if signal.getsignal(number) == watch._note]
+        assert sorted(watched) == (above.watched[-1] if above.watched else [])
+        return set(watched)
+
+    watch.begin_interrupts()  # before a loader is prepared there is nothing to save
+    assert is_told() == set()
+    watch.begin()
+    saving = {*SIGNALS} - {*own}
+    assert is_told() == saving
+    for _ in range(2):
+        watch.begin_interrupts()
+        # where no other signal is watched, the run cannot save itself
+        assert is_told() == (saving | ({signal.SIGINT} - {*own}) if saving else set())
+    watch.end_interrupts()
+    assert is_told() == saving
+    watch.end()
+    assert {number: signal.getsignal(number) for number in numbers} == before
+
+
+def test_ctrl_c_that_has_come_is_not_given_back(watch):
+    watch.begin()
+    watch.begin_interrupts()
+    signal.raise_signal(signal.SIGINT)
+    watch.end_interrupts()
+    assert (watch.received, signal.getsignal(signal.SIGINT)) == (signal.SIGINT, watch._note)
+
+
+def test_ctrl_c_ends_at_once_what_the_launcher_is_ending(watch, above):
+    watch.begin()
+    watch.begin_interrupts()
+    above.ends = True
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGTERM)
+    assert watch.received is signal.SIGTERM
+
+
+def test_a_signal_is_known_while_the_main_thread_cannot_handle_it(watch):
+    """The main thread reads a pipe in C code, and the signal comes in another thread."""
+    watch.begin()
+    read_fd, write_fd = os.pipe()
+    seen = []
+
+    def get_signal():
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        seen.extend((watch.received, watch.asked()))
+        os.write(write_fd, b"!")
+
+    thread = threading.Thread(target=get_signal)
+    thread.start()
+    ctypes.CDLL(None).read(read_fd, ctypes.create_string_buffer(1), 1)
+    thread.join()
+    for fd in (read_fd, write_fd):
+        os.close(fd)
+    assert seen == [None, signal.SIGUSR1]
+    assert watch.asked() is signal.SIGUSR1
+
+
+def test_a_signal_that_was_not_for_the_run_does_not_stop_it(watch, script_handles):
+    script_handles(signal.SIGUSR1, lambda *_: None)
+    watch.begin()
+    signal.raise_signal(signal.SIGUSR1)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert watch.asked() is None
+    watch.begin_interrupts()
+    assert watch.asked() is None, "Python has handled it"
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_wakeup_descriptor_of_the_script_stays(watch, when):
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    if when == "meanwhile":
+        watch.begin()
+    signal.set_wakeup_fd(writer.fileno())
+    watch.begin()
+    watch.end()
+    assert signal.set_wakeup_fd(-1) == writer.fileno()
+    reader.close()
+    writer.close()
+
+
+def test_a_signal_to_another_rank_is_told_once_with_its_rank(watch, capfd):
+    for rank in (3, 4):
+        watch.say(signal.SIGTERM, rank)
+    told = capfd.readouterr().err
+    assert ("rank 3" in told, told.count("\n")) == (True, 1)
+    StopWatch(speaks=False).say(signal.SIGTERM)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+@pytest.mark.parametrize("takes", [True, False, None])
+def test_what_ends_a_process_is_told_by_its_launcher_or_by_the_rank_that_speaks(above, monkeypatch, capfd, takes, speaks):
+    above.takes = takes
+    if takes is None:
+        monkeypatch.setattr(stopping, "_launcher", None)
+    stopping.tell_stuck("0 waits for 1", "saved", 75, speaks=speaks)
+    assert above.told == ([] if takes is None else [("0 waits for 1", "saved", 75)])
+    assert ("0 waits for 1" in capfd.readouterr().err) is (speaks and not takes)
+    stopping.end_unsaved("not saved")
+    assert above.told[1:] == ([] if takes is None else ["unsaved"])
+    assert (stopping._last_words is None) is bool(takes)
 
 
 @pytest.mark.long
@@ -289,7 +440,8 @@ def test_when_all_is_saved_a_signal_does_not_change_the_status_that_says_so():
     done = run(
         """
         import os, signal, subprocess, sys, time
-        from lockstep._base.stopping import SAME_S, StopWatch
+        from lockstep._base import stopping
+from lockstep._base.stopping import SAME_S, StopWatch
         watch = StopWatch(speaks=False)
         watch.begin()
         signal.raise_signal(signal.SIGUSR1)
