@@ -327,6 +327,15 @@ def test_the_death_of_the_server_is_the_end_and_all_that_were_forked_are_swept(p
     assert launch.swept == [({FIRST_PID, FIRST_PID + 1}, launch.spec.private_dir, False)]
 
 
+def test_a_worker_that_was_only_just_forked_is_swept_too_when_the_server_dies(play):
+    launch = play(nproc=2)
+    launch.asked = lambda worker: None
+    launch.at(3.0, lambda: (launch.server.says(died=True), launch.workers[1].forked()))
+    with pytest.raises(LaunchError, match="fork server"):
+        launch.run()
+    assert launch.swept == [({FIRST_PID + 1}, launch.spec.private_dir, False)]
+
+
 def test_a_verdict_of_an_observer_ends_the_launch_once_and_is_not_replaced_by_what_follows(play):
     launch = play(nproc=3)
     verdicts = [failures.from_deadlock(rank, "0 waits for 1", "stuck") for rank in (1, 2)]
@@ -382,3 +391,12 @@ def test_a_script_with_a_handler_of_its_own_gets_the_signal_itself_and_more_time
         asked = SIGTERM if rank in handling else SIGINT
         assert launch.workers[rank].got == [(asked, 2.0), (SIGKILL, 2.0 + SAVING_GRACE_S)]
     assert (result.stopped_by, result.failures, result.was_cut_short) == (SIGTERM, (), False)
+
+
+def test_a_rank_that_is_over_gets_nobody_more_time_by_its_handler(play):
+    launch = play(nproc=2)
+    launch.at(1.0, lambda: launch.workers[1].catches.add(SIGTERM))
+    launch.rank(1, 1.0, "finishes")
+    launch.signal(2.0, SIGTERM)
+    launch.run()
+    assert launch.workers[0].got == [(SIGINT, 2.0), (SIGKILL, 2.0 + GRACE_S)]
