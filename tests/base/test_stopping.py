@@ -182,6 +182,13 @@ def test_the_launcher_knows_at_any_time_on_which_signals_the_run_saves_itself(wa
     assert {number: signal.getsignal(number) for number in numbers} == before
 
 
+def test_in_an_interactive_session_ctrl_c_is_pythons(watch, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    watch.begin()
+    watch.begin_interrupts()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_ctrl_c_that_has_come_is_not_given_back(watch):
     watch.begin()
     watch.begin_interrupts()
@@ -267,6 +274,12 @@ def test_what_ends_a_process_is_told_by_its_launcher_or_by_the_rank_that_speaks(
     stopping.end_unsaved("not saved")
     assert above.told[1:] == ([] if takes is None else ["unsaved"])
     assert (stopping._last_words is None) is bool(takes)
+
+
+@pytest.mark.parametrize(("end", "status"), [("pass", stopping.UNSAVED_END_STATUS), ("raise ValueError", 1)])
+def test_a_script_that_fails_after_its_training_keeps_its_status_though_the_end_is_not_saved(end, status):
+    done = run(f"from lockstep._base import stopping\nstopping.end_unsaved('not saved')\n{end}")
+    assert (done.returncode, "not saved" in done.stderr) == (status, end == "pass")
 
 
 @pytest.mark.long

@@ -135,7 +135,11 @@ def fail(script):
 
 
 def leave_with(code):
-    return lambda script: sys.exit(code)
+    def leave(script):
+        sys.exit(code)
+
+    leave.__name__ = f"exit {code}"
+    return leave
 
 
 def get_signal(script):
@@ -162,6 +166,7 @@ def at_exit(code=None, error=None):
                 patch.setattr(sys, "last_value", error, raising=False)
             team.close_at_exit()
 
+    leave.__name__ = f"at exit {code if error is None else error!r}"
     return leave
 
 
@@ -197,6 +202,11 @@ ENDS = [
     (catch, ("pass", 2, fail), at_exit(0), (INTERRUPTED, 1, LEFT)),
     (no_epochs, None, at_exit(), (INTERRUPTED, 2, UNKNOWN)),
 ]
+
+
+def words(do, left, end, _):
+    place = () if left is None else (left[0], left[2].__name__)
+    return " ".join((do.__name__, *place, "with" if end is None else end.__name__))
 
 
 class Launches:
@@ -281,7 +291,7 @@ def undisturbed(tmp_path_factory):
     return Launches(tmp_path_factory.mktemp("undisturbed")).start(train)
 
 
-@pytest.mark.parametrize(("do", "left", "end", "expected"), ENDS)
+@pytest.mark.parametrize(("do", "left", "end", "expected"), ENDS, ids=[words(*row) for row in ENDS])
 def test_a_run_is_finished_if_it_came_to_its_end_and_else_it_is_resumed(tmp_path, undisturbed, do, left, end, expected):
     launches = Launches(tmp_path)
     launches.start(do, left, end)
