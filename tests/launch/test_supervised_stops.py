@@ -321,6 +321,7 @@ def test_what_the_workers_have_sent_by_then_counts_when_a_signal_comes(play):
     launch.each(3.0, "saves", 75)
     assert told(launch.run()) == (SIGTERM, 75, False, 0)
     assert launch.sent() == alike((0, 1), [(SIGTERM, 2.0)])
+    assert not ending.is_marked(launch.spec.private_dir)
 
 
 @pytest.mark.parametrize("is_failed", [False, True])

@@ -29,9 +29,10 @@ def check(environ, *, on_nodes=False, is_alone=False, is_typed=False):
     [(MPI, "mpirun"), (MPICH, "mpirun"), (HOROVOD, "horovodrun"), (TASK, "srun")],
 )
 def test_a_command_that_another_launcher_has_started_several_times_is_refused(environ, launcher):
-    with raises(ConfigError, "started-several-times") as caught:
-        check(environ)
-    assert str(caught.value).startswith(f"{launcher} ")
+    for is_typed in (False, *([] if launcher == "srun" else [True])):  # others give the terminal to all
+        with raises(ConfigError, "started-several-times") as caught:
+            check(environ, is_typed=is_typed)
+        assert str(caught.value).startswith(f"{launcher} ")
     assert check(environ, on_nodes=True) is None
 
 
