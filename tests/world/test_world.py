@@ -2,7 +2,9 @@
 named."""
 
 import contextlib
+import itertools
 import os
+from dataclasses import replace
 
 import pytest
 from codes import raises
@@ -62,7 +64,7 @@ def test_an_empty_secret_is_none(monkeypatch):
 
 
 def test_a_hidden_launcher_is_back_behind_the_block_also_after_an_error(monkeypatch):
-    said = {**TORCHRUN, "MASTER_ADDR": "h", "SLURM_JOB_ID": "1", "PMIX_RANK": "0", "GROUP_WORLD_SIZE": "2"}
+    said = {**TORCHRUN, "MASTER_ADDR": "h", "SLURM_JOB_ID": "1", "PMIX_RANK": "0", "GROUP_WORLD_SIZE": "2", "MV2_COMM": "1"}
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
@@ -85,6 +87,8 @@ def test_lockstep_run_adds_where_to_meet():
     found = world(**{STORE: "/private/store", "RANK": "1", "WORLD_SIZE": "2"})
     assert (found.launcher, found.store_path) == ("lockstep", "/private/store")
     assert (found.rank, found.local_rank, found.local_world_size, found.num_nodes) == (1, 1, 2, 1)
+    elsewhere = world(**{STORE: "tcp://host:1/start-0", "RANK": "1", "WORLD_SIZE": "2"})
+    assert (elsewhere.store_path, elsewhere.launchers_store) == (None, "tcp://host:1/start-0")
 
 
 OPEN_MPI = {
@@ -95,6 +99,42 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_NODE_RANK": "3",
 }
 PLACES = {"local_rank", "local_world_size", "node_rank", "num_nodes"}
+
+
+INSIDE_OUT = {
+    "lockstep": {
+        **{STORE: "/private/store", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+        **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
+    },
+    "torchrun": TORCHRUN,
+    "horovodrun": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
+    "mpirun": {**OPEN_MPI, "PMIX_SERVER_TMPDIR": "/tmp/pid.7", "PMIX_NAMESPACE": "123"},
+    # srun --mpi=pmi2 sets the last two
+    "slurm": {**TASK, "PMI_RANK": "3", "PMI_SIZE": "4"},
+}
+"""Launchers, each of which may have been started by those after it."""
+
+
+@pytest.mark.parametrize(("inner", "outer"), [*itertools.combinations(INSIDE_OUT, 2)])
+def test_of_a_launcher_inside_of_another_all_is_the_inner_ones(inner, outer):
+    found = world(**{**INSIDE_OUT[outer], **INSIDE_OUT[inner]})
+    assert replace(found, job=None, num_cores=None) == world(**INSIDE_OUT[inner])
+    assert found.launcher == inner
+    assert (found.job is not None) is (outer == "slurm")
+
+
+@pytest.mark.parametrize("launcher", INSIDE_OUT)
+def test_under_every_launcher_a_function_is_no_program_and_the_master_and_the_terminal_are_as_set(launcher):
+    environ = INSIDE_OUT[launcher]
+    assert world(**environ).is_program
+    assert not world(**environ, LOCKSTEP_CALL="1").is_program
+    assert world(**environ, MASTER_ADDR="host0", MASTER_PORT="5").master == ("host0", "5")
+    for said, is_one in (("1", True), ("0", False)):
+        assert read_environment({**environ, TERMINAL: said}).terminal is is_one
+    one = world(**environ)
+    assert one.by_hand(one.rank, one.world_size) == one
+    with raises(ConfigError, "rank-contradicts-launcher"):
+        one.by_hand(0, one.world_size)
 
 
 def test_mpirun_says_it_all_on_one_machine():
@@ -194,6 +234,7 @@ def test_a_script_can_say_which_rank_it_is():
         (World(), 2, 2, "rank-out-of-range"),
         (World(), 0, 0, "world-size-invalid"),
         (world(**TORCHRUN), 4, 8, "rank-contradicts-launcher"),
+        (world(RANK="0", WORLD_SIZE="2"), 1, 2, "rank-contradicts-launcher"),
     ],
 )
 def test_a_rank_that_cannot_be_is_refused(found, rank, world_size, code):
@@ -258,6 +299,7 @@ def test_variables_of_several_machines_that_a_process_does_not_use_are_found(env
         {"PET_NNODES": "2", **TORCHRUN},
         {"PET_NNODES": "2", STORE: "/private/store", "RANK": "1", "WORLD_SIZE": "2"},
         {"PET_NPROC_PER_NODE": "2", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"},
+        {"PET_NPROC_PER_NODE": "2", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
         {"SKYPILOT_NUM_NODES": "2", "RANK": "1", "WORLD_SIZE": "2"},
         # srun's only task, with a batch script's variables
         {**ALONE, "RANK": "0", "MASTER_ADDR": "host0"},

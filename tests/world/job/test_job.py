@@ -69,6 +69,7 @@ def test_a_variable_that_somebody_else_has_set_is_named(changed, code, named):
 @pytest.mark.parametrize(
     ("environ", "own", "cores"),
     [
+        (TASK, 1, 2),  # each is bound to one
         (TASK, 64, 2),  # not bound, and no number asked for: what the step has here
         ({**TASK, "SLURM_CPUS_PER_TASK": "3"}, 64, 6),
         ({**TASK, "SLURM_CPUS_PER_TASK": "3"}, 3, 6),  # bound to its own

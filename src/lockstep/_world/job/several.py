@@ -99,7 +99,7 @@ def read_several(environ: Mapping[str, str], launcher: str) -> Several | None:
         return Several(
             found=f"PET_NNODES={nnodes}", command="lockstep run", is_certain=True, alone="env -u PET_NNODES python"
         )
-    rank = None if "WORLD_SIZE" in environ else _number(int, environ.get("RANK", ""))
+    rank = _number(int, environ.get("RANK", ""))  # WORLD_SIZE is not set: then the launcher is "env"
     if rank is not None and environ.get("MASTER_ADDR"):
         return Several(
             found=f"RANK={rank} and MASTER_ADDR={environ['MASTER_ADDR']}, but not WORLD_SIZE",
