@@ -103,8 +103,13 @@ PLACES = {"local_rank", "local_world_size", "node_rank", "num_nodes"}
 
 INSIDE_OUT = {
     "lockstep": {
-        **{STORE: "/private/store", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-        **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
+        STORE: "/private/store",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
     },
     "torchrun": TORCHRUN,
     "horovodrun": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
