@@ -2,11 +2,12 @@
 
 import dataclasses
 import datetime
+import itertools
 
 import pytest
 from codes import raises
 
-from lockstep._base.config import RunConfig, merge_settings
+from lockstep._base.config import COMMAND_LINE, IN_SCRIPT, RunConfig, merge_settings
 from lockstep._base.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(20)
@@ -56,6 +57,35 @@ def test_settings_of_the_command_line_and_the_script_are_joined():
 def test_where_both_name_a_setting_and_differ_neither_wins():
     with raises(ConfigError, "setting-conflict"):
         RunConfig.merge({"seed": 2}, {"seed": 1})
+
+
+SPELLINGS = {
+    "checkpoint_every": ("20m", "1200s", datetime.timedelta(minutes=20)),
+    "allow": (["shards", "data"], ["data", "shards"], ["data", "shards", "data"]),
+    "nondeterministic": ("avg_pool3d,adaptive_avg_pool2d", ["adaptive_avg_pool2d", "avg_pool3d"]),
+    "track": ("tensorboard,wandb", ["tensorboard", " wandb"]),
+}
+"""Settings of which one value has several spellings."""
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"), [(name, *pair) for name, all_ in SPELLINGS.items() for pair in itertools.permutations(all_, 2)]
+)
+def test_one_value_in_two_spellings_is_no_conflict_and_one_setting(name, one, other):
+    assert RunConfig.merge({name: one}, {name: other}) == RunConfig(**{name: one}) == RunConfig(**{name: other})
+    assert RunConfig(**{name: one}) != RunConfig()
+
+
+def test_who_has_given_a_setting_is_known_unless_it_asks_for_the_default():
+    command, script = (
+        {"seed": 2, "shards": 4, "device": "auto", "workers": None},
+        {"seed": 2, "threads": 1, "balance": "auto"},
+    )
+    asked = merge_settings(command, script)
+    assert asked.givers == {"seed": COMMAND_LINE, "shards": COMMAND_LINE, "threads": IN_SCRIPT}
+    assert merge_settings({}, {"audit": 0}).givers == {"audit": IN_SCRIPT}
+    seeded = merge_settings({"shards": 4}, {}).with_seed(0)
+    assert (seeded.run.seed, seeded.givers) == (0, {"shards": COMMAND_LINE, "seed": IN_SCRIPT})
 
 
 @pytest.mark.parametrize("where", [({"sharts": 4}, {}), ({}, {"sharts": 4})])
