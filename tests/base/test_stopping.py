@@ -453,8 +453,7 @@ def test_when_all_is_saved_a_signal_does_not_change_the_status_that_says_so():
     done = run(
         """
         import os, signal, subprocess, sys, time
-        from lockstep._base import stopping
-from lockstep._base.stopping import SAME_S, StopWatch
+        from lockstep._base.stopping import SAME_S, StopWatch
         watch = StopWatch(speaks=False)
         watch.begin()
         signal.raise_signal(signal.SIGUSR1)
