@@ -7,12 +7,6 @@ from trainer_calls import call
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120), pytest.mark.usefixtures("require_transformers")]
 
 
-def test_what_cannot_be_honoured_is_refused_by_name(crew, tmp_path):
-    ((names, errors),) = crew(1, call, "trainer_refusals", "attempt_all", tmp_path / "out")
-    assert [error for name, error in zip(names, errors, strict=True) if name not in error] == []
-    assert [error for error in errors if "\n" in error] == []
-
-
 def test_a_trainer_of_transformers_is_refused_with_arguments_of_lockstep(there, tmp_path):
     refused = "trainer-of-transformers"
     assert there(1, "trainer_refusals.half_changed", tmp_path / "out") == [[refused, None, refused] * 2]

@@ -140,8 +140,10 @@ def attempt(number, out):
     """Returns the message of a case's error; empty: there was none."""
     logging.set_verbosity_error()
     case = CASES[number]
+    is_plain = case.arguments is plain_arguments
+    own = {} if is_plain else {"lockstep": {"checkpoint_every": "off", **case.args.get("lockstep", {})}}
     try:
-        args = case.arguments(str(out), **{**USUAL, **case.args})
+        args = case.arguments(str(out), **{**USUAL, **case.args, **own})
         trainer = case.kind(
             classifier(),
             args,
