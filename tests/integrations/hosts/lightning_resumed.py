@@ -6,8 +6,10 @@ import warnings
 
 import lightning as L
 from checkpoint_files import save_at_once
+from lightning.pytorch import callbacks as cb
 from lightning_rows import SETTINGS, Net, data, outcome, trainer
 from torch.utils.data import DataLoader
+from torchmetrics import MaxMetric
 
 from lockstep.integrations.lightning import LockstepStrategy
 
@@ -40,6 +42,47 @@ class Seen(L.Callback):
         self.seen.append(float(trainer.callback_metrics["val_loss"]))
 
 
+class Kept(Net):
+    """With counts in Lightning's checkpoints, and a metric over all steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest, self.steps = MaxMetric(), 0
+
+    def training_step(self, batch, batch_idx):
+        self.largest.update(batch[0])
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *_):
+        self.steps += 1
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["steps"] = self.steps
+
+    def on_load_checkpoint(self, checkpoint):
+        assert checkpoint["state_dict"].keys() == self.state_dict().keys()
+        self.steps = checkpoint["steps"]
+
+
+class Data(L.LightningDataModule):
+    """Counts its epochs."""
+
+    epochs = 0
+
+    def train_dataloader(self):
+        return DataLoader(data(30), 10, shuffle=True)
+
+    def val_dataloader(self):
+        self.epochs += 1
+        return DataLoader(data(11, 9), 7)
+
+    def state_dict(self):
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state):
+        self.epochs = state["epochs"]
+
+
 def fitted(how, run_dir):
     """What a training comes to, with a checkpoint after every step."""
     with warnings.catch_warnings():
@@ -48,10 +91,16 @@ def fitted(how, run_dir):
         save_at_once(strategy.team._engine.saver)
         try:
             L.seed_everything(3, verbose=False)
-            seen, one, model = Seen(), trainer(strategy, max_epochs=3, **HOW[how]), Net()
-            one.callbacks.append(seen)
-            one.fit(model, DataLoader(data(30), 10, shuffle=True), DataLoader(data(11, 9), 7))
-            return outcome(model, one, seen.seen)
+            seen, one, model = Seen(), trainer(strategy, max_epochs=3, **HOW[how]), Kept()
+            best, stopping = (
+                cb.ModelCheckpoint("best", monitor="val_loss", save_top_k=2),
+                cb.EarlyStopping("val_loss", patience=9),
+            )
+            one.callbacks += [seen, best, stopping]
+            one.fit(model, datamodule=Data())
+            scores = sorted(map(float, best.best_k_models.values())), best.best_model_path, best.current_score.item()
+            counts = stopping.wait_count, float(stopping.best_score), model.steps, one.datamodule.epochs
+            return outcome(model, one, seen.seen, scores, counts, float(model.largest.compute()))
         finally:
             strategy.close()
 

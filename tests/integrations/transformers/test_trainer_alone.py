@@ -41,7 +41,7 @@ def close_runs(features):
 
 
 def wide(features, kind, arguments, out, dropout=0.0, num_samples=41, **more):
-    """A trainer that much is asked of: sums over tokens, accumulation, clipping, a schedule by step,
+    """A trainer that much is asked of: means over tokens, accumulation, clipping, a schedule,
     evaluations with metrics of all that is there, files, the best of them, and callbacks."""
     from transformers import TrainerCallback
 
