@@ -1,19 +1,25 @@
-"""One process of lockstep's Accelerator trains as accelerate's own does, whatever is asked of
-both."""
+"""lockstep's Accelerator, alone and in this process: it trains as accelerate's own does, whatever
+is asked of both, runs loops as people write them, and refuses what would give another number."""
 
+import contextlib
+import gc
+import importlib
 import warnings
 
 import accelerate
+import loops
 import pytest
+import sizes
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lockstep._base.errors import LockstepError
 from lockstep.integrations.accelerate import Accelerator
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(100)]
+pytestmark = pytest.mark.timeout(100)
 ASKED = {
     "nothing": dict,
     "accumulation": lambda: {"gradient_accumulation_steps": 3},
@@ -38,8 +44,16 @@ class Counted:
         self.number = state["number"]
 
 
+@pytest.fixture(scope="module")
+def _frozen():
+    """After the imports of a training: the end of each run would look through them."""
+    importlib.import_module("torch._dynamo")
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
-def own(tmp_path):
+def own(_frozen, tmp_path):
     """``own(**arguments)``: lockstep's Accelerator of a run in ``tmp_path``."""
     made = []
 
@@ -120,3 +134,53 @@ def test_a_training_has_the_numbers_and_files_of_plain_accelerate(own, tmp_path,
     assert found == pytest.approx(expected, rel=1e-2, abs=1e-2)
     assert (found == pytest.approx(expected, rel=1e-4, abs=1e-5)) != is_rounded  # by other shards
     assert saved == {path.replace("model.safetensors", "pytorch_model.bin") for path in files}
+
+
+@pytest.fixture
+def accelerators(_frozen, tmp_path, monkeypatch):
+    """Accelerators of this process, whose runs are closed when the test ends."""
+    made = []
+
+    def make(**settings):
+        close()
+        forget()
+        run_dir = str(tmp_path / f"run-{len(made)}")
+        made.append(Accelerator(**{**settings, "threads": 1, "run_dir": run_dir, "checkpoint_every": "off"}))
+        return made[-1]
+
+    def close():
+        with contextlib.suppress(LockstepError):
+            for each in made[-1:]:
+                each.team.close()
+
+    for module in (loops, sizes):
+        monkeypatch.setattr(module, "Accelerator", make)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    yield make
+    close()
+    forget()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_loops_have_the_numbers_that_they_assert(accelerators):
+    assert loops.run_all(0).keys() == {loop.__name__ for loop in loops.LOOPS}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_would_give_another_number_is_refused(accelerators):
+    for name, (loop, expected) in loops.REFUSED.items():
+        with pytest.raises((LockstepError, AttributeError)) as raised:
+            loop(accelerators(cpu=True, shards=5, progress="off"))
+        assert getattr(raised.value, "code", type(raised.value).__name__) == expected, name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_that_a_size_scales_is_refused(accelerators):
+    assert sizes.refused() == dict.fromkeys(sizes.SCALED, "loss-scaled-by-size")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sizes_of_views_and_weights_are_those_of_shards(accelerators):
+    mean, *others = sizes.meant()
+    for other in others:
+        assert other == pytest.approx(mean, rel=1e-5, abs=1e-7)

@@ -17,7 +17,7 @@ def test_loops_give_the_same_numbers_on_any_number_of_processes_also_if_audited(
         assert [result[name] for result in found] == [found[0][name]] * 9, name
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_what_would_give_another_number_is_refused(nest, tmp_path, processes):
+def test_what_would_give_another_number_is_refused(nest, tmp_path):
+    processes = 2
     expected = {name: error for name, (_, error) in loops.REFUSED.items()}
     assert nest.run(processes, "loops", "refuse_all", [], tmp_path) == ([0] * processes, [expected] * processes)

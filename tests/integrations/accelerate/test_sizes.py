@@ -1,16 +1,8 @@
-"""A loss that a size of a shard scales is refused, since the line means
-that of the batch. Other uses of sizes are right."""
+"""Sizes in views and weights are those of a shard, on any number of processes."""
 
 import pytest
-import sizes
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
-
-
-def test_a_loss_that_a_size_scales_is_refused(nest, tmp_path):
-    statuses, [found] = nest.run(1, "sizes", "refused", [], tmp_path)
-    assert statuses == [0], (tmp_path / "log-0").read_text()[-3000:]
-    assert found == dict.fromkeys(sizes.SCALED, "loss-scaled-by-size")
 
 
 def test_sizes_of_views_and_weights_are_those_of_shards(nest, tmp_path):
