@@ -7,11 +7,10 @@ import sys
 import pytest
 from crew import warm_server
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.long]
+pytestmark = pytest.mark.timeout(90)
 
 # Of one file, so that pytest starts once. Each test's name says how it must end.
 FILE = """
-import threading, unittest
 import pytest, torch
 import lockstep
 from lockstep.testing import same_at
@@ -73,25 +72,35 @@ def test_skipped_by_its_function():
 def test_failed_since_it_trains_nothing():
     pass
 
+"""
+
+# They start nothing.
+HERE = """
+import threading, unittest
+import pytest
+
 @pytest.mark.lockstep
 def test_failed_without_worlds():
-    train()
+    raise AssertionError
 
 @pytest.mark.lockstep(worlds=(1, 2))
 def test_failed_with_a_fixture_that_stays_here(monkeypatch):
-    train()
+    raise AssertionError
 
 @pytest.mark.lockstep(worlds=(1, 2))
 async def test_failed_as_a_coroutine():
-    train()
+    raise AssertionError
 
 class TestCase(unittest.TestCase):
     @pytest.mark.lockstep(worlds=(1, 2))
     def test_failed_as_a_test_case(self):
-        train()
+        raise AssertionError
 
 def test_passed_without_the_marker():
     assert threading.current_thread() is threading.main_thread()
+
+@pytest.mark.lockstep(worlds=(1, 2), stratgy="ddp")
+def test_failed_with_an_unknown_setting(): ...
 """
 
 
@@ -106,34 +115,58 @@ class Outcomes:
             self.by_test[report.nodeid.partition("::")[2]] = report.outcome, report.longreprtext
 
 
-@pytest.fixture(scope="module")
-def outcomes(request, outlives_tests, tmp_path_factory):
-    warm_server(request, outlives_tests)
-    place = tmp_path_factory.mktemp("project")
-    (place / "test_marked.py").write_text(FILE)
+def outcomes_of(file, place, *options):
+    (place / "test_marked.py").write_text(file)
     (place / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\nfilterwarnings = error\n")
     found, path = Outcomes(), list(sys.path)
-    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:timeout", "--rootdir", str(place), str(place)], plugins=[found])
+    fixed = ["-q", "-p", "no:cacheprovider", "-p", "no:timeout", "--rootdir", str(place), str(place)]
+    pytest.main([*fixed, *options], plugins=[found])
     sys.path[:] = path
+    sys.modules.pop("test_marked", None)  # of another folder next
     return found.by_test
 
 
+@pytest.fixture(scope="module")
+def outcomes(request, outlives_tests, tmp_path_factory):
+    warm_server(request, outlives_tests)
+    return outcomes_of(FILE, tmp_path_factory.mktemp("project"))
+
+
+def test_a_test_that_cannot_run_on_ranks_fails_with_the_reason_and_others_know_nothing_of_it(tmp_path):
+    found = outcomes_of(HERE, tmp_path)
+    assert [f"test_{outcome}" in name for name, (outcome, _) in found.items()] == [True] * 6
+    reasons = {
+        "test_failed_without_worlds": "numbers of processes",
+        "test_failed_with_a_fixture_that_stays_here": "monkeypatch",
+        "test_failed_as_a_coroutine": "coroutine",
+        "TestCase::test_failed_as_a_test_case": "unittest",
+        "test_failed_with_an_unknown_setting": "stratgy",
+    }
+    for name, reason in reasons.items():
+        assert reason in found[name][1]
+        assert "site-packages" not in found[name][1]
+    (tmp_path / "fewer").mkdir()
+    alone = outcomes_of(HERE, tmp_path / "fewer", "--lockstep-worlds=1")
+    assert {name: outcome for name, (outcome, _) in alone.items()} == {name: outcome for name, (outcome, _) in found.items()}
+
+
+@pytest.mark.long
 def test_each_test_ends_as_its_name_says(outcomes):
-    assert len(outcomes) == 14
+    assert len(outcomes) == 9
     for name, (outcome, reason) in outcomes.items():
         assert f"test_{outcome}" in name, reason
 
 
+@pytest.mark.long
 def test_each_test_that_fails_says_why(outcomes):
     for name, (outcome, reason) in outcomes.items():
         assert (len(reason) > 40) == (outcome != "passed"), name
     assert {reason for _, reason in outcomes.values() if "site-packages" in reason} == set()
     assert "step 1, shard 1" in outcomes["test_failed_since_ranks_differ"][1].replace(" (epoch 1)", "")
     assert "so it is" in outcomes["test_failed_by_an_assertion"][1]
-    assert "monkeypatch" in outcomes["test_failed_with_a_fixture_that_stays_here"][1]
-    assert "unittest" in outcomes["TestCase::test_failed_as_a_test_case"][1]
 
 
+@pytest.mark.long
 def test_the_plug_in_imports_no_torch_and_little_else():
     program = "import sys, pytest; before = {*sys.modules}; import lockstep.testing._plugin; print(*{*sys.modules} - before)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -64,19 +64,21 @@ def test_a_loss_that_depends_on_the_rank_is_found_where_it_arises(check_same):
     assert all(part in str(error) for part in ("step 1", "shard 1", "loss", str(error.samples[0]), *error.values))
 
 
+@pytest.mark.quick
 def test_ranks_that_part_are_found_though_the_run_fails_by_it(check_same):
     error = differs(check_same, "update")
     assert (error.worlds, error.step, error.stage) == ((2, 2), 1, "ranks")
     assert "MismatchError" in str(error)
 
 
-@pytest.mark.parametrize(("result", "worlds"), [("shards", (1, 2)), ("rank", (2, 2))])
+@pytest.mark.parametrize(("result", "worlds"), [("shards", (1, 2)), pytest.param("rank", (2, 2), marks=pytest.mark.quick)])
 def test_a_result_that_differs_is_found(check_same, result, worlds):
     error = differs(check_same, "", result)
     assert (error.worlds, error.stage, error.step) == (worlds, "result", None)
     assert error.values[0] != error.values[1]
 
 
+@pytest.mark.quick
 def test_a_result_that_a_resumed_run_has_lost_is_found(check_same):
     error = differs(check_same, "", "losses", kill=True)
     assert (error.worlds, error.stage, error.killed_at, error.cause) == ((1, 1), "result", 2, "not saved")
@@ -87,11 +89,13 @@ def test_results_need_not_be_compared(check_same):
     assert check_same((2, 1), train, "", "model", compare_result=False) is not None
 
 
+@pytest.mark.quick
 def test_a_result_that_cannot_be_compared_is_refused(check_same):
     with pytest.raises(UsageError, match="state_dict"):
         check_same((1, 2), train, "", "model")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("fn", "args", "more"), [(never_joins, (), {}), (takes_no_step, (), {}), (train, ("", "loss", 1, 8), {"kill": True})]
 )

@@ -4,7 +4,6 @@
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lockstep._base.errors import UsageError
+from lockstep._data.assignment import ShardAssignment
 from lockstep._data.evaluation import Evaluation
 from lockstep._data.evaluation_pass import EvaluationPass, RunningEvaluations
 from lockstep._data.evaluation_source import EvaluationKey, EvaluationSource
-from lockstep._data.assignment import ShardAssignment
 from lockstep.integrations.accelerate._gathering import gather
 from lockstep.integrations.accelerate._loader import PromisedLoader
 from lockstep.integrations.accelerate._models import with_noted_calls
