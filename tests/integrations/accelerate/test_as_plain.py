@@ -9,6 +9,7 @@ import warnings
 import accelerate
 import loops
 import pytest
+import resumed
 import sizes
 import torch
 from accelerate.state import AcceleratorState, GradientState
@@ -184,3 +185,107 @@ def test_sizes_of_views_and_weights_are_those_of_shards(accelerators):
     mean, *others = sizes.meant()
     for other in others:
         assert other == pytest.approx(mean, rel=1e-5, abs=1e-7)
+
+
+class LeftError(BaseException):
+    """No error that a script catches."""
+
+
+@pytest.fixture
+def trained(_frozen, tmp_path, monkeypatch):
+    """``trained(function, place, leave_at=0)``: what a function of ``resumed`` returns in this
+    directory, or None if it is left at that step, once its checkpoint is there."""
+    made = []
+
+    def make(**settings):
+        forget()
+        made.append(Accelerator(**settings, threads=1))
+        return made[-1]
+
+    def leave(accelerator):
+        assert accelerator.team._engine.saver.wait_until_written()
+        raise LeftError
+
+    monkeypatch.setattr(resumed, "Accelerator", make)
+    monkeypatch.setattr(resumed, "die", leave)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+
+    def run(function, place, leave_at=0):
+        (tmp_path / place).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / place)
+        with warnings.catch_warnings(), contextlib.suppress(LeftError):
+            warnings.simplefilter("ignore")
+            try:
+                return function(leave_at)
+            finally:
+                with contextlib.suppress(LockstepError):
+                    made[-1].team.close()
+        return None
+
+    yield run
+    forget()
+
+
+def test_a_run_that_is_left_is_resumed_as_an_undisturbed_one_or_not_at_all(trained):
+    whole = trained(resumed.train, "whole")
+    assert trained(resumed.train, "parts", 4) is None  # between two steps of the optimizer
+    assert trained(resumed.train, "parts") == whole
+    for step in (2, 3):  # after the first step of a pass, and after its last
+        assert trained(resumed.count_from_the_first_epoch, f"range {step}", step) is None
+        assert trained(resumed.count_from_the_first_epoch, f"range {step}") == "epochs-by-range"
+    assert trained(resumed.accumulate_by_hand, "by hand") == (None, 1)
+    assert trained(resumed.accumulate_by_hand, "by hand, left", 3) is None
+    assert trained(resumed.accumulate_by_hand, "by hand, left") == ("accumulation-by-script", None)
+
+
+def test_only_a_script_that_accumulates_by_itself_is_warned(accelerators):
+    def step(accelerator, num_backward, drops, steps=True, block=contextlib.nullcontext):
+        model, optimizer, loader, _ = loops.parts(accelerator)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for x, y in loader:
+                with block(model):
+                    for _ in range(num_backward):
+                        accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                    if steps:
+                        optimizer.step()
+                    if drops:
+                        optimizer.zero_grad()
+        return sum("accelerator.accumulate" in str(one.message) for one in found)
+
+    made = accelerators(cpu=True, shards=2, progress="off")
+    assert step(made, 1, drops=True) == 0
+    assert step(made, 2, drops=True) == 0
+    assert step(made, 1, drops=False) == 0
+    assert step(made, 1, drops=True, steps=False) == 0
+    made.gradient_accumulation_steps = 2
+    assert step(made, 1, drops=True, block=made.accumulate) == 0
+    made.gradient_accumulation_steps = 1
+    assert step(made, 1, drops=False, steps=False) == 1
+
+
+def test_weights_and_sums_are_those_of_the_whole_batch(accelerators):
+    accelerator = accelerators(cpu=True, shards=5, progress="off")
+    torch.manual_seed(3)
+    plain, x = nn.Linear(6, 3), torch.randn(26, 6)
+    y = x[:, :3].argmax(1)
+    model = nn.Linear(6, 3)
+    model.load_state_dict(plain.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(TensorDataset(x, y), 26))
+    for reduction, weighted in (("sum", False), (None, True), (None, False)):
+        rows = nn.functional.cross_entropy(plain(x), y, reduction="none") * (y > 0)
+        expected = rows.sum() if reduction else rows.sum() / ((y > 0).sum() if weighted else len(y))
+        expected.backward()
+        for inputs, labels in loader:
+            kept = labels > 0
+            rows = nn.functional.cross_entropy(model(inputs), labels, reduction="none") * kept
+            loss = rows.sum() if reduction else rows.sum() / kept.sum() if weighted else rows.mean()
+            count = accelerator.reduce(kept.sum(), reduction="sum")
+            accelerator.backward(loss, weight=kept.sum() if weighted else None, reduction=reduction)
+            assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+            assert (accelerator.reduce(count).dtype, count.item()) == (torch.int64, (y > 0).sum().item())
+        for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(own.grad, other.grad, rtol=1e-4, atol=1e-6)
+            other.grad = None
+        optimizer.zero_grad()
