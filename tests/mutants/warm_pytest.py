@@ -6,7 +6,9 @@ A request is a line of JSON, ``{"args": [...], "output": FILE, "limit_s": SECOND
 answer, ``{"status": STATUS}``: None for a pytest that took longer than its limit.
 """
 
+import contextlib
 import gc
+import importlib
 import json
 import os
 import sys
@@ -23,6 +25,8 @@ import torch.distributed
 import torch.utils.data  # noqa: F401
 from hypothesis import Phase, settings
 
+HOSTS = ("lightning.pytorch", "transformers.trainer", "trl.trainer.sft_trainer", "torchmetrics.classification")
+"""Seconds each, in every test of an integration."""
 IMPORTED = "Module already imported so cannot be rewritten"  # Hypothesis is, on purpose
 
 
@@ -72,6 +76,9 @@ def main() -> None:
     settings.register_profile("mutants", phases=phases, deadline=None)
     settings.load_profile("mutants")
     descendants.keep_orphans()
+    for name in HOSTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is imported need not be looked through in each of them
     assert not any(name.split(".")[0] == "lockstep" for name in sys.modules)

@@ -56,6 +56,9 @@ class Kept(Net):
     def on_train_batch_end(self, *_):
         self.steps += 1
 
+    def on_train_epoch_start(self):
+        self.trainer.datamodule.epochs += 1
+
     def on_save_checkpoint(self, checkpoint):
         checkpoint["steps"] = self.steps
 
@@ -73,7 +76,6 @@ class Data(L.LightningDataModule):
         return DataLoader(data(30), 10, shuffle=True)
 
     def val_dataloader(self):
-        self.epochs += 1
         return DataLoader(data(11, 9), 7)
 
     def state_dict(self):

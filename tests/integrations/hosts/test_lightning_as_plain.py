@@ -134,7 +134,7 @@ def wide(lightning, strategy, folder):
             self.log_dict(self.scores, on_step=False, on_epoch=True)
             self.log("mean_x", self.mean(x), on_step=True, on_epoch=True, prog_bar=True)
             self.kept.append((x.sum().item(), len(y)))
-            if self.global_step == 5 and torch.equal(x[-1], data[7][0]):  # one shard of the first batch
+            if self.global_step == 4 and torch.equal(x[-1], data[7][0]):  # one shard of the first batch
                 self.trainer.should_stop = True
             return {"loss": loss}
 

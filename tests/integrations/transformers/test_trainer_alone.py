@@ -40,7 +40,7 @@ def close_runs(features):
         session._team.close()
 
 
-def wide(features, kind, arguments, out, dropout=0.0, num_samples=41, **more):
+def wide(features, kind, arguments, out, dropout=0.0, num_samples=38, **more):
     """A trainer that much is asked of: means over tokens, accumulation, clipping, a schedule,
     evaluations with metrics of all that is there, files, the best of them, and callbacks."""
     from transformers import TrainerCallback
@@ -53,6 +53,9 @@ def wide(features, kind, arguments, out, dropout=0.0, num_samples=41, **more):
     class Noting(TrainerCallback):
         def __init__(self):
             self.events, self.seen = collections.Counter(), []
+
+        def on_epoch_begin(self, args, state, control, train_dataloader=None, **_):
+            self.seen.append(tuple(next(iter(train_dataloader))["input_ids"].shape))
 
         def on_step_end(self, args, state, control, **_):
             control.should_epoch_stop = state.global_step == 2
