@@ -100,7 +100,7 @@ def fitted(how, run_dir):
             )
             one.callbacks += [seen, best, stopping]
             one.fit(model, datamodule=Data())
-            scores = sorted(map(float, best.best_k_models.values())), best.best_model_path, best.current_score.item()
+            scores = sorted(map(float, best.best_k_models.values())), best.current_score.item()
             counts = stopping.wait_count, float(stopping.best_score), model.steps, one.datamodule.epochs
             return outcome(model, one, seen.seen, scores, counts, float(model.largest.compute()))
         finally:
