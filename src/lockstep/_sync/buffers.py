@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lockstep._base.errors import ModelError
 from lockstep._base.reports import warn
@@ -143,12 +145,26 @@ NORMALIZATIONS = (
 )
 
 
+@dataclass(slots=True)
+class _Together:
+    """The modules on one device whose changes are computed together, as long as their start values
+    stay."""
+
+    numbers: list[int]
+    slots: list[Slot | Joined]
+    sizes: list[int]
+    """The lengths of their packed changes."""
+    starts: Starts
+
+
 class ShardBuffers:
     """All buffers of the prepared models. Modules with buffers are identified by number, in the
     order of the models; the normalization layers of a model on one device have one number."""
 
     def __init__(self) -> None:
         self._groups: list[_BufferGroup] = []
+        self._watched: list[tuple[int, _BufferGroup]] = []
+        """Those that may be no statistics, with their numbers."""
         self._unmade: list[tuple[nn.Module, str]] = []
         """The buffers that are None. A buffer that a forward pass creates and then does not change
         is a constant created lazily."""
@@ -160,9 +176,8 @@ class ShardBuffers:
         self._as_bits = False
         """Whether the phase has a single shard, whose buffers are sent as bits: start + (b - start)
         may be rounded to another number than b."""
-        self._known_starts: dict[tuple[int, ...], Starts] = {}
-        """The start values of the modules that a shard of the phase has changed, by their
-        numbers."""
+        self._known: dict[tuple[int, ...], list[_Together]] = {}
+        """The modules that a shard of the phase has changed, by their numbers."""
         self._looks: dict[Look, None] = {}
         """The looks at the buffers of this process's shards in the phase, in order."""
         self._num_looks: dict[int, int] = {}
@@ -186,13 +201,14 @@ class ShardBuffers:
                 self._groups.append(_BufferGroup(slots))
             self._unmade.extend((module, name) for name, buffer in module._buffers.items() if buffer is None)
         self._groups.extend(map(_BufferGroup, statistics.values()))
+        self._watched = [(number, group) for number, group in enumerate(self._groups) if not group.is_normalization]
         self._has_any = bool(self._groups or self._unmade)
 
     def begin_phase(self, num_shards: int) -> None:
         """Begins a phase with this number of shards that are not empty. Accepts changes since the
         last phase (by loading a checkpoint, for example)."""
         self._as_bits = num_shards == 1
-        self._looks, self._known_starts = {}, {}
+        self._looks, self._known = {}, {}
         if self._has_any:
             with torch.no_grad():
                 _restart(self._groups[number] for number in self._changed_numbers())
@@ -223,16 +239,15 @@ class ShardBuffers:
         # Asked once for both, since to ask compares buffers with their start values.
         changed = self._changed_numbers()
         found: dict[int, Tensor] = {}
-        for numbers in self.by_device(changed):
-            slots = [slot for number in numbers for slot in self._groups[number].slots]
-            after = [slot.take() if isinstance(slot, Joined) else slot.read() for slot in slots]
+        for together in self._together(changed):
+            after = [slot.take() if isinstance(slot, Joined) else slot.read() for slot in together.slots]
             if self._as_bits:
                 after = list(map(as_bits, after))
-            packed = self._starts(numbers).pack(after, fraction, is_lowest_shard=is_lowest_shard)
-            found.update(zip(numbers, split(packed, list(map(self.packed_size, numbers))), strict=True))
-        for number, group in enumerate(self._groups):
+            packed = together.starts.pack(after, fraction, is_lowest_shard=is_lowest_shard)
+            found.update(zip(together.numbers, split(packed, together.sizes), strict=True))
+        for number, group in self._watched:
             num_looks = self._num_looks.get(number, 0 if number in changed else _WATCHED_PHASES)
-            if num_looks < _WATCHED_PHASES and not group.is_normalization and not self._as_bits:
+            if num_looks < _WATCHED_PHASES and not self._as_bits:
                 looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(group.members))
                 self._looks.update(dict.fromkeys(looks))
         _put_back([slot for number in changed for slot in self._groups[number].slots if isinstance(slot, Slot)])
@@ -275,13 +290,16 @@ class ShardBuffers:
         """Returns the length of a module's ``changes``."""
         return sum(packed_size(self._start(slot)) for slot in self._groups[number].slots)
 
-    def _starts(self, numbers: Sequence[int]) -> Starts:
-        """Returns the start values of these modules."""
+    def _together(self, numbers: Iterable[int]) -> list[_Together]:
+        """Returns these modules, by device."""
         key = tuple(numbers)
-        if key not in self._known_starts:
-            slots = [slot for number in numbers for slot in self._groups[number].slots]
-            self._known_starts[key] = Starts(list(map(self._start, slots)))
-        return self._known_starts[key]
+        if key not in self._known:
+            self._known[key] = list(map(self._join, self.by_device(key)))
+        return self._known[key]
+
+    def _join(self, numbers: list[int]) -> _Together:
+        slots = [slot for number in numbers for slot in self._groups[number].slots]
+        return _Together(numbers, slots, list(map(self.packed_size, numbers)), Starts(list(map(self._start, slots))))
 
     def _start(self, slot: Slot | Joined) -> Tensor:
         return as_bits(slot.start) if self._as_bits else slot.start
@@ -319,21 +337,21 @@ class ShardBuffers:
     @torch.no_grad()
     def apply(self, changes: Mapping[int, Tensor]) -> None:
         """Sets buffers to their start values plus ``changes``, the sums over all shards."""
-        for numbers in self.by_device(changes):
-            slots = [slot for number in numbers for slot in self._groups[number].slots]
-            results = self._starts(numbers).plus(torch.cat([changes[number] for number in numbers]))
+        for together in self._together(changes):
+            slots = together.slots
+            results = together.starts.plus(torch.cat([changes[number] for number in together.numbers]))
             if self._as_bits:
                 results = [from_bits(result, slot.start) for result, slot in zip(results, slots, strict=True)]
             _put(slots, results)
             # What was put into joined ones is their start value already.
             copy_all(pair for slot in slots if isinstance(slot, Slot) for pair in slot.restart())
-        self._known_starts = {}
+        self._known = {}
 
     def restored_after(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which changes are undone: for backward passes, in which
         ``checkpoint()`` runs layers again, whose buffers have been written in the forward pass."""
         groups = [group for group in self._groups if group.changed]
-        return _restored_after(groups) if groups else _NOTHING
+        return _RestoredAfter(groups) if groups else _NOTHING
 
     @torch.no_grad()
     def rewind(self) -> None:
@@ -367,28 +385,36 @@ def _slot(module: nn.Module, name: str) -> Slot:
     return Slot(module, name, is_statistic=isinstance(module, NORMALIZATIONS))
 
 
-@contextlib.contextmanager
-def _restored_after(groups: Sequence[_BufferGroup]) -> Iterator[None]:
-    slots = [slot for group in groups for slot in group.slots]
-    before: list[Tensor] = []
-    pairs = []
-    with torch.no_grad():
-        for slot in slots:
-            if isinstance(slot, Joined):
-                before.append(slot.read())  # a copy
-            else:
-                tensor = slot.tensor.detach()
-                before.append(torch.empty_like(tensor))
-                pairs.append((before[-1], tensor))
-        copy_all(pairs)
-    counts = [group.counts() for group in groups]
-    try:
-        yield
-    finally:
-        values = iter(before)
+class _RestoredAfter(contextlib.AbstractContextManager[None]):
+    """A context after which groups of buffers have the values from before."""
+
+    # Not made of a generator, which takes longer than to copy the buffers of a small model.
+
+    def __init__(self, groups: Sequence[_BufferGroup]) -> None:
+        self._groups = groups
+        self._counts = [group.counts() for group in groups]
+        self._before: list[Tensor] = []
+
+    @override
+    def __enter__(self) -> None:
         pairs = []
         with torch.no_grad():
-            for group, count in zip(groups, counts, strict=True):
+            for group in self._groups:
+                for slot in group.slots:
+                    if isinstance(slot, Joined):
+                        self._before.append(slot.read())  # a copy
+                    else:
+                        tensor = slot.tensor.detach()
+                        self._before.append(torch.empty_like(tensor))
+                        pairs.append((self._before[-1], tensor))
+            copy_all(pairs)
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        values = iter(self._before)
+        pairs = []
+        with torch.no_grad():
+            for group, count in zip(self._groups, self._counts, strict=True):
                 # Normalization layers may have written without a count. So does this.
                 is_written = group.is_normalization or group.counts() != count
                 for slot, value in zip(group.slots, values, strict=False):

@@ -54,11 +54,13 @@ class Starts:
         alike: dict[torch.dtype, list[int]] = {}
         for number, start in enumerate(starts):
             alike.setdefault(start.dtype, []).append(number)
-        self._alike: list[tuple[list[int], _Reals | _Integers]] = []
-        """The numbers of buffers of one dtype, and their values side by side."""
+        self._alike: list[tuple[list[int], list[int], _Reals | _Integers]] = []
+        """The numbers of buffers of one dtype, their lengths in a column of packed changes, and
+        their values side by side."""
         for numbers in alike.values():
             flat = _flat(starts, numbers)
-            self._alike.append((numbers, _Reals(flat) if _is_real(flat) else _Integers(flat)))
+            values = _Reals(flat) if _is_real(flat) else _Integers(flat)
+            self._alike.append((numbers, [self._sizes[number] // values.num_columns for number in numbers], values))
 
     def pack(self, after: Sequence[Tensor], fraction: float, *, is_lowest_shard: bool) -> Tensor:
         """Returns the changes of a shard times its fraction, packed one after the other; of
@@ -66,9 +68,8 @@ class Starts:
         # One float64 message for all dtypes. Halves of 32 bits are exact in it, and only the lowest
         # shard's are not 0, so their sums are exact too. -0.0 is "no change" of a floating buffer.
         parts: list[Sequence[Tensor]] = [()] * len(after)
-        for numbers, start in self._alike:
+        for numbers, sizes, start in self._alike:
             columns = start.pack(_flat(after, numbers), fraction, is_lowest_shard=is_lowest_shard)
-            sizes = [self._sizes[number] // len(columns) for number in numbers]
             for number, *pieces in zip(numbers, *(split(column, sizes) for column in columns), strict=True):
                 parts[number] = pieces
         return _cat([part for several in parts for part in several])
@@ -78,7 +79,7 @@ class Starts:
         changes are measured from 0."""
         pieces = split(packed, self._sizes)
         results = [packed] * len(pieces)
-        for numbers, start in self._alike:
+        for numbers, _, start in self._alike:
             parts = split(start.plus([pieces[number] for number in numbers]), [self._shapes[n].numel() for n in numbers])
             for number, part in zip(numbers, parts, strict=True):
                 results[number] = part.view(self._shapes[number])
@@ -87,6 +88,8 @@ class Starts:
 
 class _Reals:
     """Floating or complex values, whose changes are float64."""
+
+    num_columns = 1
 
     def __init__(self, start: Tensor) -> None:
         self._dtype = start.dtype
@@ -124,6 +127,8 @@ class _Reals:
 class _Integers:
     """Integers or truth values, whose changes are packed as two halves."""
 
+    num_columns = 2
+
     def __init__(self, start: Tensor) -> None:
         self._dtype = start.dtype
         self._start = start.long()
@@ -143,7 +148,7 @@ class _Integers:
 
 def _flat(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
     """Returns tensors side by side, to be read: of one it may be a view."""
-    return _cat([tensors[number].detach().flatten() for number in numbers])
+    return _cat([tensors[number].flatten() for number in numbers])
 
 
 def _cat(tensors: Sequence[Tensor]) -> Tensor:

@@ -35,6 +35,7 @@ of ranks can wait for each other in a circle, whatever their speed."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -117,7 +118,7 @@ class ExactStrategy(Strategy):
         self.exchange = Exchange(rank, ranks_per_machine=ranks_per_machine, between_machines=between_machines)
         self.on_gpus = {gpu: OrderedExchange(rank, gpu, ranks_per_machine=ranks_per_machine) for gpu in gpus}
         self.names: dict[Parameter, str] = {}
-        """The names of the parameters of all models."""
+        """The names of the parameters of all models. Their order numbers them."""
         self.buffers = ShardBuffers()
         self.running: ExactSums | None = None
         """The phase that runs a backward pass, and gets its gradients."""
@@ -140,18 +141,18 @@ class ExactStrategy(Strategy):
             broadcast_from_rank_0(model)
         for name, parameter in model.named_parameters():
             if parameter not in self.names:
-                self.names[parameter] = name
                 if has_gradient(parameter):
-                    self._hooks.append(on_gradient(parameter, self._arrived))
+                    self._hooks.append(on_gradient(parameter, functools.partial(self._arrived, len(self.names))))
+                self.names[parameter] = name
         self.buffers.attach(model)
         return model
 
-    def _arrived(self, parameter: Parameter) -> None:
-        """Moves a new gradient into its bucket while it is in the CPU cache. Called by autograd
-        during the backward pass."""
+    def _arrived(self, number: int, parameter: Parameter) -> None:
+        """Moves the new gradient of a parameter of this number into its bucket while it is in the
+        CPU cache. Called by autograd during the backward pass."""
         if self.running is not None:
             with self._hook_lock:
-                self.running.arrived(parameter)
+                self.running.arrived(number, parameter)
 
     @override
     def open(self, plan: StepPlan, phase: int) -> PhaseSums:
@@ -246,15 +247,13 @@ class ExactSums(PhaseSums):
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             strategy.running = None
-        with torch.no_grad():
-            for bucket_sum in self._filling:
-                bucket_sum.end_backward()
-            self._send_complete()
+        for bucket_sum in self._filling:
+            bucket_sum.end_backward()
+        self._send_complete()
         strategy.waited_s = self._exchange.waited_s
         if micro.is_last:
             self._num_calls = call + 1
 
-    @torch.no_grad()
     @override
     def end_shard(self) -> None:
         micro, self._micro = self._micro, None
@@ -348,12 +347,13 @@ class ExactSums(PhaseSums):
 
     # The backward pass
 
-    def arrived(self, parameter: Parameter) -> None:
-        """Moves a new gradient into its bucket. Called within the backward pass."""
-        location = self._layout.slots.get(parameter)
-        if location is None:
+    def arrived(self, number: int, parameter: Parameter) -> None:
+        """Moves the new gradient of a parameter of this number into its bucket. Called within the
+        backward pass."""
+        place = self._layout.places.get(number)
+        if place is None:
             return
-        index, slot = location
+        index, slot = place
         gradient = take_gradient(parameter, self._strategy.names)
         if self._sent and (self._call, index) in self._sent:
             raise came_in_pieces(self._strategy.names[parameter])

@@ -22,6 +22,9 @@ from lockstep._sync.slots import Slot, has_value
 
 _form_of: Callable[[Tensor], tuple[torch.Size, torch.dtype]] = operator.attrgetter("shape", "dtype")
 _address_of = Tensor.data_ptr
+_JOINS: dict[frozenset[int], Callable[..., Tensor]] = {frozenset({0}): torch.stack, frozenset({1}): torch.cat}
+"""How to put tensors side by side that all have the same number of dimensions. (``hstack`` takes
+others, but first changes every tensor.)"""
 
 
 def can_join(tensor: Tensor) -> bool:
@@ -44,8 +47,8 @@ class Joined:
         tensors = self._tensors()
         self._forms = list(map(_form_of, tensors))
         self._modules = list(dict.fromkeys(slot.module for slot in members))
-        self._join = torch.hstack if any(tensor.ndim for tensor in tensors) else torch.stack
-        """Puts the tensors side by side. (Only ``hstack`` takes those without a dimension, too.)"""
+        self._join = _JOINS.get(frozenset(tensor.ndim for tensor in tensors), torch.hstack)
+        """Puts the tensors side by side."""
         self._targets: list[Tensor] = []
         """What to write to, to give all buffers a value."""
         self._known: tuple[list[Tensor], list[int], list[tuple[torch.Size, torch.dtype]]] = ([], [], [])
@@ -53,6 +56,8 @@ class Joined:
         belong."""
         self._is_apart = any(tensor.device != device for tensor in tensors)
         self.start = torch.empty(sum(map(torch.numel, tensors)), dtype=tensors[0].dtype, device=device)
+        self._compared = torch.empty_like(self.start)
+        """What is read to be compared, and needed no longer."""
         self._start_parts = self._split(self.start)
         for slot, part in zip(members, self._start_parts, strict=True):
             slot.start = part
@@ -103,7 +108,7 @@ class Joined:
 
     def put_back(self, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         # Another form is not looked for, which the end of the shard refuses.
-        if value.device.type == "cpu" and torch.equal(self._flat(self._tensors()), value):
+        if value.device.type == "cpu" and torch.equal(self._flat(self._tensors(), self._compared), value):
             return []
         return self._copy([pair for slot, part in self._to_write(self._split(value)) for pair in slot.put_back(part)])
 
@@ -171,7 +176,7 @@ class Joined:
         wait for a GPU."""
         if list(map(_form_of, tensors)) != self._forms:
             return True
-        return value.device.type == "cpu" and not torch.equal(self._flat(tensors), value)
+        return value.device.type == "cpu" and not torch.equal(self._flat(tensors, self._compared), value)
 
     def _to_write(self, parts: Sequence[Tensor]) -> Iterator[tuple[Slot, Tensor]]:
         """Returns the members that may have other values than these, and the values."""

@@ -19,12 +19,23 @@ memory.)"""
 
 
 class Layout:
-    """The assignment of each parameter's gradient to a bucket."""
+    """The assignment of each parameter's gradient to a bucket.
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    Args:
+        parameters: of the run, whose numbers are their places here.
+        buckets: of those that can have gradients.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], buckets: Sequence[Bucket]) -> None:
         self.buckets = buckets
-        self.slots = {p: (index, slot) for index, bucket in enumerate(buckets) for slot, p in enumerate(bucket.parameters)}
-        """Each parameter's place: the index of its bucket, and its slot in the bucket."""
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        self.places = {
+            numbers[parameter]: (index, slot)
+            for index, bucket in enumerate(buckets)
+            for slot, parameter in enumerate(bucket.parameters)
+        }
+        """The place of the gradient of each parameter, by its number: the index of its bucket, and
+        its slot there. (To hash a parameter itself is a call in Python, for each gradient.)"""
         self._last_step: int | None = None
         """The newest step that has used it; None: its memory is freed."""
 
@@ -100,7 +111,7 @@ class Layouts:
             can_learn = list(filter(has_gradient, parameters))
             learning = make_buckets([p for p in can_learn if p.requires_grad], self._num_slices)
             frozen = make_buckets([p for p in can_learn if not p.requires_grad], self._num_slices)
-            layout = Layout(learning + frozen)
+            layout = Layout(parameters, learning + frozen)
         self._layouts[kind] = layout
         layout.use(step)
         if len(self._layouts) > 1:
