@@ -61,7 +61,7 @@ from lockstep._sync.gradients import (
     has_gradient,
     on_gradient,
     refuse_create_graph,
-    take_gradient,
+    unusable,
 )
 from lockstep._sync.layouts import History, Layout, Layouts, UsedSlots
 from lockstep._sync.news import News
@@ -354,7 +354,9 @@ class ExactSums(PhaseSums):
         if place is None:
             return
         index, slot = place
-        gradient = take_gradient(parameter, self._strategy.names)
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None or gradient.is_sparse:
+            raise unusable(gradient, self._strategy.names[parameter])
         if self._sent and (self._call, index) in self._sent:
             raise came_in_pieces(self._strategy.names[parameter])
         bucket_sum = self._filling[index]

@@ -34,7 +34,7 @@ from lockstep._sync.gradients import (
     is_left_out,
     on_gradient,
     refuse_create_graph,
-    take_gradient,
+    unusable,
     usable,
 )
 from lockstep._sync.news import News
@@ -377,7 +377,9 @@ class FSDPSums(PhaseSums):
         """Moves a new gradient into its leaf. Called within the backward pass."""
         with self._strategy.hook_lock, torch.no_grad():
             unit, slices, slot = self._strategy.places[whole]
-            gradient = take_gradient(whole, self._strategy.names)
+            gradient, whole.grad = whole.grad, None
+            if gradient is None or gradient.is_sparse:
+                raise unusable(gradient, self._strategy.names[whole])
             if unit in self._sent:
                 raise came_in_pieces(self._strategy.names[whole])
             if is_left_out(self._factor):

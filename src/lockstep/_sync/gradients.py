@@ -3,7 +3,7 @@ pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -133,23 +133,16 @@ def on_gradient(parameter: Parameter, notify: Callable[[Parameter], None]) -> Re
     return hook
 
 
-def take_gradient(parameter: Parameter, names: Mapping[Parameter, str]) -> Tensor:
-    """Removes and returns a gradient that autograd has just put into ``.grad``. ``names``: for the
-    message, since to look up each would take as long as the rest.
-
-    Raises:
-        ModelError: it is missing, or sparse.
-    """
-    gradient, parameter.grad = parameter.grad, None
-    if gradient is None:
-        raise ModelError(
-            f"a hook of the script removed the gradient of {names[parameter]!r} in the backward pass, before it was combined "
-            "with the gradients of the other shards. Use the combined gradient, after the loop over batch.shards.",
-            code="gradient-removed",
-        )
-    if gradient.is_sparse:
-        raise _sparse(gradient)
-    return gradient
+def unusable(gradient: Tensor | None, name: str) -> ModelError:
+    """Returns the error for what a backward pass has left in ``.grad`` of the parameter of this
+    name, which is missing or sparse."""
+    if gradient is not None:
+        return _sparse(gradient)
+    return ModelError(
+        f"a hook of the script removed the gradient of {name!r} in the backward pass, before it was combined with the "
+        "gradients of the other shards. Use the combined gradient, after the loop over batch.shards.",
+        code="gradient-removed",
+    )
 
 
 def _sparse(gradient: Tensor) -> ModelError:
