@@ -164,7 +164,7 @@ class ShardBuffers:
     def __init__(self) -> None:
         self._groups: list[_BufferGroup] = []
         self._watched: list[tuple[int, _BufferGroup]] = []
-        """Those that may be no statistics, with their numbers."""
+        """The groups of other modules than normalization layers, with their numbers."""
         self._unmade: list[tuple[nn.Module, str]] = []
         """The buffers that are None. A buffer that a forward pass creates and then does not change
         is a constant created lazily."""

@@ -23,7 +23,7 @@ class Layout:
 
     Args:
         parameters: of the run, whose numbers are their places here.
-        buckets: of those that can have gradients.
+        buckets: of the parameters that can have gradients.
     """
 
     def __init__(self, parameters: Iterable[Parameter], buckets: Sequence[Bucket]) -> None:
