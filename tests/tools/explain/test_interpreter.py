@@ -4,6 +4,8 @@ process."""
 import ctypes
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -97,6 +99,31 @@ def test_a_stack_that_was_not_got_is_asked_for_again(process_that):
     record = process_that(call_extension)
     assert stack_now({**record, "stack_fd": 0}) == []
     assert stack_of(record)[0][2] == "call_extension"
+
+
+RESET = """
+import os, signal, threading
+from pathlib import Path
+from lockstep._base.stopping import catches
+from lockstep._tools.explain.interpreter import SIGNAL, StackFile
+
+def answers():
+    return catches(os.getpid(), SIGNAL)
+
+Path("boxes").mkdir()
+file, found = StackFile(Path("boxes", "1")), [answers()]
+for look in (lambda: file.fields(threading.get_ident()), lambda: StackFile(Path("boxes", "2"))):
+    signal.signal(SIGNAL, signal.getsignal(SIGNAL))
+    found.append(answers())
+    look()
+    found.append(answers())
+print(*found)
+"""
+
+
+def test_a_process_answers_again_after_a_library_has_put_back_all_handlers(tmp_path):
+    done = subprocess.run([sys.executable, "-c", RESET], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.split() == ["True", "False", "True", "False", "True"]
 
 
 def test_what_faulthandler_writes_is_read_by_thread():

@@ -70,8 +70,13 @@ class StackFile:
             self._fd = open_to_write(
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644, within=self._path.parents[1]
             )
-            faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
+            self._register()
             _is_registered = True
+
+    def _register(self) -> None:
+        # `register` keeps what it has registered before, even if that is undone.
+        faulthandler.unregister(SIGNAL)
+        faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
 
     def fields(self, thread_id: int) -> dict[str, Any]:
         """What ``holds_lock`` and ``stack_now`` need in a record. Called from the sampler's thread.
@@ -83,6 +88,10 @@ class StackFile:
             return {}
         about: dict[str, Any] = {"sampler": own, "switches": count}
         if self._fd >= 0 and signal.getsignal(SIGNAL) is signal.SIG_DFL:  # else the script uses it
+            # A library that puts back the handlers of all signals, as Lightning does after `fit`,
+            # undoes this one: Python does not know of it.
+            if not catches(os.getpid(), SIGNAL):
+                self._register()
             about |= {"stack_file": str(self._path), "stack_fd": self._fd, "thread": thread_id}
         return about
 
