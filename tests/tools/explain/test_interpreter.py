@@ -122,7 +122,9 @@ print(*found)
 
 
 def test_a_process_answers_again_after_a_library_has_put_back_all_handlers(tmp_path):
-    done = subprocess.run([sys.executable, "-c", RESET], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", RESET], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=True
+    )
     assert done.stdout.split() == ["True", "False", "True", "False", "True"]
 
 
