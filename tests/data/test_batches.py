@@ -203,6 +203,8 @@ def test_a_list_with_a_list_of_tokens_for_each_sample_is_cut_between_samples():
 def test_columns_of_texts_are_cut_as_the_default_collate_makes_them():
     batch = [rows(3), [("a", "b", "c"), ("d", "e", "f")]]
     assert cut(batch, slice(1, 3), 3)[1] == [("b", "c"), ("e", "f")]
+    beside = {"x": rows(3), "notes": [("a", "b", "c"), "train"]}
+    assert cut(beside, slice(1, 3), 3)["notes"] == [("b", "c"), "train"]
 
 
 def test_a_whole_batch_is_passed_on_as_it_is_also_where_it_could_not_be_cut():

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, get_wo
 
 import lockstep
 from lockstep._base.errors import ConfigError, UsageError
+from lockstep._state.rundir.fixed_settings import read_fixed_settings
 
 pytestmark = pytest.mark.timeout(60)
 HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
@@ -51,6 +52,24 @@ def test_a_later_launch_has_the_settings_of_the_first(tmp_path):
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     launches = [(each["event"], each.get("step")) for each in events if each["event"] in ("start", "resume")]
     assert launches == [("start", None), ("start", None), ("resume", 0)], "without a checkpoint it starts over"
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 4, None])
+def test_only_a_batch_smaller_than_its_shards_is_told_of_empty_ones(tmp_path, monkeypatch, batch_size):
+    (reports := tmp_path / "reports").touch()
+    monkeypatch.setenv("LOCKSTEP_REPORTS", str(reports))
+    with join(tmp_path / "run", shards=3) as team:
+        team.prepare(DataLoader(TensorDataset(torch.ones(12, 1)), batch_size))
+    codes = [json.loads(line)["code"] for line in reports.read_text().splitlines()]
+    assert ("batch-smaller-than-shards" in codes) is (batch_size == 2)
+
+
+def test_each_training_of_a_program_has_a_number_by_which_its_command_finds_it(tmp_path):
+    found = []
+    for name in "ab":
+        with join(tmp_path / name):
+            found.append(read_fixed_settings(tmp_path / name)[1].number)
+    assert found[1] == found[0] + 1
 
 
 @pytest.mark.parametrize(("name", "value"), [*{**BIRTH, "shards": 2, "accumulate": 1, "seed": 12, "threads": 2}.items()])
