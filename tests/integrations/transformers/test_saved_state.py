@@ -10,7 +10,7 @@ import pytest
 
 from lockstep._base.digest import digest
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.long]  # it imports transformers
+pytestmark = pytest.mark.timeout(60)
 VALUES = {
     "list": [1, 2],
     "deque": deque([1, 2]),

@@ -32,6 +32,7 @@ def everything():
             "reduce": team.reduce(given, dst=last),
             "reduce mean": team.reduce(given, "mean", dst=0),
             "broadcast": team.broadcast(given, src=last),
+            "broadcast to other strides": team.broadcast(given if rank == last else torch.empty(3, 2), src=last),
             "all_gather": team.all_gather(given),
             "gather": team.gather(given, dst=last),
             "scatter": team.scatter(rows if rank == last else None, torch.empty(2), src=last),

@@ -35,6 +35,7 @@ def test_collectives_give_what_they_promise(standing_crew, nproc):
         same(found["reduce"], stack.sum(0) if rank == last else None)
         same(found["reduce mean"], stack.sum(0) / nproc if rank == 0 else None)
         same(found["broadcast"], stack[last])
+        same(found["broadcast to other strides"], stack[last])
         same(found["all_gather"], stack)
         same(found["gather"], stack if rank == last else None)
         same(found["scatter"], rows[last][rank])
