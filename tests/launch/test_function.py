@@ -63,7 +63,8 @@ def unsaved():
 
 
 def interrupt(pid):
-    os.kill(pid, signal.SIGINT)
+    if os.environ["RANK"] == "0":  # a second one, a moment later, would be another press
+        os.kill(pid, signal.SIGINT)
     time.sleep(30)
 
 

@@ -138,7 +138,7 @@ def test_a_training_has_the_numbers_and_files_of_plain_accelerate(own, tmp_path,
 
 
 @pytest.fixture
-def accelerators(_frozen, tmp_path, monkeypatch):
+def accelerators(_frozen, one_thread, tmp_path, monkeypatch):
     """Accelerators of this process, whose runs are closed when the test ends."""
     made = []
 
@@ -156,7 +156,6 @@ def accelerators(_frozen, tmp_path, monkeypatch):
 
     for module in (loops, sizes):
         monkeypatch.setattr(module, "Accelerator", make)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     yield make
     close()
     forget()
@@ -168,7 +167,7 @@ def test_loops_have_the_numbers_that_they_assert(accelerators):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_would_give_another_number_is_refused(accelerators):
+def test_what_would_give_another_number_is_refused_by_one_process(accelerators):
     for name, (loop, expected) in loops.REFUSED.items():
         with pytest.raises((LockstepError, AttributeError)) as raised:
             loop(accelerators(cpu=True, shards=5, progress="off"))
@@ -181,7 +180,7 @@ def test_a_loss_that_a_size_scales_is_refused(accelerators):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_sizes_of_views_and_weights_are_those_of_shards(accelerators):
+def test_sizes_are_those_of_shards_in_one_process(accelerators):
     mean, *others = sizes.meant()
     for other in others:
         assert other == pytest.approx(mean, rel=1e-5, abs=1e-7)
@@ -192,7 +191,7 @@ class LeftError(BaseException):
 
 
 @pytest.fixture
-def trained(_frozen, tmp_path, monkeypatch):
+def trained(_frozen, one_thread, tmp_path, monkeypatch):
     """``trained(function, place, leave_at=0)``: what a function of ``resumed`` returns in this
     directory, or None if it is left at that step, once its checkpoint is there."""
     made = []
@@ -208,7 +207,6 @@ def trained(_frozen, tmp_path, monkeypatch):
 
     monkeypatch.setattr(resumed, "Accelerator", make)
     monkeypatch.setattr(resumed, "die", leave)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
     def run(function, place, leave_at=0):
         (tmp_path / place).mkdir(exist_ok=True)
@@ -230,7 +228,7 @@ def test_a_run_that_is_left_is_resumed_as_an_undisturbed_one_or_not_at_all(train
     whole = trained(resumed.train, "whole")
     assert trained(resumed.train, "parts", 4) is None  # between two steps of the optimizer
     assert trained(resumed.train, "parts") == whole
-    for step in (2, 3):  # after the first step of a pass, and after its last
+    for step in (2, 3):  # after the last step of a pass, and after the first of the next
         assert trained(resumed.count_from_the_first_epoch, f"range {step}", step) is None
         assert trained(resumed.count_from_the_first_epoch, f"range {step}") == "epochs-by-range"
     assert trained(resumed.accumulate_by_hand, "by hand") == (None, 1)

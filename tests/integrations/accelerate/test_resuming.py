@@ -28,21 +28,6 @@ def test_a_killed_training_ends_with_the_same_numbers_on_another_number_of_proce
     assert found == expected
 
 
-@pytest.mark.parametrize("kill_at", [2, 5])
-def test_a_run_of_epochs_by_range_is_not_resumed(nest, tmp_path, kill_at):
-    assert run(nest, tmp_path, 1, "count_from_the_first_epoch", kill_at)[0] == [-9]
-    assert run(nest, tmp_path, 1, "count_from_the_first_epoch") == ([0], ["epochs-by-range"])
-
-
-def test_a_pass_whose_gradients_the_script_counts_itself_is_not_resumed_in_the_middle(nest, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whole.mkdir()
-    parts.mkdir()
-    assert run(nest, whole, 1, "accumulate_by_hand") == ([0], [[None, 1]])
-    assert run(nest, parts, 1, "accumulate_by_hand", 3)[0] == [-9]
-    assert run(nest, parts, 1, "accumulate_by_hand") == ([0], [["accumulation-by-script", None]])
-
-
 def by_torchrun(place, processes, kill_at):
     """accelerate's nlp_example under torchrun: its last line's content; None: it was killed."""
     script = Path(__file__).parent / "interrupted_example.py"

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import logging
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -69,12 +68,11 @@ class Net(L.LightningModule):
 
 
 def trainer(strategy, **settings):
-    root = tempfile.mkdtemp()
     settings = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, **settings}
     return L.Trainer(
         strategy=strategy,
         accelerator="cpu",
-        default_root_dir=root,
+        default_root_dir=Path.cwd(),
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,

@@ -59,14 +59,13 @@ FEATURES = (
 )
 """See ``trainer_features``."""
 LIKE_PLAIN = (
-    "tokens, accumulation, clipping, warmup",
     "label smoothing, no clipping",
     "an own loss function",
     "drop_last, fractional epochs",
     "adafactor, weight decay",
-    "tokens seen",
 )
-"""Features that are compared with a plain Trainer: without random samples and dropout."""
+"""Features that are compared with a plain Trainer: without random samples and dropout. Others are
+in ``test_trainer_alone.py``, all at once."""
 SAME_AS = {
     "loader workers": "random samples",
     "activation checkpointing": "usual",

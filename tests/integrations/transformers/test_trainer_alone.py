@@ -7,6 +7,7 @@ import contextlib
 import copy
 import gc
 import importlib
+import importlib.util
 import json
 import shutil
 import types
@@ -21,10 +22,10 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
-def features():
+def features(require):
     """The module of that name, after an import that takes seconds."""
-    for name in ("transformers", "accelerate"):
-        pytest.importorskip(name)
+    for name in ("transformers", "accelerate", "trl"):
+        require(name, None if importlib.util.find_spec(name) else f"{name} is not installed")
     found = importlib.import_module("trainer_features")
     gc.collect()
     gc.freeze()  # as after the collection of tests: the end of each run would look through it
@@ -38,6 +39,9 @@ def close_runs(features):
     session = importlib.import_module("lockstep.integrations.transformers._session")
     if session._team is not None and not session._team.is_closed:
         session._team.close()
+    states = importlib.import_module("accelerate.state")
+    states.AcceleratorState._reset_state(reset_partial_state=True)
+    states.GradientState._reset_state()
 
 
 def wide(features, kind, arguments, out, dropout=0.0, num_samples=38, **more):
@@ -223,7 +227,6 @@ def test_arguments_become_the_settings_of_the_run_and_no_two_may_set_one(feature
 
 def test_every_rank_has_the_metrics_of_trl_of_all_shards_in_their_order(features, monkeypatch):
     """A shard has them on one rank; a log empties them; and a resumed run has those of before."""
-    pytest.importorskip("trl")
     trl = importlib.import_module("lockstep.integrations.trl")
 
     class Recorder(trl.SharedMetrics):
