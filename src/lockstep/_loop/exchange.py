@@ -144,6 +144,7 @@ def exchange(
         peers.clock.device_finished()
     own, (step, phase) = numbers.recorded, at
     if peers.is_alone:
+        # NOTHING is seen without a call, in each step of most runs.
         if (news is NOTHING or not news) and not (own.values or own.weights or own.others):
             return PhaseResult([None] * len(own.kinds), {}, news)
         own.news, own.followers = news, followers

@@ -354,7 +354,7 @@ class ExactSums(PhaseSums):
         if place is None:
             return
         index, slot = place
-        gradient, parameter.grad = parameter.grad, None
+        gradient, parameter.grad = parameter.grad, None  # here, since a call for each takes as long
         if gradient is None or gradient.is_sparse:
             raise unusable(gradient, self._strategy.names[parameter])
         if self._sent and (self._call, index) in self._sent:

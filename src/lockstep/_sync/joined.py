@@ -56,8 +56,8 @@ class Joined:
         belong."""
         self._is_apart = any(tensor.device != device for tensor in tensors)
         self.start = torch.empty(sum(map(torch.numel, tensors)), dtype=tensors[0].dtype, device=device)
-        self._compared = torch.empty_like(self.start)
-        """What is read to be compared, and needed no longer."""
+        self._compared = torch.empty_like(self.start) if device.type == "cpu" else None
+        """What is read to be compared, and needed no longer. On a GPU nothing is compared."""
         self._start_parts = self._split(self.start)
         for slot, part in zip(members, self._start_parts, strict=True):
             slot.start = part

@@ -357,3 +357,33 @@ def train_without_loader(with_team):
     except lockstep.UsageError as error:
         return str(error)
     return ""
+
+
+class Growing(nn.Module):
+    """Its second layer is made in its first forward pass, from the random stream of a shard."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+
+    def forward(self, x):
+        if not hasattr(self, "second"):
+            self.second = nn.Linear(2, 1)
+        return self.second(self.first(x))
+
+
+def grow():
+    """Trains such a model; the code of the error."""
+    try:
+        with lockstep.join() as team:
+            model = Growing()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.ones(16, 2), 4))
+            for batch in loader:
+                for x in batch.shards:
+                    team.backward(model(x).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+    except lockstep.ModelError as error:
+        return error.code
+    return ""

@@ -59,6 +59,11 @@ def test_ranks_that_part_after_their_last_step_are_told_when_the_script_ends(cre
         assert True not in saved_states(run_dir)
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_layer_that_a_forward_pass_makes_is_named_before_the_ranks_are_compared(crew, nproc):
+    assert crew(nproc, guard_scripts.grow, shards=2) == ["parameter-added-late"] * nproc
+
+
 def test_what_rank_0_alone_loads_after_training_is_reported_and_no_error(crew, tmp_path, monkeypatch):
     file = tmp_path / "reports.jsonl"
     monkeypatch.setenv("LOCKSTEP_REPORTS", str(file))

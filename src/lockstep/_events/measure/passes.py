@@ -117,7 +117,7 @@ class PassMeter(Listener):
         progress.until_s = time.time()
         _wait_for_gpu()
         used, split = usage.end(), self._split()
-        if self._num_steps < self._warm_up:  # left, or of unknown length and over, before that was
+        if self._num_steps < self._warm_up:  # it was left, or was shorter than expected
             self._warm = self._num_steps, self._num_samples
             used |= {"wall_s": 0.0, "cpu_s": 0.0}
         is_telling = time.perf_counter() - self._began_s >= _PRINTED_S and (exhausted or self._num_steps >= _FEWEST_STEPS)

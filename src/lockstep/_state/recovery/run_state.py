@@ -152,6 +152,15 @@ class RunState:
         self.unsavable[adapter] = refused
         return weights, {**state, ATTRIBUTES: saved} if saved else state
 
+    def check_gradients(self) -> None:
+        """Checks that no model has got a parameter since it was prepared.
+
+        Raises:
+            ModelError: one has, with a gradient of this process.
+        """
+        for adapter in self.objects:
+            _check_gradients(adapter)
+
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
         """Yields the object, the part of its state, and the value of all that must be the same on
         all ranks. A value is a tensor, or a tree of plain values and tensors."""

@@ -65,7 +65,7 @@ _LAST_WORDS_S = 1.0
 _LOOK_EVERY_S = 0.02
 _REHEARSAL = 3
 """The exchange in which a checkpoint is rehearsed, unless one is due sooner. The first two follow
-the first steps, which have other looks at the state. The third is at most half a second, or one
+the first steps, which have other looks at the state. The third is about half a second, or one
 step, later (see ``CheckpointSchedule``)."""
 _SIGNAL_RANGE = 128
 """A number above all signal numbers (1 to 64 on Linux)."""

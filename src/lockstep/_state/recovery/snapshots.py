@@ -48,7 +48,13 @@ class Snapshots:
         self._touching: threading.Thread | None = None
 
     def accept_first_step(self) -> None:
-        """Accepts what the first step has made, before anything is saved."""
+        """Accepts what the first step has made, before anything is saved.
+
+        Raises:
+            ModelError: it has made what each rank would train by itself.
+        """
+        # Here, before the ranks' states are compared: such a part differs there, which says less.
+        self._state.check_gradients()
         for adapter in self._state.objects:
             adapter.after_first_step()
 

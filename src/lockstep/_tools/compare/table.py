@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep._base.escape_control import escape_control
+from lockstep._events.format import NOT_FINITE
 from lockstep._events.measure.split import sentence
 from lockstep._tools.compare.comparison import Comparison, RowResult
 from lockstep._tools.compare.figures import Figures, Relation
@@ -40,9 +41,9 @@ def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, .
         Column(heading=f"peak\n{kind}", cell=lambda figures, _: memory(figures.peak_bytes)),
     )
     answer = (
-        Column(heading="final\nloss", cell=lambda figures, _: value(figures.loss)),
+        Column(heading="final\nloss", cell=lambda figures, _: value(figures.loss, figures.loss_from)),
         Column(heading="minus\nsingle", cell=lambda _, relation: difference(relation, "loss")),
-        Column(heading="accu-\nracy", cell=lambda figures, _: value(figures.accuracy)),
+        Column(heading="accu-\nracy", cell=lambda figures, _: value(figures.accuracy, figures.accuracy_from)),
         Column(heading="minus\nsingle", cell=lambda _, relation: difference(relation, "accuracy")),
     )
     return speed, answer
@@ -129,9 +130,11 @@ def memory(num_bytes: int | None) -> str:
     return NOTHING if num_bytes is None else size(num_bytes)
 
 
-def value(number: float | None) -> str:
-    """Formats a loss or an accuracy."""
-    return NOTHING if number is None else f"{number:.4f}"
+def value(number: float | None, source: str | None) -> str:
+    """Formats a loss or an accuracy, and where it comes from (None: there is none)."""
+    if number is None:
+        return NOTHING if source is None else NOT_FINITE
+    return f"{number:.4f}"
 
 
 def difference(relation: Relation | None, name: str) -> str:

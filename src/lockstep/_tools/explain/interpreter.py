@@ -75,7 +75,8 @@ class StackFile:
 
     def _register(self) -> None:
         # `register` keeps what it has registered before, even if that is undone.
-        faulthandler.unregister(SIGNAL)
+        if _is_registered and not catches(os.getpid(), SIGNAL):
+            faulthandler.unregister(SIGNAL)
         faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
 
     def fields(self, thread_id: int) -> dict[str, Any]:

@@ -25,8 +25,7 @@ class SampleBySample(Listener):
     """Runs each sample of one shard as a dry run, before the shards of a phase.
 
     Each has the shard's random stream, and the weights and all else from the beginning of the
-    phase.
-    Nothing is fetched again: the shard's own batch is split, with its samples as they were
+    phase. Nothing is fetched again: the shard's own batch is split, with its samples as they were
     augmented.
 
     Args:

@@ -162,9 +162,9 @@ def command(run: Path, **values: Any) -> int:
         say(f"saved the batches to {options.out}")
     for line in verdict.lines:
         say(line)
-    samples = _blame(replayer, request, recorded, say) if options.blames else []
+    place, samples = _blame(replayer, request, recorded, say) if options.blames else (None, [])
     if options.as_json:
-        echo_json(_as_json(directory, request, recorded, verdict, samples))
+        echo_json(_as_json(directory, request, recorded, verdict, place, samples))
     if failure is not None:
         raise failure
     return _STATUS[verdict.status]
@@ -331,19 +331,22 @@ def _start_of(directory: Path) -> dict[str, Any]:
     return next((event for event in read_events(directory) if event["event"] == "start"), {})
 
 
-def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Callable[[str], object]) -> list[culprits.Sample]:
+def _blame(
+    replayer: _Replayer, request: Request, recorded: Recorded, say: Callable[[str], object]
+) -> tuple[culprits.Place | None, list[culprits.Sample]]:
     """Replay the worst shard of the first step sample by sample, and print the samples that cause
-    its loss; returns all samples."""
+    its loss; returns the shard (None: no shard has a loss) and all its samples."""
     place = culprits.worst_place(recorded.run, request.first, request.shard)
     if place is None:
-        say(f"nothing to blame: no shard of step {request.first} has a loss, since it calls no team.backward()")
-        return []
+        which = "no shard" if request.shard is None else f"shard {request.shard}"
+        say(f"nothing to blame: {which} of step {request.first} has {'a' if request.shard is None else 'no'} loss")
+        return None, []
     if recorded.batch_norm:
         say(
             f"to blame: {place.name} (loss {place.loss:.6g}). Its samples cannot be replayed one by one: "
             f"{recorded.batch_norm[0]!r} normalizes over all of them (BatchNorm)"
         )
-        return []
+        return place, []
     alone = dataclasses.replace(request, last=request.first, shard=place.shard, blamed_phase=place.phase)
     directory, failure = replayer.replay(alone)
     if failure is not None:
@@ -352,14 +355,19 @@ def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Calla
     samples = culprits.read_samples(directory)
     for line in culprits.describe(place.name, samples):
         say(line)
-    return samples
+    return place, samples
 
 
 def _as_json(
-    directory: Path, request: Request, recorded: Recorded, verdict: Verdict, samples: list[culprits.Sample]
+    directory: Path,
+    request: Request,
+    recorded: Recorded,
+    verdict: Verdict,
+    place: culprits.Place | None,
+    samples: list[culprits.Sample],
 ) -> dict[str, Any]:
     return {
-        **dataclasses.asdict(request),
+        **{name: value for name, value in dataclasses.asdict(request).items() if name != "blamed_phase"},
         "directory": str(directory),
         "verdict": verdict.status,
         "why": verdict.lines,
@@ -377,5 +385,6 @@ def _as_json(
         ],
         "rates": {step: recorded.rates(step) for step in recorded.run.steps},
         "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in samples],
+        "blamed_in": None if place is None else {**dataclasses.asdict(place), "loss": repr(place.loss)},
         "blamed": [sample.identity for sample in culprits.culprits(samples)],
     }

@@ -176,8 +176,8 @@ def uses_each_sample_once(run: TracedRun) -> bool | None:
 
 
 def learned(run: TracedRun) -> bool:
-    """Whether any weight changed. Of a run that was resumed only the end is known, in which none
-    may have to: it has learned."""
+    """Whether any weight changed. Of a resumed run only the last steps are known, which may change
+    none, so it counts as having learned."""
     is_whole = min(run.steps) == 1 and bool(run.initial)
     return not is_whole or dict(run.initial[0]["weights"]) != dict(run.last["weights"])
 
