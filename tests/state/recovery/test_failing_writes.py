@@ -139,7 +139,12 @@ def check_stopped(plan, ranks, told):
 
 @pytest.mark.parametrize(
     ("nproc", "strategy", "first"),
-    [(1, "exact", 0), (2, "exact", 100), (2, "fsdp", 200), pytest.param(3, "fsdp", 300, marks=pytest.mark.long)],
+    [
+        (1, "exact", 0),
+        (2, "exact", 100),
+        pytest.param(2, "fsdp", 200, marks=pytest.mark.long),
+        pytest.param(3, "fsdp", 300, marks=pytest.mark.long),
+    ],
 )
 def test_each_save_is_whole_or_absent_and_the_state_of_its_moment(crew, nproc, strategy, first):
     plans = [drawn(seed, nproc, nproc if strategy == "fsdp" else 1) for seed in seeds(first, 2)]
