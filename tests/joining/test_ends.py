@@ -203,7 +203,7 @@ ENDS = [
     (train, None, at_exit(error=LeftError()), (INTERRUPTED, 6)),
     (train, ("epoch", 3, is_left), at_exit(), (INTERRUPTED, 3, UNKNOWN)),
     (catch, ("pass", 2, fail), at_exit(0), (INTERRUPTED, 1, LEFT)),
-    (no_epochs, None, at_exit(), (INTERRUPTED, 2, UNKNOWN)),
+    (no_epochs, None, at_exit(), (INTERRUPTED, 3, UNKNOWN)),
 ]
 
 

@@ -253,7 +253,7 @@ class _Test:
         reference = self._reference
         difference = first_fault(run)
         if difference is None and reference is not None:
-            difference = first_difference(reference.run, run, until=max(run.steps))
+            difference = first_difference(reference.run, run, until=run.last_of_all)
         if difference is not None:
             raise self._in_traces(difference, _Done(setting=setting, run=run, returned=[]), failure=error.summary) from error
 

@@ -91,9 +91,9 @@ class _Verifier:
             self._observer.started(f"[{setting.number}/{self.verification.num_rows}] {setting.label}")
             result, run = self._run_setting(setting)
             if run is not None:
-                # A run that failed is compared up to its last step: the first difference may be
-                # the reason for the failure.
-                until = None if result.status == "ok" else max(run.steps)
+                # A run that failed is compared as far as all ranks came: the first difference may
+                # be the reason for the failure.
+                until = None if result.status == "ok" else run.last_of_all
                 reference = self._reference
                 difference = first_fault(run) or (
                     None if reference is None else first_difference(reference, run, until=until)

@@ -157,6 +157,20 @@ def test_what_a_resume_has_lost_is_found_before_its_first_step():
     assert (found.step, found.stage, found.name) == (1, "state", "momentum of w")
 
 
+def test_what_a_rank_that_was_ended_has_not_written_is_behind_the_last_step_of_all():
+    whole = trace(2, num_steps=3)
+    last = gather(whole).last_of_all
+    rank_0 = [line for line in whole[0] if line.get("step", 0) < 3]
+    for left in ([rank_0, whole[1]], [whole[1], rank_0]):
+        ranks = [
+            [{**line, "rank": n} if line["event"] == "start" else line for line in lines] for n, lines in enumerate(left)
+        ]
+        run = gather(ranks)
+        assert (last, run.last_of_all) == (3, 2)
+        assert first_difference(gather(trace(1, num_steps=3)), run, until=run.last_of_all) is None
+    assert gather([rank_0, [line for line in whole[1] if line["event"] != "step"]]).last_of_all == 0
+
+
 def test_a_trace_is_complete_if_every_rank_has_reached_its_end():
     for left_out in range(3):
         ranks = [lines[: len(lines) - (rank == left_out)] for rank, lines in enumerate(trace(2))]

@@ -76,6 +76,13 @@ class TracedRun:
         """The line of the last step of the first rank that has finished it."""
         return self.steps[max(self.steps)][0]
 
+    @property
+    def last_of_all(self) -> int:
+        """The last step that all ranks have finished; 0: none. Of a later one, lines of ranks that
+        were ended may be missing."""
+        world_size = self.start["world_size"]
+        return max((step for step, lines in self.steps.items() if len(lines) == world_size), default=0)
+
     def numbers(self) -> Collection[int]:
         """The numbers of these steps."""
         return self.steps
