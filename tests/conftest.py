@@ -228,6 +228,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def imports_stay() -> Iterator[None]:
+    """The same after a file whose tests have imported a large library."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) > before + 100:
+        gc.collect()
+        gc.freeze()
+
+
 def in_order(files: Mapping[Path, list[Any]]) -> Iterator[Path]:
     """The costliest file first, for the last one ends alone. Those of tests/cluster mostly wait:
     they are spread over the first two thirds of what there is to compute, the longest first."""
