@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from kept_imports import keep_imports
 
 # Whatever a test starts inherits this variable, so that its processes are known also when their
 # parent is gone.
@@ -224,8 +224,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
 def pytest_collection_finish() -> None:
     """What is there now stays, so it need not be looked through whenever a run is closed or a loop
     left: thousands of tests are half of a second each time."""
-    gc.collect()
-    gc.freeze()
+    keep_imports()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -234,8 +233,7 @@ def imports_stay() -> Iterator[None]:
     before = len(sys.modules)
     yield
     if len(sys.modules) > before + 100:
-        gc.collect()
-        gc.freeze()
+        keep_imports()
 
 
 def in_order(files: Mapping[Path, list[Any]]) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 is asked of both, runs loops as people write them, and refuses what would give another number."""
 
 import contextlib
-import gc
 import importlib
 import warnings
 
@@ -14,6 +13,7 @@ import sizes
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration
+from kept_imports import keep_imports
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -49,8 +49,7 @@ class Counted:
 def _frozen():
     """After the imports of a training: the end of each run would look through them."""
     importlib.import_module("torch._dynamo")
-    gc.collect()
-    gc.freeze()
+    keep_imports()
 
 
 @pytest.fixture

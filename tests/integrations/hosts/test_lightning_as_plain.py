@@ -3,7 +3,6 @@ does without it, a resumed run is an undisturbed one, and what one process must 
 refused."""
 
 import collections
-import gc
 import importlib
 import importlib.util
 import math
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from codes import raises, refusal_of
+from kept_imports import keep_imports
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -38,8 +38,7 @@ def lightning(require, monkeypatch):
     import lightning
 
     if is_first:
-        gc.collect()
-        gc.freeze()  # as after the collection of tests: the end of each run would look through it
+        keep_imports()
     return lightning
 
 

@@ -5,7 +5,6 @@ refused."""
 import collections
 import contextlib
 import copy
-import gc
 import importlib
 import importlib.util
 import json
@@ -15,6 +14,7 @@ import types
 import pytest
 from checkpoint_files import save_at_once
 from codes import raises
+from kept_imports import keep_imports
 
 from lockstep._base.errors import ConfigError, UsageError
 
@@ -27,8 +27,7 @@ def features(require):
     for name in ("transformers", "accelerate", "trl"):
         require(name, None if importlib.util.find_spec(name) else f"{name} is not installed")
     found = importlib.import_module("trainer_features")
-    gc.collect()
-    gc.freeze()  # as after the collection of tests: the end of each run would look through it
+    keep_imports()
     return found
 
 

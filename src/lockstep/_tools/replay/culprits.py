@@ -46,18 +46,15 @@ class Place:
     phase: int
     shard: int
     loss: float
-
-    @property
-    def name(self) -> str:
-        """The place in its step, for the user."""
-        return f"shard {self.shard}" + (f", phase {self.phase + 1}" if self.phase else "")
+    name: str
+    """The shard and its phase, for the user."""
 
 
 def worst_place(run: TracedRun, step: int, shard: int | None) -> Place | None:
     """Where a step has its worst loss, of all shards or of one, in any phase and backward call;
     None: it has no loss."""
     places = [
-        Place(phase=key.phase, shard=key.shard, loss=number(loss))
+        Place(phase=key.phase, shard=key.shard, loss=number(loss), name=key.name)
         for key, owners in run.shards_of(step)
         if shard in (None, key.shard)
         for loss in owners[0][1]["losses"]

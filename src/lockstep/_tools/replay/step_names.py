@@ -20,7 +20,7 @@ def step_with_nan(digests: Digests) -> tuple[int, str]:
     """
     for loss, key in _losses(digests):
         if loss == "nan":
-            return key.step, f"step {key.step} is the first with a NaN: the loss of {_named(key)}"
+            return key.step, f"step {key.step} is the first with a NaN: the loss of {key.name}"
     raise UsageError(f"no loss in {_range(digests)} is NaN", code="no-nan")
 
 
@@ -34,11 +34,7 @@ def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
     if not losses:
         raise UsageError(f"{_range(digests)} contains no losses", code="no-losses")
     worst, key = max(losses, key=lambda pair: pair[0])
-    return key.step, f"step {key.step} has the largest loss, {worst:.6g} in {_named(key)}"
-
-
-def _named(key: ShardKey) -> str:
-    return f"shard {key.shard}" + (f", phase {key.phase + 1}" if key.phase else "")
+    return key.step, f"step {key.step} has the largest loss, {worst:.6g} in {key.name}"
 
 
 def _range(digests: Digests) -> str:

@@ -23,6 +23,11 @@ class ShardKey(NamedTuple):
     shard: int
     part: int
 
+    @property
+    def name(self) -> str:
+        """The shard and its phase in the step, for the user."""
+        return f"shard {self.shard}" + (f", phase {self.phase + 1}" if self.phase else "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRun:
