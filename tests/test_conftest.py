@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ SOURCE = CONFTEST.parents[1] / "src" / "lockstep"
 def _pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a file of tests under our conftest.py, in a pytest of its own."""
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("GRACE_S = 10.0", "GRACE_S = 0.2"))
+    shutil.copy(CONFTEST.with_name("kept_imports.py"), tmp_path)
     marks = "\n    ".join(["cuda: needs a GPU", "long: not in make test", "quick: in it", "longest: not in CI"])
     (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = .\nmarkers =\n    {marks}\n")
     (tmp_path / "test_it.py").write_text(source)

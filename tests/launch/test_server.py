@@ -76,9 +76,12 @@ def test_a_lost_server_is_told_by_the_next_message_after_all_that_it_had_said(se
 
 
 def environ_of_server():
-    """It is there from the first moment: nobody need wait until the server has imported torch."""
+    """They are there long before the server has imported torch, for which nobody need wait."""
     with contextlib.closing(ForkServer.start()) as server:
-        return psutil.Process(server.pid).environ()
+        process = psutil.Process(server.pid)
+        # The kernel closes the pipe on which subprocess waits before it notes where they are.
+        until(process.environ)
+        return process.environ()
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}])
