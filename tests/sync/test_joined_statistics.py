@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from codes import raises
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,6 +35,7 @@ class Odd(nn.BatchNorm1d):
         self.register_buffer("strided", torch.arange(6.0)[::2])
         self.register_buffer("weights", nn.Parameter(torch.ones(2)).as_subclass(Marked).detach())
         self.register_buffer("low", torch.tensor([float("nan"), -0.0, 1e16]))
+        self.register_buffer("lone", torch.ones(1, 2)[:, 0])
         self.register_buffer("later", None)
 
     def forward(self, x):
@@ -48,6 +50,7 @@ class Odd(nn.BatchNorm1d):
                 self.flags[0] = True
                 self.scalar.add_(x.mean())
                 self.strided.add_(x.mean())
+                self.lone.add_(x.mean())
                 self.weights.add_(x.mean())
                 self.low[2] = mean
         return y
@@ -126,7 +129,13 @@ def toggle(layers):
     layers[0].train(not layers[0].training)
 
 
-BETWEEN = [lambda layers: None, widen, reshape, assign, load, toggle]
+def reform(layers):
+    for buffer in list(layers.buffers())[::2]:
+        if buffer.ndim == 0:
+            buffer.data = buffer.data.view(1)
+
+
+BETWEEN = [lambda layers: None, widen, reshape, assign, load, toggle, reform]
 MODES = [lambda n: True, lambda n: n == 0, lambda n: n > 0, lambda n: False]
 """Whether layer n trains."""
 
@@ -186,7 +195,7 @@ def bits(model):
         name: (
             buffer.dtype,
             buffer.shape,
-            buffer.contiguous().view(-1).view(torch.uint8).tolist() if len(buffer.shape) else buffer.item(),
+            buffer.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).tolist(),
         )
         for name, buffer in plain.items()
     }
@@ -203,6 +212,7 @@ def test_they_get_the_bits_of_each_by_itself_and_stay_the_same_tensors(monkeypat
             patch.setattr(buffers_module, "can_join", lambda tensor: False)
             apart = outcome(LAYERS[kind], trains, between, num_shards, ranks)
         assert repr(joined[0]) == repr(apart[0])
+        assert joined[1] or between is not BETWEEN[0]  # no error, where nothing is done between phases
         # and not fewer: of a layer that has changed some, the others are left alone, too
         assert all(is_same for is_same, was_same in zip(joined[1], apart[1], strict=True) if was_same)
 
@@ -249,6 +259,26 @@ def test_one_that_changes_its_form_is_named_among_many(change, look_at):
     assert layers[3].running_var.tolist() == [1.0] * 4
 
 
+def add_a_dimension(layer):
+    layer.num_batches_tracked.unsqueeze_(0)
+
+
+def see_as_integers(layer):
+    layer.running_var.data = layer.running_var.data.view(torch.int32)
+
+
+@pytest.mark.parametrize("change", [add_a_dimension, see_as_integers])
+def test_one_that_changes_its_form_where_it_is_ends_the_shard(change):
+    layers = nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(3)])
+    buffers = ShardBuffers()
+    buffers.attach(layers)
+    buffers.begin_phase(2)
+    hold(buffers)
+    change(layers[1])
+    with raises(ModelError, "buffer-changed-form"):
+        measure(buffers)
+
+
 def test_they_are_written_where_a_script_has_moved_them():
     layers = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
     buffers = ShardBuffers()
@@ -267,6 +297,22 @@ def test_they_are_written_where_a_script_has_moved_them():
     layers[1].running_var.resize_(2)
     buffers.rewind()
     assert layers[1].running_var.tolist() == [1.0] * 3
+
+
+def test_a_tensor_of_the_script_is_not_written_to():
+    layers = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
+    buffers = ShardBuffers()
+    buffers.attach(layers)
+    for _ in range(2):  # the second time they are known
+        buffers.begin_phase(2)
+        given = torch.full((2,), 5.0)
+        layers[0].running_mean = given
+        with buffers.restored_after():
+            pass
+        buffers.take_changes(0.5, is_lowest_shard=True)
+        assert layers[0].running_mean is not given
+        assert layers[0].running_mean.tolist() == [0.0, 0.0]
+        assert given.tolist() == [5.0, 5.0]
 
 
 class Operations(TorchDispatchMode):

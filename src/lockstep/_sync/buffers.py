@@ -23,6 +23,7 @@ a model count as one module (``sync.joined``)."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ from lockstep._sync.copies import copy_all
 from lockstep._sync.joined import Joined, can_join
 from lockstep._sync.slots import Slot
 
-_start_of: Callable[[Slot | Joined], Tensor] = operator.attrgetter("start")
+_trains: Callable[[nn.Module], bool] = operator.attrgetter("training")
 _kind_of: Callable[[Tensor], tuple[object, ...]] = operator.attrgetter("__class__", "layout", "device", "dtype", "shape")
 _WATCHED_PHASES = 8
 """The number of phases in which a module's buffers are inspected, to warn where combining them
@@ -62,10 +63,10 @@ def _restart(groups: Iterable[_BufferGroup]) -> None:
 
 
 def _put(slots: Sequence[Slot | Joined], values: Sequence[Tensor]) -> None:
-    """Gives buffers these values."""
-    pairs = []
-    for slot, value in zip(slots, values, strict=True):
-        pairs += slot.put(value)
+    """Gives buffers these values, one for each of their start values."""
+    pairs, left = [], iter(values)
+    for slot in slots:
+        pairs += slot.put(*itertools.islice(left, len(slot.starts)))
     copy_all(pairs)
     for slot in slots:
         slot.mark()
@@ -73,16 +74,22 @@ def _put(slots: Sequence[Slot | Joined], values: Sequence[Tensor]) -> None:
 
 def _put_back(slots: Sequence[Slot | Joined]) -> None:
     """Gives buffers their start values."""
-    _put(slots, list(map(_start_of, slots)))
+    pairs = [pair for slot in slots for pair in slot.restore()]
+    if pairs:
+        with torch.no_grad():
+            copy_all(pairs)
+    for slot in slots:
+        slot.mark()
 
 
 def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Adds the results of ``ShardBuffers.take_changes`` of two sets of shards; ``left`` is changed
-    and returned."""
+    and returned, and so are its tensors."""
     shared = [number for number in right if number in left]
-    sums = torch._foreach_add([left[n] for n in shared], [right[n] for n in shared]) if shared else ()
-    left.update(right)
-    left.update(zip(shared, sums, strict=True))
+    if shared:
+        torch._foreach_add_([left[number] for number in shared], [right[number] for number in shared])
+    if len(shared) < len(right):
+        left.update((number, change) for number, change in right.items() if number not in left)
     return left
 
 
@@ -98,7 +105,7 @@ class _BufferGroup:
         self.members = members
         """Every buffer."""
         self.slots: list[Slot | Joined] = list(members)
-        """What is combined: of normalization layers the buffers of one dtype as one."""
+        """What is combined: the buffers of normalization layers as one."""
         self.is_normalization = members[0].is_statistic
         self._modules = list(dict.fromkeys(slot.module for slot in members))
         self._kinds: list[tuple[object, ...]] = []
@@ -107,7 +114,7 @@ class _BufferGroup:
     @property
     def changed(self) -> bool:
         # PyTorch's normalization layers write their statistics without increasing the version.
-        if self.is_normalization and any(module.training for module in self._modules):
+        if self.is_normalization and any(map(_trains, self._modules)):
             return True
         return any(slot.touched for slot in self.slots)
 
@@ -118,21 +125,16 @@ class _BufferGroup:
     def join(self) -> None:
         """Joins statistics, as they are now: a script may have given a layer others, of another
         dtype or on another device."""
-        if self.is_normalization and all(isinstance(slot, Joined) and slot.are_known for slot in self.slots):
+        if self.is_normalization and all(isinstance(slot, Joined) and slot.are_unchanged for slot in self.slots):
             return
         tensors = [slot.tensor for slot in self.members] if self.is_normalization else []
         kinds = list(map(_kind_of, tensors))
         if kinds == self._kinds:
             return
         self._kinds = kinds
-        joined: dict[torch.dtype, list[Slot]] = {}
-        others = []
-        for slot, tensor in zip(self.members, tensors, strict=True):
-            if can_join(tensor):
-                joined.setdefault(tensor.dtype, []).append(slot)
-            else:
-                others.append(slot)
-        self.slots = [*(Joined(slots, tensors[0].device) for slots in joined.values()), *others]
+        joined = [slot for slot, tensor in zip(self.members, tensors, strict=True) if can_join(tensor)]
+        others = [slot for slot, tensor in zip(self.members, tensors, strict=True) if not can_join(tensor)]
+        self.slots = [*([Joined(joined, tensors[0].device)] if joined else []), *others]
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -226,7 +228,6 @@ class ShardBuffers:
         samples = self._shard_samples if micro.begins_shard else 0
         return self.take_changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples)
 
-    @torch.no_grad()
     def take_changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
         """Returns a shard's weighted changes, flat float64, by number of each changed module, and
         undoes them.
@@ -240,7 +241,9 @@ class ShardBuffers:
         changed = self._changed_numbers()
         found: dict[int, Tensor] = {}
         for together in self._together(changed):
-            after = [slot.take() if isinstance(slot, Joined) else slot.read() for slot in together.slots]
+            after: list[Tensor] = []
+            for slot in together.slots:
+                after += slot.take() if isinstance(slot, Joined) else [slot.read()]
             if self._as_bits:
                 after = list(map(as_bits, after))
             packed = together.starts.pack(after, fraction, is_lowest_shard=is_lowest_shard)
@@ -284,25 +287,26 @@ class ShardBuffers:
 
     def absent(self, number: int) -> Tensor:
         """Returns the neutral element for a module's ``changes``, of the same shape."""
-        return torch.cat([pack_absent(self._start(slot)) for slot in self._groups[number].slots])
+        return torch.cat([pack_absent(start) for start in self._starts(self._groups[number].slots)])
 
     def packed_size(self, number: int) -> int:
         """Returns the length of a module's ``changes``."""
-        return sum(packed_size(self._start(slot)) for slot in self._groups[number].slots)
+        return sum(map(packed_size, self._starts(self._groups[number].slots)))
 
     def _together(self, numbers: Iterable[int]) -> list[_Together]:
         """Returns these modules, by device."""
-        key = tuple(numbers)
+        key = tuple(sorted(numbers))
         if key not in self._known:
             self._known[key] = list(map(self._join, self.by_device(key)))
         return self._known[key]
 
     def _join(self, numbers: list[int]) -> _Together:
         slots = [slot for number in numbers for slot in self._groups[number].slots]
-        return _Together(numbers, slots, list(map(self.packed_size, numbers)), Starts(list(map(self._start, slots))))
+        return _Together(numbers, slots, list(map(self.packed_size, numbers)), Starts(self._starts(slots)))
 
-    def _start(self, slot: Slot | Joined) -> Tensor:
-        return as_bits(slot.start) if self._as_bits else slot.start
+    def _starts(self, slots: Iterable[Slot | Joined]) -> list[Tensor]:
+        starts = [start for slot in slots for start in slot.starts]
+        return list(map(as_bits, starts)) if self._as_bits else starts
 
     def by_device(self, numbers: Iterable[int]) -> list[list[int]]:
         """Groups modules by the device of their buffers, in an order that is the same on every
@@ -310,7 +314,7 @@ class ShardBuffers:
         # Sorted, because each group is one exchange, and the numbers come from sets.
         groups: dict[torch.device, list[int]] = {}
         for number in sorted(numbers):
-            groups.setdefault(self._groups[number].slots[0].start.device, []).append(number)
+            groups.setdefault(self._groups[number].slots[0].starts[0].device, []).append(number)
         return list(groups.values())
 
     def start_sums(
@@ -328,10 +332,11 @@ class ShardBuffers:
             The sums by module, which are valid when what ``start`` has started has finished.
         """
         sums: dict[int, Tensor] = {}
-        for groups in self.by_device(numbers):
+        for together in self._together(numbers):
+            groups = together.numbers
             tensors = [torch.cat([node.value[n] if n in node.value else self.absent(n) for n in groups]) for node in nodes]
             start(tensors)
-            sums.update(zip(groups, torch.split(tensors[0], list(map(self.packed_size, groups))), strict=True))
+            sums.update(zip(groups, torch.split(tensors[0], together.sizes), strict=True))
         return sums
 
     @torch.no_grad()
@@ -339,9 +344,11 @@ class ShardBuffers:
         """Sets buffers to their start values plus ``changes``, the sums over all shards."""
         for together in self._together(changes):
             slots = together.slots
-            results = together.starts.plus(torch.cat([changes[number] for number in together.numbers]))
+            packed = [changes[number] for number in together.numbers]
+            results = together.starts.plus(packed[0] if len(packed) == 1 else torch.cat(packed))
             if self._as_bits:
-                results = [from_bits(result, slot.start) for result, slot in zip(results, slots, strict=True)]
+                starts = [start for slot in slots for start in slot.starts]
+                results = [from_bits(result, start) for result, start in zip(results, starts, strict=True)]
             _put(slots, results)
             # What was put into joined ones is their start value already.
             copy_all(pair for slot in slots if isinstance(slot, Slot) for pair in slot.restart())
@@ -353,7 +360,6 @@ class ShardBuffers:
         groups = [group for group in self._groups if group.changed]
         return _RestoredAfter(groups) if groups else _NOTHING
 
-    @torch.no_grad()
     def rewind(self) -> None:
         """Undoes all changes since the start values were set."""
         _put_back([slot for number in self._changed_numbers() for slot in self._groups[number].slots])
@@ -398,26 +404,26 @@ class _RestoredAfter(contextlib.AbstractContextManager[None]):
     @override
     def __enter__(self) -> None:
         pairs = []
-        with torch.no_grad():
-            for group in self._groups:
-                for slot in group.slots:
-                    if isinstance(slot, Joined):
-                        self._before.append(slot.read())  # a copy
-                    else:
-                        tensor = slot.tensor.detach()
-                        self._before.append(torch.empty_like(tensor))
-                        pairs.append((self._before[-1], tensor))
-            copy_all(pairs)
+        for group in self._groups:
+            for slot in group.slots:
+                if isinstance(slot, Joined):
+                    self._before.append(slot.read())  # a copy
+                else:
+                    tensor = slot.tensor.detach()
+                    self._before.append(torch.empty_like(tensor))
+                    pairs.append((self._before[-1], tensor))
+        copy_all(pairs)
 
     @override
     def __exit__(self, *_: object) -> None:
         values = iter(self._before)
         pairs = []
-        with torch.no_grad():
-            for group, count in zip(self._groups, self._counts, strict=True):
-                # Normalization layers may have written without a count. So does this.
-                is_written = group.is_normalization or group.counts() != count
-                for slot, value in zip(group.slots, values, strict=False):
-                    if is_written:
-                        pairs += slot.put_back(value)
-            copy_all(pairs)
+        for group, count in zip(self._groups, self._counts, strict=True):
+            # Normalization layers may have written without a count. So does this.
+            is_written = group.is_normalization or group.counts() != count
+            for slot, value in zip(group.slots, values, strict=False):
+                if is_written:
+                    pairs += slot.put_back(value)
+        if pairs:
+            with torch.no_grad():
+                copy_all(pairs)

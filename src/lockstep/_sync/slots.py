@@ -48,8 +48,18 @@ class Slot:
         assert buffer is not None
         return buffer
 
+    @property
+    def starts(self) -> list[Tensor]:
+        """The value when the phase began, as a list: of ``Joined`` there are several."""
+        return [self.start]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the buffer is not a tensor that the script has assigned since."""
+        return self._buffers[self.name] is self._own
+
     def read(self) -> Tensor:
-        """Returns the buffer, for its change to be measured.
+        """Returns the buffer without its graph, for its change to be measured.
 
         Raises:
             ModelError: the shard changed the buffer's shape or dtype.
@@ -63,13 +73,13 @@ class Slot:
                 "attribute if it is only a cache.",
                 code="buffer-changed-form",
             )
-        return tensor
+        return tensor.detach()
 
     def writable(self, like: Tensor) -> Tensor:
         """Returns the buffer for writing: a new one if a forward pass has assigned another tensor,
         or one of another shape."""
         own = self._own
-        if self._buffers[self.name] is not own or own.shape != like.shape:
+        if not self.is_own or own.shape != like.shape:
             own = self._own = torch.empty_like(like)
             setattr(self.module, self.name, own)
         return own.data if self.is_statistic else own
@@ -101,6 +111,10 @@ class Slot:
         """Gives the buffer a value. Returns what remains to be copied."""
         tensor = self.tensor
         return [] if tensor is self._marked_tensor and has_value(tensor, value) else [(self.writable(value), value)]
+
+    def restore(self) -> list[tuple[Tensor, Tensor]]:
+        """Gives the buffer its start value. Returns what remains to be copied."""
+        return self.put(self.start)
 
     def put_back(self, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Gives the buffer the value that it had before a backward pass, unless it has another
