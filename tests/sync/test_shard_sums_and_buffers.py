@@ -335,6 +335,24 @@ def test_training_goes_on_after_a_phase_that_is_left_unless_gradients_have_been_
         phase(3, 2).abandon()
 
 
+def test_training_does_not_go_on_after_an_error_behind_the_exchange_of_a_phase(monkeypatch):
+    """The other ranks have got their gradients, and step."""
+    monkeypatch.setattr(exact, "broadcast_from_rank_0", lambda model: None)
+    strategy, model = ExactStrategy(0, 2, 2), nn.Linear(1 << 12, 1 << 7, bias=False)
+    monkeypatch.setattr(strategy.exchange, "start", lambda nodes: None)
+    monkeypatch.setattr(strategy.exchange, "finish", lambda: None)
+    strategy.attach(model)
+    sums = strategy.open(plan := plan_step(1, (8,), 0, even_blocks(2, 2)), 0)
+    for micro in plan.micro_batches:
+        sums.begin_shard(micro)
+        sums.backward(model(torch.ones(1, 1 << 12)).mean(), 0, micro.fraction, {})
+        sums.end_shard()
+    sums.finish([None], sums.news())
+    sums.abandon()
+    with raises(UsageError, "gradients-already-sent"):
+        strategy.open(plan, 0)
+
+
 @pytest.mark.parametrize("num_calls", [0, 1, 2])
 @pytest.mark.parametrize("usual", [1, 2])
 def test_a_last_shard_that_leaves_out_a_backward_call_for_which_ddp_waits_is_refused(num_calls, usual):

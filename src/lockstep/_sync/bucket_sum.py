@@ -56,6 +56,8 @@ class BucketSum:
         """Whether the running backward pass has weight 0."""
         self.missing: set[int] = set()
         """The slots whose gradients the running backward pass has yet to produce."""
+        self.is_sent = False
+        """Whether the sum is being exchanged, so that nothing more can be added."""
         self.stack: list[Node[Flat]] = []
         self.used: set[int] = set()
         """The slots for which any of this process's shards has a gradient."""
@@ -111,14 +113,18 @@ class BucketSum:
         known that no gradient comes any more, so the bucket counts as complete, with ABSENT in
         these slots."""
         self.missing = set()
-        self.flush()
+        if self._arrived:
+            self.flush()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether something has arrived on a device, to be added to the leaf by ``flush``."""
+        return bool(self._arrived)
 
     def flush(self) -> None:
         """Adds what has arrived on a device to the leaf, by a kernel for many parameters rather
         than one for each."""
         gradients, self._arrived = self._arrived, {}
-        if not gradients:
-            return
         self._arrivals.wait()
         factor, scratch = self._factor, None
         if isinstance(factor, Tensor):
@@ -148,7 +154,8 @@ class BucketSum:
 
     def end_shard(self, shard: int) -> None:
         """Adds the complete leaf to the tree."""
-        self.flush()
+        if self._arrived:
+            self.flush()
         # A bucket that no shard uses has no memory: its leaves are made only if it is sent.
         if self._leaf is None and not self.stack:
             self._empty.append(shard)

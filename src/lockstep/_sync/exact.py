@@ -150,9 +150,23 @@ class ExactStrategy(Strategy):
     def _arrived(self, number: int, parameter: Parameter) -> None:
         """Moves the new gradient of a parameter of this number into its bucket while it is in the
         CPU cache. Called by autograd during the backward pass."""
-        if self.running is not None:
-            with self._hook_lock:
-                self.running.arrived(number, parameter)
+        # In one function, which therefore reads what belongs to the sums: for a short gradient, a
+        # call in Python takes as long as multiplying it.
+        sums = self.running
+        place = None if sums is None else sums.places.get(number)
+        if sums is None or place is None:
+            return
+        with self._hook_lock:
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None or gradient.is_sparse:
+                raise unusable(gradient, self.names[parameter])
+            index, slot = place
+            bucket_sum = sums.filling[index]
+            if bucket_sum.is_sent:
+                raise came_in_pieces(self.names[parameter])
+            bucket_sum.take(slot, gradient)
+            if not bucket_sum.missing:
+                sums.filled(bucket_sum)
 
     @override
     def open(self, plan: StepPlan, phase: int) -> PhaseSums:
@@ -209,15 +223,17 @@ class ExactSums(PhaseSums):
         self._micro: MicroBatch | None = None
         self._sums: dict[tuple[int, int], BucketSum] = {}
         """The sum of each bucket, by backward call and bucket."""
-        self._sent: list[tuple[int, int]] = []
-        """The keys of the sums that are being exchanged."""
+        self._has_sent = False
+        """Whether any sum was sent: also after the exchange, since an error may follow it."""
         self._num_calls = 0
         """The number of backward calls in this process's last micro-batch."""
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._next_shard = block.start
         """This process's first shard that has yet to run."""
         self._call = 0
-        self._filling: list[BucketSum] = []
+        self.places = layout.places
+        """The bucket and slot of each parameter's gradient, by the parameter's number."""
+        self.filling: list[BucketSum] = []
         """For each bucket, the sum that gets the gradients of the current backward pass."""
         self._send_when_full: list[int] = []
         """The buckets that the current backward pass has yet to send, in order."""
@@ -234,8 +250,8 @@ class ExactSums(PhaseSums):
         if isinstance(factor, Tensor) and any(bucket.device.type == "cpu" for bucket in self._layout.buckets):
             factor = float(factor)
         self._call = call
-        self._filling = [self._sum(call, index) for index in range(len(self._layout.buckets))]
-        for bucket_sum in self._filling:
+        self.filling = [self._sum(call, index) for index in range(len(self._layout.buckets))]
+        for bucket_sum in self.filling:
             bucket_sum.begin_backward(factor)
         # Only in the last micro-batch: before that, this rank's roots lack a leaf. So communication
         # overlaps with the last of its backward passes, and with none of the others.
@@ -247,7 +263,7 @@ class ExactSums(PhaseSums):
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             strategy.running = None
-        for bucket_sum in self._filling:
+        for bucket_sum in self.filling:
             bucket_sum.end_backward()
         self._send_complete()
         strategy.waited_s = self._exchange.waited_s
@@ -263,8 +279,8 @@ class ExactSums(PhaseSums):
             self._end_leaves(micro.shard, changes)
 
     def _end_leaves(self, shard: int, changes: dict[int, Tensor]) -> None:
-        for key, bucket_sum in self._sums.items():
-            if key not in self._sent:
+        for bucket_sum in self._sums.values():
+            if not bucket_sum.is_sent:
                 bucket_sum.end_shard(shard)
         push(self._changes, Node(shard, 1, changes), add_changes)
         self._next_shard = shard + 1
@@ -281,9 +297,10 @@ class ExactSums(PhaseSums):
                 for index in self._foreseen(call):
                     self._start(call, index)
         modules = {number for node in self._changes for number in node.value}
+        sent = self._sent()
         return News(
-            buckets=[key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used],
-            slots=[key for key in self._sent if self._has_other_slots(*key)],
+            buckets=[key for key in sorted(self._sums) if key not in sent and self._sums[key].used],
+            slots=[key for key in sent if self._has_other_slots(*key)],
             modules=sorted(modules - self._history.modules),
             looks=self._buffers.looks(),
         )
@@ -315,7 +332,7 @@ class ExactSums(PhaseSums):
             exchange.finish()
         self._buffers.apply(changes)
         self._buffers.warn_of_lost_changes(news.looks)
-        for call, index in sorted(self._sent):
+        for call, index in self._sent():
             divisor = divisors[call] if call < len(divisors) else None
             # Divided once, after the sum: dividing each leaf would round V times, and the total of
             # the weights is known only after the last shard. (It divides the counts, too: > 0 stays
@@ -329,13 +346,17 @@ class ExactSums(PhaseSums):
     def abandon(self) -> None:
         # What was sent cannot be recalled: peers that have not received it would add it to later
         # gradients. (Gradients that are deferred to one message at the end were not sent.)
-        self._strategy.left_mid_exchange |= self._strategy.world_size > 1 and bool(self._sent) and not self._exchange.defers
+        self._strategy.left_mid_exchange |= self._strategy.world_size > 1 and self._has_sent and not self._exchange.defers
         self._buffers.rewind()
         self._clear()
 
     def _clear(self) -> None:
         for bucket_sum in self._sums.values():
             bucket_sum.clear()
+
+    def _sent(self) -> list[tuple[int, int]]:
+        """Returns the keys of the sums that are being exchanged."""
+        return sorted(key for key, bucket_sum in self._sums.items() if bucket_sum.is_sent)
 
     def _foreseen(self, call: int) -> list[int]:
         """Returns the buckets that are sent as soon as the backward pass has filled them, in
@@ -347,24 +368,13 @@ class ExactSums(PhaseSums):
 
     # The backward pass
 
-    def arrived(self, number: int, parameter: Parameter) -> None:
-        """Moves the new gradient of a parameter of this number into its bucket. Called within the
-        backward pass."""
-        place = self._layout.places.get(number)
-        if place is None:
-            return
-        index, slot = place
-        gradient, parameter.grad = parameter.grad, None  # here, since a call for each takes as long
-        if gradient is None or gradient.is_sparse:
-            raise unusable(gradient, self._strategy.names[parameter])
-        if self._sent and (self._call, index) in self._sent:
-            raise came_in_pieces(self._strategy.names[parameter])
-        bucket_sum = self._filling[index]
-        bucket_sum.take(slot, gradient)
-        if not bucket_sum.missing:
+    def filled(self, bucket_sum: BucketSum) -> None:
+        """Sends what is complete, now that the backward pass has filled a bucket. Called within
+        it."""
+        if bucket_sum.has_arrived:
             with bucket_sum.on_its_stream:
                 bucket_sum.flush()
-            self._send_complete()
+        self._send_complete()
 
     def _sum(self, call: int, index: int) -> BucketSum:
         if (call, index) not in self._sums:
@@ -373,14 +383,16 @@ class ExactSums(PhaseSums):
 
     def _send_complete(self) -> None:
         """Sends the complete buckets, in order. Does nothing before the last micro-batch."""
+        if not self._send_when_full:
+            return
         assert self._micro is not None
         # In order, although a later bucket may be complete first: autograd's order depends on the
         # graph, which may differ between ranks, and two ranks that start in different orders would
         # match each other's messages of different buckets. A complete bucket waits for the ones
         # before it.
-        while self._send_when_full and not self._filling[self._send_when_full[0]].missing:
+        while self._send_when_full and not self.filling[self._send_when_full[0]].missing:
             index = self._send_when_full.pop(0)
-            bucket_sum = self._filling[index]
+            bucket_sum = self.filling[index]
             with bucket_sum.on_its_stream:
                 for shard in range(self._micro.shard, self._block.stop):
                     bucket_sum.end_shard(shard)
@@ -390,7 +402,7 @@ class ExactSums(PhaseSums):
         """Starts exchanging this process's sums of a bucket."""
         bucket_sum = self._sum(call, index)
         bucket_sum.make_whole()
-        self._sent.append((call, index))
+        bucket_sum.is_sent = self._has_sent = True
         self._send([node.value.data for node in bucket_sum.stack])
 
     def _send(self, nodes: list[Tensor]) -> None:

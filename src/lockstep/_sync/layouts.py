@@ -3,7 +3,8 @@ phases have sent in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,9 @@ _MAX_LAYOUTS = 8
 """The number of cached bucket layouts, one per set of trainable parameters: a script may freeze
 other parameters in every step. (A layout that a step and the two before it have not used has no
 memory.)"""
+
+
+_kind_of: Callable[[Parameter], tuple[bool, torch.dtype]] = operator.attrgetter("requires_grad", "dtype")
 
 
 class Layout:
@@ -101,7 +105,7 @@ class Layouts:
         Returns:
             The layout, and the one that was dropped for it; None: none was.
         """
-        kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in parameters)
+        kind = tuple(map(_kind_of, parameters))
         dropped = None
         # Reinserted behind the others, so that the first is the one that was not used for longest.
         layout = self._layouts.pop(kind, None)
