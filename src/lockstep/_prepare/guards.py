@@ -18,6 +18,7 @@ leave no trace but the bits, which are too costly to sum in every step.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from lockstep._plan.shards import MicroBatch
 from lockstep._prepare.trained import TrainedObjects
 from lockstep._prepare.unprepared import UnpreparedParameters
 from lockstep._world.comm.dtensors import is_dtensor
+
+_gradient_of: Callable[[nn.Parameter], Tensor | None] = operator.attrgetter("grad")
 
 
 class ShardWeights:
@@ -79,7 +82,7 @@ class ShardWeights:
         )
 
     def _find_addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self._stored]
+        return list(map(Tensor.data_ptr, self._stored))
 
     def end_shard(self, step: int) -> None:
         """Checks after a micro-batch that no weights were replaced, as ``p.data = ...`` does.
@@ -232,8 +235,6 @@ class ShardGradients:
         Raises:
             UsageError: there are gradients that ``team.backward`` did not compute.
         """
-        if self.marked:
-            self._remove_placeholders()
         if not self._is_plain or call == 0:
             self._check_none()
         self.is_running = True
@@ -260,7 +261,6 @@ class ShardGradients:
         """
         self.is_running = False
         if not (self._is_plain and num_calls):
-            self._remove_placeholders()
             self._check_none()
         if self.micro is not None and self.micro.is_last:
             self._placeholders.clear()
@@ -272,16 +272,18 @@ class ShardGradients:
         self.micro, self.is_running = None, False
         self._placeholders.clear()
 
-    def _remove_placeholders(self) -> None:
+    def _check_none(self) -> None:
+        """Checks that nothing but placeholders, which are removed, is in any ``.grad``."""
         for parameter in self.marked:
             if isinstance(parameter.grad, IncompleteGrad):
                 parameter.grad = None
-
-    def _check_none(self) -> None:
-        for parameter in self._parameters:
+        gradients = map(_gradient_of, self._parameters)
+        if all(map(operator.is_, gradients, itertools.repeat(None))):
+            return
+        for parameter, name in self._parameters.items():
             if parameter.grad is not None:
                 assert self.micro is not None
-                self._refuse(self._parameters[parameter], self.micro)
+                self._refuse(name, self.micro)
 
     def _refuse(self, name: str, micro: MicroBatch) -> NoReturn:
         raise UsageError(

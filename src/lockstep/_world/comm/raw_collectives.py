@@ -4,7 +4,7 @@ training (``RawCollectives``), or of an evaluation (``EvaluationCollectives``)."
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
@@ -50,7 +50,8 @@ class RawCollectives(Listener):
 
     @override
     def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
-        self._check()  # now, since the backward pass may send gradients
+        if self._count() != self._num_before:  # now, since the backward pass may send gradients
+            self._refuse()
 
     @override
     def after_backward(self) -> None:
@@ -58,15 +59,14 @@ class RawCollectives(Listener):
 
     @override
     def end_shard(self) -> None:
-        self._check()
+        if self._count() != self._num_before:
+            self._refuse()
 
     @override
     def end_run(self, step: int, *, failed: bool) -> None:
         self._count = _none
 
-    def _check(self) -> None:
-        if self._count() == self._num_before:
-            return
+    def _refuse(self) -> NoReturn:
         micro = self._micro
         assert micro is not None
         raise UsageError(
