@@ -224,6 +224,12 @@ def outcome(*arguments):
         return (type(error), str(error)), []
 
 
+def attached(layers):
+    buffers = ShardBuffers()
+    buffers.attach(layers)
+    return buffers
+
+
 def resize(layer):
     layer.running_var.resize_(7)
 
@@ -249,8 +255,7 @@ def measure(buffers):
 @pytest.mark.parametrize("look_at", [hold, measure])
 def test_one_that_changes_its_form_is_named_among_many(change, look_at):
     layers = nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(3)], nn.InstanceNorm1d(4, track_running_stats=True))
-    buffers = ShardBuffers()
-    buffers.attach(layers)
+    buffers = attached(layers)
     buffers.begin_phase(2)
     change(layers[3])
     with pytest.raises(ModelError, match=r"'running_var' of InstanceNorm1d became"):
@@ -270,8 +275,7 @@ def see_as_integers(layer):
 @pytest.mark.parametrize("change", [add_a_dimension, see_as_integers])
 def test_one_that_changes_its_form_where_it_is_ends_the_shard(change):
     layers = nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(3)])
-    buffers = ShardBuffers()
-    buffers.attach(layers)
+    buffers = attached(layers)
     buffers.begin_phase(2)
     hold(buffers)
     change(layers[1])
@@ -281,8 +285,7 @@ def test_one_that_changes_its_form_where_it_is_ends_the_shard(change):
 
 def test_they_are_written_where_a_script_has_moved_them():
     layers = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
-    buffers = ShardBuffers()
-    buffers.attach(layers)
+    buffers = attached(layers)
     for _ in range(2):  # the second time they are known
         buffers.begin_phase(2)
         layers[0](torch.randn(4, 2))
@@ -301,8 +304,7 @@ def test_they_are_written_where_a_script_has_moved_them():
 
 def test_a_tensor_of_the_script_is_not_written_to():
     layers = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
-    buffers = ShardBuffers()
-    buffers.attach(layers)
+    buffers = attached(layers)
     for _ in range(2):  # the second time they are known
         buffers.begin_phase(2)
         given = torch.full((2,), 5.0)

@@ -153,8 +153,7 @@ class ExactStrategy(Strategy):
         # In one function, which therefore reads what belongs to the sums: for a short gradient, a
         # call in Python takes as long as multiplying it.
         sums = self.running
-        place = None if sums is None else sums.places.get(number)
-        if sums is None or place is None:
+        if sums is None or (place := sums.places.get(number)) is None:
             return
         with self._hook_lock:
             gradient, parameter.grad = parameter.grad, None
@@ -383,8 +382,6 @@ class ExactSums(PhaseSums):
 
     def _send_complete(self) -> None:
         """Sends the complete buckets, in order. Does nothing before the last micro-batch."""
-        if not self._send_when_full:
-            return
         assert self._micro is not None
         # In order, although a later bucket may be complete first: autograd's order depends on the
         # graph, which may differ between ranks, and two ranks that start in different orders would

@@ -46,7 +46,6 @@ class Joined:
     """
 
     def __init__(self, members: Sequence[Slot], device: torch.device) -> None:
-        self._given = members
         # The widest first, so that those of each dtype begin at a multiple of their size.
         self._members = sorted(members, key=lambda slot: (-slot.tensor.itemsize, str(slot.tensor.dtype)))
         self._places = [(slot.module._buffers, slot.name) for slot in self._members]
@@ -178,7 +177,7 @@ class Joined:
         """Returns the words of each of these tensors, and sets ``_known``. Raises what ``read``
         raises."""
         if list(map(_form_of, tensors)) != self._forms:
-            for slot in self._given:
+            for slot in self._members:
                 slot.read()
         self._known = ([], [], [])
         if self._is_apart:
